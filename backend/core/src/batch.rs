@@ -1,0 +1,110 @@
+//! What the scheduler hands to an executor for one step, and what comes back; and one level below,
+//! the rows of a single forward pass. Data only: `scheduler` and `exec` share nothing else.
+
+use crate::Result;
+use crate::pages::PageId;
+use crate::sampling::Sampler;
+use crate::sequence::SequenceId;
+
+/// One sequence's part in a step. The executor computes the rows `computed .. computed + chunk` of
+/// the known tokens; when they reach the last known token it also drafts, verifies and samples.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// Whose part it is: drafters key what they remember by it.
+    pub id: SequenceId,
+    /// All known tokens: the prompt, then what was generated.
+    pub tokens: &'a [u32],
+    /// How many of `tokens` are the prompt.
+    pub prompt_len: usize,
+    /// Positions whose target KV is valid.
+    pub computed: usize,
+    /// Known tokens to run through the target now, at least 1.
+    pub chunk: usize,
+    /// Positions whose drafter KV is valid.
+    pub draft_computed: usize,
+    /// Whether the drafter keeps its cache in step with the target's.
+    pub speculates: bool,
+    /// Draft tokens to propose at most; 0 unless the chunk reaches the last known token.
+    pub draft_len: usize,
+    /// The sequence's pages, in order, enough for `computed + chunk + draft_len` positions.
+    pub pages: &'a [PageId],
+    /// How to turn logits into tokens.
+    pub sampler: &'a Sampler,
+}
+
+impl Entry<'_> {
+    /// Whether this step yields tokens for the sequence.
+    pub fn samples(&self) -> bool {
+        self.computed + self.chunk == self.tokens.len()
+    }
+}
+
+/// A generated token and what is reported about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Emitted {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability in the target's own distribution, if asked for.
+    pub logprob: Option<f32>,
+    /// The most likely tokens and their log-probabilities, best first, as many as asked for.
+    pub top_logprobs: Vec<(u32, f32)>,
+}
+
+/// What a step did for one entry.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// New tokens: the accepted drafts, then one of the target's own. Empty while prefilling.
+    pub tokens: Vec<Emitted>,
+    /// Draft tokens that were verified.
+    pub drafted: usize,
+    /// How many of them were accepted.
+    pub accepted: usize,
+    /// Positions whose drafter KV is valid now.
+    pub draft_computed: usize,
+}
+
+/// Runs whole speculative steps on a device.
+pub trait Executor: Send {
+    /// Draft, verify and accept for every entry; one outcome an entry, in order.
+    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>>;
+
+    /// The sequence has left or lost its pages: drop whatever is remembered about it.
+    fn forget(&mut self, id: SequenceId);
+}
+
+/// Consecutive rows of one sequence in a forward pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// One token a row.
+    pub tokens: &'a [u32],
+    /// Position of the first row; its KV goes to this slot of the sequence's pages.
+    pub first_position: usize,
+    /// The sequence's pages, in order, enough for every row.
+    pub pages: &'a [PageId],
+    /// The last `num_logits` rows get logits.
+    pub num_logits: usize,
+}
+
+/// Logits of a forward pass, rows in segment order.
+#[derive(Clone, Debug, Default)]
+pub struct Logits {
+    /// Values in a row.
+    pub vocab_size: usize,
+    /// Row after row.
+    pub values: Vec<f32>,
+}
+
+impl Logits {
+    /// The logits of one row.
+    pub fn row(&self, idx: usize) -> &[f32] {
+        &self.values[idx * self.vocab_size..(idx + 1) * self.vocab_size]
+    }
+}
+
+/// Runs ragged rows of one model: prefill chunks, decode rows and verify rows alike.
+pub trait Forward: Send {
+    /// Writes the rows' keys and values to their pages and returns the logits that were asked for.
+    /// A row attends to every position of its sequence up to its own. Its result does not depend on
+    /// the other segments, bit for bit.
+    fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits>;
+}

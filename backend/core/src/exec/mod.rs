@@ -1,0 +1,3 @@
+//! The executors: where steps run.
+
+pub mod cpu;

@@ -1,0 +1,11 @@
+//! What a model is, apart from any file or device: its shape, its number formats, its rotary table
+//! and the packed layout of its weights.
+
+mod config;
+mod dtype;
+pub mod panel;
+mod rope;
+
+pub use config::{Family, ModelConfig, RopeScaling};
+pub use dtype::Dtype;
+pub use rope::RopeTable;

@@ -1,0 +1,1 @@
+//! Packed weights: the one file that knows their bytes.

@@ -1,0 +1,2 @@
+//! Checkpoint in, engine out.
+pub mod checkpoint;
