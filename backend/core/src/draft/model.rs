@@ -1,0 +1,105 @@
+//! A second, smaller model as the drafter: it keeps a KV cache of its own in the same pages as the
+//! target's and proposes a chain, one forward pass a token, batched over the sequences.
+
+use super::{Drafter, Proposal};
+use crate::Result;
+use crate::batch::{Entry, Forward, Segment};
+use crate::sampling::{Context, Sampler, Stream};
+use crate::sequence::SequenceId;
+use std::ops::Range;
+
+/// Drafts with a model.
+pub struct Model {
+    model: Box<dyn Forward>,
+}
+
+impl Model {
+    /// A drafter over `model`, whose vocabulary is the target's (padding aside).
+    pub fn new(model: Box<dyn Forward>) -> Self {
+        Self { model }
+    }
+}
+
+impl Drafter for Model {
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        let mut proposals = vec![Proposal::default(); entries.len()];
+        let active: Vec<usize> =
+            (0..entries.len()).filter(|&idx| !rows_to_feed(&entries[idx]).is_empty()).collect();
+        let segments: Vec<Segment<'_>> = active
+            .iter()
+            .map(|&idx| {
+                let (entry, rows) = (&entries[idx], rows_to_feed(&entries[idx]));
+                Segment {
+                    tokens: &entry.tokens[rows.clone()],
+                    first_position: rows.start,
+                    pages: entry.pages,
+                    num_logits: usize::from(entry.draft_len > 0),
+                }
+            })
+            .collect();
+        if segments.is_empty() {
+            return Ok(proposals);
+        }
+        let mut logits = self.model.forward(&segments)?;
+        let mut drafting: Vec<usize> =
+            active.into_iter().filter(|&idx| entries[idx].draft_len > 0).collect();
+        loop {
+            for (row, &idx) in drafting.iter().enumerate() {
+                extend(&entries[idx], logits.row(row), &mut proposals[idx]);
+            }
+            drafting.retain(|&idx| proposals[idx].len() < entries[idx].draft_len);
+            if drafting.is_empty() {
+                return Ok(proposals);
+            }
+            let segments: Vec<Segment<'_>> = drafting
+                .iter()
+                .map(|&idx| {
+                    let drafted = &proposals[idx].tokens;
+                    Segment {
+                        tokens: &drafted[drafted.len() - 1..],
+                        first_position: entries[idx].tokens.len() + drafted.len() - 1,
+                        pages: entries[idx].pages,
+                        num_logits: 1,
+                    }
+                })
+                .collect();
+            logits = self.model.forward(&segments)?;
+        }
+    }
+
+    fn computed_after(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
+        let fed = rows_to_feed(entry);
+        if fed.is_empty() {
+            return entry.draft_computed;
+        }
+        // The last proposed token was never fed; what follows a rejected one is stale.
+        fed.end + proposed.saturating_sub(1).min(accepted)
+    }
+
+    fn forget(&mut self, _id: SequenceId) {}
+}
+
+/// Known tokens that the drafter runs in this step. A decode step without drafts costs the drafter
+/// nothing: it catches up when it is asked again.
+fn rows_to_feed(entry: &Entry<'_>) -> Range<usize> {
+    let end = entry.computed + entry.chunk;
+    if entry.speculates && (entry.draft_len > 0 || !entry.samples()) {
+        entry.draft_computed..end
+    } else {
+        end..end
+    }
+}
+
+/// Draws the next token of the chain from the drafter's own processed distribution.
+fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
+    let sampler: &Sampler = entry.sampler;
+    let context = Context {
+        tokens: entry.tokens,
+        prompt_len: entry.prompt_len,
+        drafted: &proposal.tokens,
+    };
+    let q = sampler.distribution(logits, context);
+    let position = entry.tokens.len() + proposal.len();
+    let token = sampler.draw(&q, position, Stream::Draft);
+    proposal.push(token, Some(q));
+}

@@ -1,0 +1,244 @@
+//! The command line of `spec-build`.
+
+use clap::{Args, Parser, Subcommand};
+use spec_core::model::Dtype;
+use std::path::PathBuf;
+
+/// Compiles a target and a drafter into engine files that Triton serves with speculative decoding.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Without a subcommand: build.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// What to build.
+    #[command(flatten)]
+    pub build: Option<BuildArgs>,
+}
+
+/// What else the program does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print what an engine is.
+    Inspect {
+        /// An engine file or a model folder.
+        engine: PathBuf,
+        /// Print the whole manifest as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every hash of an engine and run a few tokens.
+    Verify {
+        /// An engine file or a model folder.
+        engine: PathBuf,
+    },
+    /// Before building: sizes, KV capacity, predicted step times and break-even acceptance.
+    Plan(PlanArgs),
+    /// Generate text from a built model folder, without a server.
+    Try(Box<TryArgs>),
+    /// Convert a GGUF file to a Hugging Face checkpoint folder in bf16.
+    Export {
+        /// The GGUF file.
+        gguf: PathBuf,
+        /// The folder to write.
+        #[arg(long)]
+        output: PathBuf,
+    },
+}
+
+/// What goes into a model folder.
+#[derive(Clone, Debug, Args)]
+pub struct ModelArgs {
+    /// The model whose text is served: a Hugging Face folder or a GGUF file.
+    #[arg(long, value_name = "DIR|FILE.gguf")]
+    pub target: PathBuf,
+    /// Where draft tokens come from: a second model, `ngram`, or `none`.
+    #[arg(long, value_name = "DIR|FILE.gguf|ngram|none", default_value = "none")]
+    pub draft: DraftSource,
+    /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
+    #[arg(long)]
+    pub max_draft_len: Option<usize>,
+    /// Number format of the layers' weights.
+    #[arg(long, value_parser = parse_dtype, default_value = "fp8")]
+    pub dtype: Dtype,
+    /// Number format of the drafter's weights [default: that of the target].
+    #[arg(long, value_parser = parse_dtype)]
+    pub draft_dtype: Option<Dtype>,
+    /// Number format of embedding and head [default: 16-bit; fp32 for fp32].
+    #[arg(long, value_parser = parse_dtype)]
+    pub head_dtype: Option<Dtype>,
+    /// Number format of keys and values [default: fp16; fp32 for fp32].
+    #[arg(long, value_parser = parse_dtype)]
+    pub kv_dtype: Option<Dtype>,
+    /// `cpu`, or `cuda:ARCH[,ARCH...]` such as `cuda:sm_90a`.
+    #[arg(long, default_value = "cpu")]
+    pub device: String,
+    /// Sequences in a step.
+    #[arg(long, default_value_t = 64)]
+    pub max_batch_size: usize,
+    /// Prompt and generated tokens of a sequence [default: 8192, or what the models allow].
+    #[arg(long)]
+    pub max_seq_len: Option<usize>,
+    /// Rows in a step.
+    #[arg(long, default_value_t = 8192)]
+    pub max_num_tokens: usize,
+}
+
+/// A build.
+#[derive(Clone, Debug, Args)]
+pub struct BuildArgs {
+    /// What goes in.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// The Triton model folder to write, such as `model_repository/NAME`.
+    #[arg(long)]
+    pub output: PathBuf,
+    /// Do not report progress.
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// A prediction.
+#[derive(Clone, Debug, Args)]
+pub struct PlanArgs {
+    /// What would go in.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Memory read bandwidth in GB/s to predict with [default: measured on this machine].
+    #[arg(long)]
+    pub bandwidth: Option<f64>,
+    /// Memory for the KV cache, in MiB.
+    #[arg(long, default_value_t = 1024)]
+    pub kv_memory: usize,
+}
+
+/// A generation.
+#[derive(Clone, Debug, Args)]
+pub struct TryArgs {
+    /// A folder written by this program.
+    pub model: PathBuf,
+    /// The prompt as text.
+    #[arg(long, required_unless_present = "prompt_ids", conflicts_with = "prompt_ids")]
+    pub prompt: Option<String>,
+    /// The prompt as token ids, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    pub prompt_ids: Option<Vec<u32>>,
+    /// Put the prompt through the model's chat template, as a user's message.
+    #[arg(long, conflicts_with = "prompt_ids")]
+    pub chat: bool,
+    /// System message of the chat.
+    #[arg(long, requires = "chat")]
+    pub system: Option<String>,
+    /// Tokens to generate at most.
+    #[arg(long, default_value_t = 128)]
+    pub max_tokens: usize,
+    /// Draft tokens in a step: a number up to the engine's maximum, 0 for none, or `auto`.
+    #[arg(long, default_value = "auto")]
+    pub draft_len: DraftLen,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Keep the K likeliest tokens; 0 keeps all.
+    #[arg(long, default_value_t = 0)]
+    pub top_k: usize,
+    /// Keep the likeliest tokens up to this probability.
+    #[arg(long, default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Keep tokens at least this fraction as likely as the likeliest.
+    #[arg(long, default_value_t = 0.0)]
+    pub min_p: f32,
+    /// Penalty on tokens seen in prompt or output; 1 is off.
+    #[arg(long, default_value_t = 1.0)]
+    pub repetition_penalty: f32,
+    /// Penalty on tokens seen in the output; 0 is off.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Penalty per occurrence in the output; 0 is off.
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Added to a token's logit, as ID:VALUE; may be repeated.
+    #[arg(long, value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Text that must not be completed; may be repeated.
+    #[arg(long)]
+    pub bad_word: Vec<String>,
+    /// Text that ends the generation and is not printed; may be repeated.
+    #[arg(long)]
+    pub stop: Vec<String>,
+    /// No end token before this many tokens.
+    #[arg(long, default_value_t = 0)]
+    pub min_tokens: usize,
+    /// Go on after the model's end tokens.
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// The same seed gives the same text, with and without speculation.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Report the log-probability of each token and this many of the likeliest (with --json).
+    #[arg(long)]
+    pub logprobs: Option<usize>,
+    /// Threads [default: one a core].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Also generate with `--draft-len 0` and report both speeds.
+    #[arg(long)]
+    pub compare: bool,
+    /// Print one JSON object on one line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where draft tokens come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DraftSource {
+    /// No speculation.
+    None,
+    /// Look-up of earlier n-grams.
+    Ngram,
+    /// A checkpoint.
+    Model(PathBuf),
+}
+
+impl From<&str> for DraftSource {
+    fn from(text: &str) -> Self {
+        match text {
+            "none" => Self::None,
+            "ngram" => Self::Ngram,
+            path => Self::Model(path.into()),
+        }
+    }
+}
+
+/// How many tokens to draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftLen {
+    /// As many as pay.
+    Auto,
+    /// This many.
+    Fixed(usize),
+}
+
+impl std::str::FromStr for DraftLen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        text.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither a number nor `auto`"))
+    }
+}
+
+fn parse_dtype(text: &str) -> Result<Dtype, String> {
+    Dtype::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
+        let names = Dtype::ALL.map(Dtype::name).join(", ");
+        format!("expected one of {names}")
+    })
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, value) = text.split_once(':').ok_or("expected ID:VALUE")?;
+    let id = id.parse().map_err(|_| format!("`{id}` is no token id"))?;
+    let value = value.parse().map_err(|_| format!("`{value}` is no number"))?;
+    Ok((id, value))
+}
