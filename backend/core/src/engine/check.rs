@@ -1,0 +1,182 @@
+//! Whether a manifest makes sense on its own: the executors rely on everything that passes here.
+
+use super::format::Result;
+use super::{
+    CostTable, Device, DrafterKind, Limits, Manifest, Peer, Role, Section, SectionSpec,
+    expected_sections,
+};
+use crate::model::ModelConfig;
+
+/// Longest draft that the verify kernels and page counts are sized for.
+const MAX_DRAFT_LEN: usize = 128;
+
+/// Everything but the places of the sections.
+pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
+    let Manifest {
+        builder: _,
+        kernels: _,
+        device,
+        role,
+        identity,
+        drafter,
+        target,
+        model,
+        precision,
+        limits,
+        tokenizer,
+        end_tokens,
+        bos_token,
+        costs,
+        sections,
+    } = manifest;
+    model.validate().map_err(|error| error.to_string())?;
+    check_device(device)?;
+    check_limits(limits, model)?;
+    check_peers(*role, drafter, target.as_ref(), limits)?;
+    check_hash("tokenizer", tokenizer)?;
+    check_tokens(end_tokens.iter().chain(bos_token), model)?;
+    costs.as_ref().map_or(Ok(()), check_costs)?;
+    check_sections(sections, &expected_sections(model, precision))?;
+    check_hash("identity", identity)?;
+    let expected = manifest.compute_identity();
+    if *identity != expected {
+        return Err(format!("identity is {identity}, its parts give {expected}"));
+    }
+    Ok(())
+}
+
+fn check_device(device: &Device) -> Result<()> {
+    match device {
+        Device::Cuda { archs, min_driver: _ } if archs.is_empty() => {
+            Err("device cuda lists no architecture, expected at least one".into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_limits(limits: &Limits, model: &ModelConfig) -> Result<()> {
+    let Limits { max_draft_len, max_batch_size, max_seq_len, max_num_tokens } = *limits;
+    let ranges = [
+        ("max_draft_len", max_draft_len, 0, MAX_DRAFT_LEN),
+        ("max_batch_size", max_batch_size, 1, 1 << 16),
+        ("max_seq_len", max_seq_len, 1, model.max_position),
+        ("max_num_tokens", max_num_tokens, 1, 1 << 20),
+    ];
+    for (name, value, least, most) in ranges {
+        if value < least || value > most {
+            return Err(format!("limits: {name} is {value}, expected {least} to {most}"));
+        }
+    }
+    // A step verifies the draft and one more row, and may not outgrow the longest sequence.
+    for (name, most) in [("max_num_tokens", max_num_tokens), ("max_seq_len", max_seq_len)] {
+        if max_draft_len >= most {
+            return Err(format!(
+                "limits: max_draft_len {max_draft_len} plus 1 is more than {name} {most}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_peers(
+    role: Role,
+    drafter: &DrafterKind,
+    target: Option<&Peer>,
+    limits: &Limits,
+) -> Result<()> {
+    match (role, drafter, target) {
+        (Role::Target, _, Some(peer)) => {
+            return Err(format!("a target names {:?} as its target, expected none", peer.file));
+        }
+        (Role::Draft, _, None) => return Err("a draft names no target, expected one".into()),
+        (Role::Draft, DrafterKind::None, Some(peer)) => return check_peer(peer),
+        (Role::Draft, ..) => return Err("a draft names a drafter, expected none".into()),
+        (Role::Target, DrafterKind::None, None) => return Ok(()),
+        (Role::Target, DrafterKind::Model(peer), None) => check_peer(peer)?,
+        (Role::Target, &DrafterKind::Ngram { max_ngram, min_ngram }, None) => {
+            if min_ngram == 0 || min_ngram > max_ngram {
+                return Err(format!(
+                    "ngram: min_ngram is {min_ngram}, expected 1 to max_ngram {max_ngram}"
+                ));
+            }
+        }
+    }
+    if limits.max_draft_len == 0 {
+        return Err("limits: max_draft_len is 0, expected at least 1 with a drafter".into());
+    }
+    Ok(())
+}
+
+/// A peer lies beside its engine: a name that leads elsewhere is refused.
+fn check_peer(peer: &Peer) -> Result<()> {
+    let Peer { file, identity } = peer;
+    if matches!(file.as_str(), "" | "." | "..") || file.contains(['/', '\\', '\0']) {
+        return Err(format!("peer {file:?} is no plain file name"));
+    }
+    check_hash("peer identity", identity)
+}
+
+fn check_hash(what: &str, hash: &str) -> Result<()> {
+    let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if hash.len() == 64 && hash.bytes().all(is_hex) {
+        return Ok(());
+    }
+    Err(format!("{what} is {hash:?}, expected 64 lowercase hex digits"))
+}
+
+fn check_tokens<'a>(tokens: impl Iterator<Item = &'a u32>, model: &ModelConfig) -> Result<()> {
+    for &token in tokens {
+        if token as usize >= model.vocab_size {
+            return Err(format!(
+                "special token {token} is outside the vocabulary of {}",
+                model.vocab_size
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_costs(costs: &CostTable) -> Result<()> {
+    let CostTable { rows, step_ms } = costs;
+    if rows.is_empty() || rows.len() != step_ms.len() {
+        return Err(format!("costs: {} rows for {} times", rows.len(), step_ms.len()));
+    }
+    if rows[0] == 0 || !rows.is_sorted_by(|a, b| a < b) {
+        return Err("costs: rows do not ascend from 1".into());
+    }
+    match step_ms.iter().find(|ms| !(**ms > 0.0 && ms.is_finite())) {
+        Some(ms) => Err(format!("costs: a step takes {ms} ms, expected more than 0")),
+        None => Ok(()),
+    }
+}
+
+/// The sections are exactly those expected, which also makes their names unique.
+fn check_sections(sections: &[Section], expected: &[SectionSpec]) -> Result<()> {
+    for (idx, (section, spec)) in sections.iter().zip(expected).enumerate() {
+        check_section(idx, section, spec)?;
+    }
+    if let Some(extra) = sections.get(expected.len()) {
+        return Err(format!("section {:?} is not part of the model", extra.name));
+    }
+    if let Some(missing) = expected.get(sections.len()) {
+        return Err(format!("section `{}` is missing", missing.name));
+    }
+    Ok(())
+}
+
+fn check_section(idx: usize, section: &Section, spec: &SectionSpec) -> Result<()> {
+    let Section { name, kind, dtype, shape, offset: _, bytes, hash } = section;
+    if *name != spec.name {
+        return Err(format!("section {idx} is {name:?}, expected `{}`", spec.name));
+    }
+    if (kind, dtype, shape) != (&spec.kind, &spec.dtype, &spec.shape) {
+        return Err(format!(
+            "section `{name}` is a {kind:?} of {dtype} {shape:?}, expected a {:?} of {} {:?}",
+            spec.kind, spec.dtype, spec.shape
+        ));
+    }
+    if *bytes != spec.bytes() {
+        return Err(format!("section `{name}` takes {bytes} bytes, expected {}", spec.bytes()));
+    }
+    check_hash(&format!("section `{name}`: hash"), hash)
+}
