@@ -3,6 +3,7 @@
 
 mod config;
 mod dtype;
+mod e4m3;
 pub mod panel;
 mod rope;
 

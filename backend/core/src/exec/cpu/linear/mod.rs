@@ -1,0 +1,246 @@
+#![allow(unsafe_code)]
+//! out = x · wᵀ, scaled and biased, for packed weights of every format and any number of rows.
+//!
+//! A row's result depends on nothing but the row and the weights, bit for bit: every (row, output) has one
+//! accumulator that runs over k upwards with the same arithmetic whatever the number of rows, their order
+//! and the threads. k is cut into chunks so that the weights stay in cache while all rows pass, and the
+//! accumulators are put down and taken up between chunks exactly. Instruction sets may differ in bits.
+
+mod kernel;
+mod portable;
+mod prepare;
+#[cfg(test)]
+mod tests;
+
+pub use prepare::{Prepared, prepare};
+
+use super::pool::{Pool, SyncPtr};
+use super::{Arena, ArenaSlice, Isa};
+use crate::Result;
+use crate::model::Dtype;
+use crate::model::panel::{self, GROUP_BYTES, PANEL};
+use kernel::{Block, Finish, Path};
+use std::mem::MaybeUninit;
+
+/// Rows whose accumulators are held at a time: 64 KiB of them, an eighth of a typical L2.
+const ROW_TILE: usize = 256;
+/// Bytes of weights, or of their expanded form, that all rows pass before the next.
+const CHUNK_BYTES: usize = 32 << 10;
+
+/// A packed matrix with what is applied to its outputs.
+pub struct Weight {
+    dtype: Dtype,
+    n: usize,
+    k: usize,
+    bytes: ArenaSlice,
+    /// One an output, or none; padded to whole panels, as is `bias`.
+    scales: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Weight {
+    /// A matrix of `n` outputs and `k` inputs from its packed bytes; one scale an output for scaled
+    /// formats, none for others.
+    pub fn new(
+        dtype: Dtype,
+        n: usize,
+        k: usize,
+        bytes: ArenaSlice,
+        scales: Vec<f32>,
+        bias: Option<Vec<f32>>,
+    ) -> Self {
+        assert!(n > 0 && k > 0, "empty matrix [{n}, {k}]");
+        assert_eq!(bytes.len(), panel::packed_bytes(dtype, n, k), "bytes of {dtype} [{n}, {k}]");
+        assert_eq!(scales.len(), if dtype.is_scaled() { n } else { 0 }, "scales of {dtype}");
+        let pad = |mut values: Vec<f32>| {
+            values.resize(values.len().next_multiple_of(PANEL), 0.0);
+            values
+        };
+        let bias = bias.unwrap_or_default();
+        assert!(bias.is_empty() || bias.len() == n, "bias of {} for {n} outputs", bias.len());
+        Self { dtype, n, k, bytes, scales: pad(scales), bias: pad(bias) }
+    }
+
+    /// Packs `values`, `[n][k]`, into an arena of their own.
+    pub fn pack(
+        dtype: Dtype,
+        n: usize,
+        k: usize,
+        values: &[f32],
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self> {
+        assert_eq!(values.len(), n * k, "values of [{n}, {k}]");
+        let mut packed = vec![0; panel::packed_bytes(dtype, n, k)];
+        let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
+        let panels = packed.chunks_exact_mut(panel::panel_bytes(dtype, k));
+        for (i, (rows, out)) in values.chunks(PANEL * k).zip(panels).enumerate() {
+            let first = (i * PANEL).min(scales.len());
+            let last = (first + PANEL).min(scales.len());
+            panel::pack_panel(dtype, rows, k, out, &mut scales[first..last]);
+        }
+        let bytes = Arena::new(packed.len())?.push(&Pool::new(1), &packed);
+        Ok(Self::new(dtype, n, k, bytes, scales, bias))
+    }
+
+    /// The format.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Inputs.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// The weights of one output, scale applied: a row of an embedding.
+    pub fn row(&self, idx: usize, out: &mut [f32]) {
+        assert!(idx < self.n, "row {idx} of {}", self.n);
+        let scale = self.scales.get(idx).copied();
+        panel::unpack_row(self.dtype, &self.bytes, self.k, idx, scale, out);
+    }
+}
+
+/// Multiplies the first `rows` rows of `x` by `w` into `out`, `[rows][n]`.
+pub fn linear(isa: Isa, pool: &Pool, w: &Weight, x: &Prepared, rows: usize, out: &mut [f32]) {
+    x.check(isa, w.dtype, w.k, rows);
+    assert_eq!(out.len(), rows * w.n, "output of {rows} rows of {}", w.n);
+    if rows == 0 {
+        return;
+    }
+    let path = kernel::path(isa, w.dtype, rows);
+    let job = Job { w, x, rows, path, out: SyncPtr(out.as_mut_ptr()) };
+    pool.for_each(w.n.div_ceil(PANEL), |panel_idx| job.run_panel(panel_idx));
+}
+
+/// What the tasks of one product share.
+struct Job<'a> {
+    w: &'a Weight,
+    x: &'a Prepared,
+    rows: usize,
+    path: Path,
+    /// `[rows][n]`; the task of a panel writes the panel's columns.
+    out: SyncPtr<f32>,
+}
+
+/// A task's working memory.
+#[repr(align(64))]
+struct Scratch {
+    /// Accumulators, f32 or i32 bits, `[row][output]`.
+    acc: [[u32; PANEL]; ROW_TILE],
+    expanded: [u8; CHUNK_BYTES],
+}
+
+impl Job<'_> {
+    fn run_panel(&self, panel_idx: usize) {
+        let mut scratch = MaybeUninit::<Scratch>::uninit();
+        let scratch = scratch.as_mut_ptr();
+        for first_row in (0..self.rows).step_by(ROW_TILE) {
+            let num_rows = ROW_TILE.min(self.rows - first_row);
+            // SAFETY: in bounds of `acc`; zero bits are valid and they are 0 as f32 and as i32.
+            unsafe { (&raw mut (*scratch).acc).cast::<[u32; PANEL]>().write_bytes(0, num_rows) };
+            self.accumulate(panel_idx, first_row, num_rows, scratch);
+            self.finish(panel_idx, first_row, num_rows, scratch);
+        }
+    }
+
+    /// Runs a tile of rows over the whole of k.
+    fn accumulate(
+        &self,
+        panel_idx: usize,
+        first_row: usize,
+        num_rows: usize,
+        scratch: *mut Scratch,
+    ) {
+        let (path, x) = (&self.path, self.x);
+        let panel_bytes = panel::panel_bytes(self.w.dtype, self.w.k);
+        let panel = &self.w.bytes[panel_idx * panel_bytes..][..panel_bytes];
+        let chunk_groups = CHUNK_BYTES / GROUP_BYTES / path.expansion;
+        let num_blocks = num_rows.div_ceil(path.kernels.len());
+        for (chunk_idx, chunk) in panel.chunks(chunk_groups * GROUP_BYTES).enumerate() {
+            let groups = chunk.len() / GROUP_BYTES;
+            let mut w = chunk.as_ptr();
+            if let Some(expand) = path.expand {
+                // SAFETY: `chunk` is whole groups and `expanded` holds `expansion` times as many.
+                unsafe {
+                    let expanded = (&raw mut (*scratch).expanded).cast::<u8>();
+                    expand(w, groups, expanded);
+                    w = expanded;
+                }
+            }
+            let ahead = Ahead::new(chunk, groups * path.expansion, num_blocks);
+            let first_word = chunk_idx * chunk_groups * path.words;
+            let mut row = 0;
+            for block_idx in 0..num_blocks {
+                // Even blocks: 4 + 4 rows are cheaper than 6 + 2.
+                let block_rows = (num_rows - row).div_ceil(num_blocks - block_idx);
+                let (next, next_step) = ahead.part(block_idx);
+                // SAFETY: `row < num_rows <= ROW_TILE` and the rows of `x` were checked to have a word for
+                // every `1 / words` of a stored group of the panel.
+                let block = unsafe {
+                    Block {
+                        w,
+                        groups: groups * path.expansion,
+                        x: x.words().as_ptr().add((first_row + row) * x.stride() + first_word),
+                        stride: x.stride(),
+                        acc: (&raw mut (*scratch).acc).cast::<u32>().add(row * PANEL),
+                        next,
+                        next_step,
+                    }
+                };
+                // SAFETY: the block's pointers cover `block_rows` rows, and `path` is of a level that an
+                // `Isa` vouched for.
+                unsafe { path.kernels[block_rows - 1](&block) };
+                row += block_rows;
+            }
+        }
+    }
+
+    fn finish(&self, panel_idx: usize, first_row: usize, num_rows: usize, scratch: *mut Scratch) {
+        let (w, first) = (self.w, panel_idx * PANEL);
+        let len = PANEL.min(w.n - first);
+        let padded = |values: &[f32]| -> Option<[f32; PANEL]> {
+            values.get(first..first + PANEL).map(|v| v.try_into().expect("the slice is PANEL long"))
+        };
+        let (scales, bias) = (padded(&w.scales), padded(&w.bias));
+        for row in 0..num_rows {
+            // SAFETY: `accumulate` wrote the row; no one else has the scratch.
+            let acc = unsafe { &*(&raw const (*scratch).acc).cast::<[u32; PANEL]>().add(row) };
+            // SAFETY: columns `first..first + len` of the output belong to this task alone.
+            let out = unsafe {
+                let start = self.out.get().add((first_row + row) * w.n + first);
+                std::slice::from_raw_parts_mut(start, len)
+            };
+            let row = (w.dtype == Dtype::Int8).then(|| self.x.quantised(first_row + row));
+            let finish = Finish { acc, row, scales: scales.as_ref(), bias: bias.as_ref() };
+            // SAFETY: `path` is of a level that an `Isa` vouched for.
+            unsafe { (self.path.finish)(&finish, out) };
+        }
+    }
+}
+
+/// What to fetch while a chunk is worked on: the bytes that follow it, as many, each block a part. Past the
+/// end of a panel lies the next, which is this thread's next task.
+struct Ahead {
+    start: *const u8,
+    bytes: usize,
+    groups: usize,
+    step: usize,
+}
+
+impl Ahead {
+    fn new(chunk: &[u8], groups: usize, num_blocks: usize) -> Self {
+        let step = chunk.len().div_ceil(groups * num_blocks).next_multiple_of(64);
+        Self { start: chunk.as_ptr_range().end, bytes: chunk.len(), groups, step }
+    }
+
+    /// Where a block starts to fetch and how far it moves on with each of its groups.
+    fn part(&self, block_idx: usize) -> (*const u8, usize) {
+        let offset = (block_idx * self.groups * self.step).min(self.bytes);
+        (self.start.wrapping_add(offset), self.step)
+    }
+}
