@@ -1,2 +1,3 @@
 //! Checkpoint in, engine out.
 pub mod checkpoint;
+pub mod export;

@@ -1,0 +1,164 @@
+//! A Hugging Face folder: finds its safetensors, reads its configuration, and matches the tensors
+//! with what the model must have, scales of quantised weights included.
+
+use super::bounded::{self, Object};
+use super::encoding::Encoding;
+use super::fp8::{self, Quantization};
+use super::safetensors::{self, Stored};
+use super::tensor::{RowOrder, Tensor};
+use super::{Checkpoint, TokenizerFiles, TokenizerSource, hf_config, names};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes of `model.safetensors.index.json` at most.
+const MAX_INDEX: u64 = 64 << 20;
+
+type Stock = BTreeMap<String, Stored>;
+
+pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
+    let config = Object::open(&folder.join("config.json"))?;
+    let modelopt = Object::open_if_there(&folder.join("hf_quant_config.json"))?;
+    let quantization = Quantization::read(&config, modelopt.as_ref())?;
+    let mut stock = stock(folder)?;
+    let model = hf_config::model_config(&config, |name| stock.contains_key(name))?;
+    if model.tied_head {
+        // A stored copy of a tied head is not what the model computes with.
+        stock.remove(names::HEAD);
+    }
+    let mut tensors = BTreeMap::new();
+    for (name, shape) in names::expected(&model) {
+        let tensor = take(&mut stock, &name, &shape, quantization.as_ref())
+            .with_context(|| format!("tensor `{name}`"))?;
+        tensors.insert(name, tensor);
+    }
+    if let Some(name) = stock.keys().find(|name| !is_ignorable(name)) {
+        bail!("tensor `{name}` is unexpected in a {:?} model", model.family);
+    }
+    let generation = Object::open_if_there(&folder.join("generation_config.json"))?;
+    let tokenizer = Object::open_if_there(&folder.join("tokenizer_config.json"))?;
+    Ok(Checkpoint {
+        generation: hf_config::generation(&config, generation.as_ref(), tokenizer.as_ref())?,
+        sliding_window: hf_config::sliding_window(&config, model.family)?,
+        tokenizer: TokenizerSource::Files(TokenizerFiles::in_folder(folder)),
+        config: model,
+        tensors,
+    })
+}
+
+/// Takes an expected tensor and its scales out of the stock.
+fn take(
+    stock: &mut Stock,
+    name: &str,
+    shape: &[usize],
+    quantization: Option<&Quantization>,
+) -> Result<Tensor> {
+    let stored = stock.remove(name).with_context(|| format!("missing, expected {shape:?}"))?;
+    ensure!(stored.shape == shape, "its shape is {:?}, expected {shape:?}", stored.shape);
+    let mut tensor = tensor(stored)?;
+    if matches!(tensor.encoding, Encoding::Fp8 | Encoding::Int8) {
+        let scales =
+            ["_scale", "_scale_inv"].map(|suffix| stock.remove(&format!("{name}{suffix}")));
+        let values = match scales {
+            [Some(values), None] | [None, Some(values)] => self::tensor(values)?,
+            [None, None] => bail!("it is {} without a weight_scale", tensor.encoding.name()),
+            [Some(_), Some(_)] => bail!("it has both a weight_scale and a weight_scale_inv"),
+        };
+        tensor.scale = Some(fp8::scale_of(quantization, tensor.encoding, shape, values)?);
+    }
+    Ok(tensor)
+}
+
+fn tensor(stored: Stored) -> Result<Tensor> {
+    let Some(encoding) = Encoding::from_safetensors(&stored.dtype) else {
+        bail!("dtype {} is not supported: expected BF16, F16, F32, F8_E4M3 or I8", stored.dtype);
+    };
+    Ok(Tensor {
+        file: stored.file,
+        offset: stored.offset,
+        shape: stored.shape,
+        encoding,
+        order: RowOrder::Plain,
+        scale: None,
+    })
+}
+
+/// Tensors that models carry along but that do not change what is computed here: rotary tables, and
+/// scales of activations and of the KV cache, which are chosen anew.
+fn is_ignorable(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    let rotary = name.contains("rotary_emb.");
+    let scales = ["input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale"];
+    rotary && ["inv_freq", "cos_cached", "sin_cached"].contains(&last) || scales.contains(&last)
+}
+
+/// Every tensor of the folder's safetensors, by name.
+fn stock(folder: &Path) -> Result<Stock> {
+    let single = folder.join("model.safetensors");
+    let index = folder.join("model.safetensors.index.json");
+    let (shards, places) = if index.try_exists()? {
+        let Index { weight_map } = serde_json::from_slice(&bounded::read(&index, MAX_INDEX)?)
+            .with_context(|| format!("reading {}", index.display()))?;
+        let mut shards: Vec<String> = weight_map.values().cloned().collect();
+        shards.sort();
+        shards.dedup();
+        (shards, weight_map)
+    } else if single.try_exists()? {
+        (vec!["model.safetensors".to_string()], BTreeMap::new())
+    } else {
+        return Err(no_safetensors(folder));
+    };
+
+    let mut stock = Stock::new();
+    for shard in &shards {
+        for tensor in safetensors::open(&shard_path(folder, shard)?)? {
+            let place = places.get(&tensor.name).unwrap_or(shard);
+            ensure!(
+                place == shard,
+                "tensor `{}` is in {shard}, the index says {place}",
+                tensor.name
+            );
+            if let Some(twice) = stock.insert(tensor.name.clone(), tensor) {
+                bail!("tensor `{}` is in more than one file", twice.name);
+            }
+        }
+    }
+    if let Some((name, shard)) = places.iter().find(|(name, _)| !stock.contains_key(*name)) {
+        bail!("tensor `{name}` is not in {shard}, where the index says it is");
+    }
+    Ok(stock)
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// A shard is a plain name: an index cannot lead out of its folder.
+fn shard_path(folder: &Path, shard: &str) -> Result<PathBuf> {
+    let plain = Path::new(shard).file_name().is_some_and(|name| name == shard);
+    ensure!(
+        plain && shard.ends_with(".safetensors"),
+        "the index names the file `{shard}`, expected a .safetensors file beside it"
+    );
+    Ok(folder.join(shard))
+}
+
+fn no_safetensors(folder: &Path) -> anyhow::Error {
+    let pickle = fs::read_dir(folder).into_iter().flatten().flatten().find(|entry| {
+        let path = entry.path();
+        path.extension().is_some_and(|ext| ["bin", "pt", "pth", "ckpt"].iter().any(|p| ext == *p))
+    });
+    match pickle {
+        Some(file) => anyhow::anyhow!(
+            "the weights are in {}, which can execute code when read: convert them to safetensors",
+            file.file_name().display()
+        ),
+        None => anyhow::anyhow!(
+            "there is no model.safetensors and no model.safetensors.index.json in {}",
+            folder.display()
+        ),
+    }
+}
