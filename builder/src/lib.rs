@@ -1,2 +1,4 @@
 //! Checkpoint in, engine out.
 pub mod checkpoint;
+pub mod pair;
+pub mod tokenizer;
