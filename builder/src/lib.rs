@@ -1,3 +1,6 @@
 //! Checkpoint in, engine out.
+
 pub mod checkpoint;
 pub mod export;
+pub mod pair;
+pub mod tokenizer;

@@ -1,0 +1,124 @@
+//! Text to token ids and back, from the files that stand beside a checkpoint.
+//!
+//! `tokenizer.json` decides the ids; `tokenizer_config.json` and `chat_template.jinja`, where they
+//! are there, the chat prompt. Files are bounded and checked here once: after `open`, every id that
+//! the file promises is the id that encoding gives, and decoding can be done token by token.
+
+mod chat;
+mod decode;
+mod files;
+mod stop;
+
+pub use chat::{ChatTemplate, Message};
+pub use decode::Detokenizer;
+pub use stop::{StopMatcher, StopOutcome};
+
+use crate::{Error, Result};
+use decode::Decoding;
+use files::SpecialTokens;
+use std::path::Path;
+
+/// A vocabulary with its rules for splitting and joining text.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    decoding: Decoding,
+    vocab_size: usize,
+    hash: String,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    chat: Option<ChatTemplate>,
+}
+
+impl Tokenizer {
+    /// Opens the tokenizer files in `dir`. Only `tokenizer.json` must be there.
+    pub fn open(dir: &Path) -> Result<Self> {
+        let path = dir.join("tokenizer.json");
+        let mut tokenizer = Self::parse(&files::read(&path, files::TOKENIZER_BYTES)?, &path)?;
+        let specials = SpecialTokens::read(dir)?;
+        tokenizer.bos = specials.get("bos_token").and_then(|t| tokenizer.token_to_id(t));
+        tokenizer.eos = specials.get("eos_token").and_then(|t| tokenizer.token_to_id(t));
+        tokenizer.chat = ChatTemplate::open(dir, &specials)?;
+        Ok(tokenizer)
+    }
+
+    /// Parses the bytes of a `tokenizer.json`; `path` is named in errors. There is no chat template
+    /// and no bos or eos.
+    pub fn parse(json: &[u8], path: &Path) -> Result<Self> {
+        let parsed = files::Parsed::new(json, path)?;
+        let decoding = Decoding::from_json(parsed.section("decoder"))
+            .map_err(|message| files::bad(path, message))?;
+        let mut inner = parsed.build()?;
+        // Both are for training batches; a prompt is never cut or filled up.
+        inner.with_truncation(None).map_err(|e| files::bad(path, e))?;
+        inner.with_padding(None);
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        let hash = blake3::hash(json).to_hex().to_string();
+        Ok(Self { inner, decoding, vocab_size, hash, bos: None, eos: None, chat: None })
+    }
+
+    /// The ids of `text`. Special tokens spelled out in the text are recognised; with `add_special`
+    /// the ones that the tokenizer puts around a text (bos for most Llamas) are added too. A
+    /// rendered chat prompt already has them.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special)
+            .map_err(|e| Error::bad_request("text", format!("cannot be tokenized: {e}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of `ids`. Ids without a token (padding of the vocabulary) have no text; bytes that
+    /// are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        self.inner
+            .decode(ids, skip_special)
+            .map_err(|e| Error::bad_request("token ids", format!("cannot be decoded: {e}")))
+    }
+
+    /// One more than the largest id that has a token: the real tokens, without the model's padding.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// How `id` is written in the vocabulary (not its text: bytes are mapped to letters).
+    pub fn id_to_token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token as written in the vocabulary.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// Whether decoding with `skip_special` leaves `id` out.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    /// blake3 of `tokenizer.json`, in hex.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// The token that begins a text, if the files name one.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The token that ends a text, if the files name one. Models may have more: see their
+    /// generation config.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
+    }
+
+    /// The chat template, if the files hold one.
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.chat.as_ref()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Stop strings over a stream of text.
+//!
+//! The stop that *ends* first in the text counts, and of those that end together the longest. That
+//! is known without looking ahead, so the result is a function of the text alone and not of how it
+//! is cut into chunks: neither draft length nor batching can change it. No byte of a matched stop is
+//! ever emitted, and nothing is held back but what may still become a stop.
+
+/// What a push makes of its text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StopOutcome {
+    /// Text to send on.
+    pub emit: String,
+    /// A stop string has been seen: nothing more will be emitted.
+    pub stopped: bool,
+}
+
+/// Looks for stop strings in one stream of text.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stops: Vec<Stop>,
+    /// Text not emitted yet: the longest suffix of the text so far that is the start of a stop.
+    held: String,
+    stopped: bool,
+}
+
+/// One stop string as a Knuth-Morris-Pratt automaton over bytes. Its first byte begins a character,
+/// so a match can only begin at a character, and it ends at one.
+#[derive(Clone, Debug)]
+struct Stop {
+    bytes: Box<[u8]>,
+    /// `fallback[n]`: length of the longest proper border of the first `n + 1` bytes.
+    fallback: Box<[usize]>,
+    /// Bytes of the stop that the text so far ends with.
+    matched: usize,
+}
+
+impl StopMatcher {
+    /// A matcher at the start of a text. Empty strings stop nothing.
+    pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
+        let stops = stops.iter().map(AsRef::as_ref).filter(|stop| !stop.is_empty());
+        Self { stops: stops.map(Stop::new).collect(), held: String::new(), stopped: false }
+    }
+
+    /// Takes the next text of the stream.
+    pub fn push(&mut self, text: &str) -> StopOutcome {
+        if self.stopped {
+            return StopOutcome { emit: String::new(), stopped: true };
+        }
+        let start = self.held.len();
+        self.held.push_str(text);
+        for (idx, byte) in text.bytes().enumerate() {
+            let longest = self.stops.iter_mut().filter_map(|stop| stop.step(byte)).max();
+            if let Some(len) = longest {
+                self.stopped = true;
+                let mut emit = std::mem::take(&mut self.held);
+                emit.truncate(start + idx + 1 - len);
+                return StopOutcome { emit, stopped: true };
+            }
+        }
+        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        let tail = self.held.split_off(self.held.len() - keep);
+        StopOutcome { emit: std::mem::replace(&mut self.held, tail), stopped: false }
+    }
+
+    /// The end of the text: returns what was held back. The next push starts a new text.
+    pub fn finish(&mut self) -> String {
+        self.stopped = false;
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Stop {
+    fn new(stop: &str) -> Self {
+        let bytes = stop.as_bytes();
+        let mut fallback = vec![0; bytes.len()];
+        let mut border = 0;
+        for idx in 1..bytes.len() {
+            while border > 0 && bytes[idx] != bytes[border] {
+                border = fallback[border - 1];
+            }
+            border += usize::from(bytes[idx] == bytes[border]);
+            fallback[idx] = border;
+        }
+        Self { bytes: bytes.into(), fallback: fallback.into(), matched: 0 }
+    }
+
+    /// Takes the next byte of the text; the length of the stop where it is now complete.
+    fn step(&mut self, byte: u8) -> Option<usize> {
+        while self.matched > 0 && self.bytes[self.matched] != byte {
+            self.matched = self.fallback[self.matched - 1];
+        }
+        self.matched += usize::from(self.bytes[self.matched] == byte);
+        (self.matched == self.bytes.len()).then_some(self.matched)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Tries every end and every start: the text before the stop that ends first.
+    fn naive(text: &str, stops: &[String]) -> (String, bool) {
+        for end in 0..=text.len() {
+            for start in 0..end {
+                if stops.iter().any(|stop| stop.as_bytes() == &text.as_bytes()[start..end]) {
+                    return (text[..start].to_string(), true);
+                }
+            }
+        }
+        (text.to_string(), false)
+    }
+
+    /// The longest suffix of `text` that is the start of a stop and shorter than it.
+    fn naive_hold(text: &str, stops: &[String]) -> usize {
+        let could_grow =
+            |tail: &str| stops.iter().any(|s| s.len() > tail.len() && s.starts_with(tail));
+        text.char_indices()
+            .map(|(start, _)| &text[start..])
+            .find(|tail| could_grow(tail))
+            .map_or(0, str::len)
+    }
+
+    #[test]
+    fn a_stop_across_chunks_is_never_leaked() {
+        let mut stops = StopMatcher::new(&["<|end|>"]);
+        assert_eq!(stops.push("one <|e"), StopOutcome { emit: "one ".into(), stopped: false });
+        assert_eq!(stops.push("nd|"), StopOutcome::default());
+        assert_eq!(stops.push("> two"), StopOutcome { emit: String::new(), stopped: true });
+        assert_eq!(stops.push("three"), StopOutcome { emit: String::new(), stopped: true });
+        assert_eq!(stops.finish(), "");
+    }
+
+    #[test]
+    fn text_that_turns_out_to_be_no_stop_is_given_back() {
+        let mut stops = StopMatcher::new(&["aab"]);
+        assert_eq!(stops.push("aa").emit, "");
+        assert_eq!(stops.push("a").emit, "a");
+        assert_eq!(stops.finish(), "aa");
+    }
+
+    #[test]
+    fn the_stop_that_ends_first_counts_and_of_equals_the_longest() {
+        assert_eq!(StopMatcher::new(&["abcd", "bc"]).push("xabcd").emit, "xa");
+        assert_eq!(StopMatcher::new(&["c", "abc"]).push("xabc").emit, "x");
+    }
+
+    #[test]
+    fn empty_stops_stop_nothing() {
+        assert_eq!(StopMatcher::new(&[""]).push("text").emit, "text");
+        assert_eq!(StopMatcher::new::<&str>(&[]).push("text").emit, "text");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn any_chunking_gives_what_the_naive_search_gives(
+            chunks in prop::collection::vec("[abé☃]{0,5}", 0..12),
+            stops in prop::collection::vec("[abé☃]{1,4}", 0..5),
+        ) {
+            let text = chunks.concat();
+            let (expected, expected_stopped) = naive(&text, &stops);
+            let mut matcher = StopMatcher::new(&stops);
+            let (mut got, mut seen, mut stopped) = (String::new(), String::new(), false);
+            for chunk in &chunks {
+                let outcome = matcher.push(chunk);
+                got.push_str(&outcome.emit);
+                seen.push_str(chunk);
+                stopped = outcome.stopped;
+                if !stopped {
+                    prop_assert_eq!(got.len(), seen.len() - naive_hold(&seen, &stops));
+                }
+            }
+            got.push_str(&matcher.finish());
+            prop_assert_eq!(got, expected);
+            prop_assert_eq!(stopped, expected_stopped);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The tokenizer as a whole: opening, refusing, and decoding token by token.
+
+use super::testing::{byte_fallback, byte_level, parse};
+use super::*;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+
+static BYTE_LEVEL: LazyLock<Tokenizer> = LazyLock::new(|| parse(&byte_level()).expect("parses"));
+static BYTE_FALLBACK: LazyLock<Tokenizer> =
+    LazyLock::new(|| parse(&byte_fallback()).expect("parses"));
+
+fn refusal(json: &Value) -> String {
+    match parse(json) {
+        Err(Error::BadModel(message)) => message,
+        Err(other) => panic!("not a bad model: {other}"),
+        Ok(_) => panic!("was accepted"),
+    }
+}
+
+/// Pushes one by one; the pieces and what `finish` adds.
+fn stream(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> (Vec<String>, String) {
+    let mut detokenizer = Detokenizer::new(skip_special);
+    let pieces = ids.iter().map(|&id| detokenizer.push(tokenizer, id).expect("decodes")).collect();
+    (pieces, detokenizer.finish(tokenizer).expect("decodes"))
+}
+
+#[test]
+fn text_goes_to_ids_and_back() {
+    let text = "the é☃ <|end|> a\n";
+    let ids = BYTE_LEVEL.encode(text, true).expect("encodes");
+    assert_eq!(BYTE_LEVEL.decode(&ids, false).expect("decodes"), text);
+    assert_eq!(BYTE_LEVEL.decode(&ids, true).expect("decodes"), "the é☃  a\n");
+    assert!(BYTE_LEVEL.is_special(260) && !BYTE_LEVEL.is_special(261) && !BYTE_LEVEL.is_special(5));
+    assert_eq!(BYTE_LEVEL.vocab_size(), 262);
+    assert_eq!(BYTE_LEVEL.id_to_token(260).as_deref(), Some("<|end|>"));
+    assert_eq!(BYTE_LEVEL.token_to_id("<|end|>"), Some(260));
+    assert_eq!(BYTE_LEVEL.id_to_token(262), None);
+}
+
+#[test]
+fn the_tokens_around_a_text_are_added_only_when_asked_for() {
+    let (with, without) = (BYTE_FALLBACK.encode(" ab", true), BYTE_FALLBACK.encode(" ab", false));
+    let (with, without) = (with.expect("encodes"), without.expect("encodes"));
+    assert_eq!(with[0], 1);
+    assert_eq!(with[1..], without);
+    assert_eq!(BYTE_FALLBACK.decode(&with, true).expect("decodes"), " ab");
+}
+
+#[test]
+fn a_character_is_pushed_when_its_last_byte_is_there() {
+    let ids = BYTE_LEVEL.encode("é☃", false).expect("encodes");
+    let (pieces, last) = stream(&BYTE_LEVEL, &ids, true);
+    assert_eq!(pieces, ["é", "", "☃"]);
+    assert_eq!(last, "");
+    let (pieces, last) = stream(&BYTE_LEVEL, &ids[..2], true);
+    assert_eq!((pieces.concat(), last.as_str()), ("é".to_string(), "\u{fffd}"));
+}
+
+#[test]
+fn a_run_of_byte_tokens_is_pushed_with_the_token_after_it() {
+    let mut ids = BYTE_FALLBACK.encode("a☃b", false).expect("encodes");
+    assert_eq!(ids.len(), 5);
+    assert_eq!(stream(&BYTE_FALLBACK, &ids, true).0, ["a", "", "", "", "☃b"]);
+    ids.pop();
+    assert_eq!(stream(&BYTE_FALLBACK, &ids, true).1, "☃");
+}
+
+fn ids(vocab: u32) -> impl Strategy<Value = Vec<u32>> {
+    // Beyond the end there are ids without a token.
+    prop::collection::vec(0..vocab + 4, 0..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn pushes_of_bytes_add_up_to_the_decoding_of_the_whole(ids in ids(262), skip: bool) {
+        let (pieces, last) = stream(&BYTE_LEVEL, &ids, skip);
+        prop_assert_eq!(pieces.concat() + &last, BYTE_LEVEL.decode(&ids, skip).expect("decodes"));
+    }
+
+    #[test]
+    fn pushes_of_pieces_add_up_to_the_decoding_of_the_whole(
+        // Mostly words and the bytes of a snowman, some of anything.
+        ids in prop::collection::vec(
+            prop_oneof![0u32..270, 259u32..266, Just(229u32), Just(155), Just(134), Just(35)], 0..40),
+        skip: bool,
+    ) {
+        let (pieces, last) = stream(&BYTE_FALLBACK, &ids, skip);
+        prop_assert_eq!(pieces.concat() + &last, BYTE_FALLBACK.decode(&ids, skip).expect("decodes"));
+    }
+
+    #[test]
+    fn nothing_pushed_depends_on_what_comes_later(ids in ids(262), cut in 0usize..40) {
+        let (all, _) = stream(&BYTE_LEVEL, &ids, true);
+        let (some, _) = stream(&BYTE_LEVEL, &ids[..cut.min(ids.len())], true);
+        prop_assert_eq!(&all[..some.len()], &some[..]);
+    }
+
+    #[test]
+    fn any_bytes_are_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        prop_assert!(Tokenizer::parse(&bytes, Path::new("t")).is_err());
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let whole = byte_level().to_string();
+    for len in (0..whole.len()).step_by(7) {
+        assert!(Tokenizer::parse(&whole.as_bytes()[..len], Path::new("t")).is_err(), "{len} bytes");
+    }
+}
+
+#[test]
+fn what_is_unknown_is_named() {
+    let mut json = byte_level();
+    json["pre_tokenizer"] = json!({ "type": "Telepathy" });
+    let message = refusal(&json);
+    assert!(
+        message.starts_with("tokenizer.json: pre_tokenizer `Telepathy` is not one that"),
+        "{message}"
+    );
+
+    let mut json = byte_level();
+    json["decoder"] = json!({ "type": "WordPiece", "prefix": "##", "cleanup": true });
+    assert!(refusal(&json).contains("WordPiece"), "{}", refusal(&json));
+    json["decoder"] = Value::Null;
+    assert_eq!(refusal(&json), "tokenizer.json: has no decoder");
+
+    let mut json = byte_level();
+    json["version"] = json!("2.0");
+    assert!(refusal(&json).contains("2.0"), "{}", refusal(&json));
+}
+
+#[test]
+fn an_added_token_with_another_id_than_promised_is_refused() {
+    let mut json = byte_level();
+    json["added_tokens"][1]["id"] = json!(300);
+    assert_eq!(
+        refusal(&json),
+        "tokenizer.json: added token \"<tool ☃>\" has id 300, loads as id 261"
+    );
+}
+
+#[test]
+fn truncation_and_padding_of_the_file_are_not_followed() {
+    let mut json = byte_level();
+    json["truncation"] = json!({ "direction": "Right", "max_length": 2,
+        "strategy": "LongestFirst", "stride": 0 });
+    let ids = parse(&json).expect("parses").encode("abcdef", true).expect("encodes");
+    assert_eq!(ids.len(), 6);
+}
+
+#[test]
+fn a_folder_gives_the_chat_template_and_the_special_ids() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        std::fs::write(dir.path().join(name), text).expect("writes");
+    };
+    assert!(matches!(Tokenizer::open(dir.path()), Err(Error::Io { .. })));
+    write("tokenizer.json", &byte_fallback().to_string());
+    assert!(Tokenizer::open(dir.path()).expect("opens").chat_template().is_none());
+
+    let config = json!({ "bos_token": { "content": "<s>" }, "eos_token": null,
+        "chat_template": "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}" });
+    write("tokenizer_config.json", &config.to_string());
+    write("special_tokens_map.json", &json!({ "eos_token": "</s>" }).to_string());
+    let tokenizer = Tokenizer::open(dir.path()).expect("opens");
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert_eq!(
+        tokenizer.hash(),
+        blake3::hash(byte_fallback().to_string().as_bytes()).to_hex().as_str()
+    );
+    let message = [Message { role: "user".into(), content: "hi".into() }];
+    let render = |tokenizer: &Tokenizer| {
+        tokenizer.chat_template().expect("a template").render(&message, true).expect("renders")
+    };
+    assert_eq!(render(&tokenizer), "<s>hi</s>");
+
+    write("chat_template.jinja", "file {{ messages[0].role }}");
+    assert_eq!(render(&Tokenizer::open(dir.path()).expect("opens")), "file user");
+    write("chat_template.jinja", "{% if %}");
+    let message = Tokenizer::open(dir.path()).err().expect("refused").to_string();
+    assert!(message.contains("chat_template.jinja: chat template: syntax error"), "{message}");
+}
+
+#[test]
+fn a_file_over_its_limit_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::write(dir.path().join("tokenizer.json"), byte_level().to_string()).expect("writes");
+    let file = std::fs::File::create(dir.path().join("chat_template.jinja")).expect("creates");
+    file.set_len(files::TEMPLATE_BYTES + 1).expect("grows");
+    let message = Tokenizer::open(dir.path()).err().expect("refused").to_string();
+    assert!(message.ends_with("chat_template.jinja: has more than 1048576 bytes"), "{message}");
+}
