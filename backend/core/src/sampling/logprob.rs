@@ -1,0 +1,63 @@
+//! The log-probabilities that are reported to clients: those of the model itself, before bias, bans,
+//! penalties, temperature and truncation, so that they do not depend on how a token was sampled.
+
+use super::exp::exp;
+use super::select::{descending, max, top_k};
+
+/// The log-softmax of the raw logits at `token`, and at the `num_top` likeliest tokens, best first, lower ids
+/// first on ties. NaN counts as negative infinity.
+pub fn report(logits: &[f32], token: u32, num_top: usize) -> (f32, Vec<(u32, f32)>) {
+    let max = max(logits);
+    let total: f64 = logits.iter().map(|&logit| f64::from(exp(logit - max))).sum();
+    let log_total = f64::from(max) + total.ln();
+    let log_prob = |logit: f32| {
+        let value = (f64::from(logit) - log_total) as f32;
+        if value.is_nan() { f32::NEG_INFINITY } else { value }
+    };
+    let mut top = top_k(logits, num_top);
+    top.sort_unstable_by(descending);
+    top.iter_mut().for_each(|(_, value)| *value = log_prob(*value));
+    let own = logits.get(token as usize).map_or(f32::NEG_INFINITY, |&logit| log_prob(logit));
+    (own, top)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn report_matches_a_plain_log_softmax(
+            logits in prop::collection::vec(-30f32..30.0, 1..300), pick: prop::sample::Index,
+            num_top in 0usize..=20,
+        ) {
+            let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let expected = |id: usize| f64::from(logits[id]) - total.ln();
+            let token = pick.index(logits.len());
+            let (own, top) = report(&logits, token as u32, num_top);
+            prop_assert!((f64::from(own) - expected(token)).abs() < 1e-5);
+
+            let mut order: Vec<usize> = (0..logits.len()).collect();
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            order.truncate(num_top);
+            prop_assert_eq!(top.len(), order.len());
+            for ((id, value), &expected_id) in top.into_iter().zip(&order) {
+                prop_assert_eq!(id as usize, expected_id);
+                prop_assert!((f64::from(value) - expected(expected_id)).abs() < 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn an_accepted_certainty_reports_zero_and_not_minus_zero_point_something() {
+        assert_eq!(report(&[0.0, 200.0, f32::NEG_INFINITY], 1, 0).0, 0.0);
+    }
+
+    #[test]
+    fn nan_and_emptiness_are_reported_as_impossible() {
+        assert_eq!(report(&[f32::NAN, 0.0], 0, 2), (f32::NEG_INFINITY, vec![(1, 0.0)]));
+        assert_eq!(report(&[f32::NAN], 0, 0).0, f32::NEG_INFINITY);
+        assert_eq!(report(&[0.0], 5, 0).0, f32::NEG_INFINITY);
+    }
+}

@@ -1,0 +1,153 @@
+//! Turns logits into tokens for one request, deterministically given its coupling.
+
+use super::noise::Noise;
+use super::{Context, Distribution, SamplingParams, context, select, truncate};
+
+/// How the randomness of a request is keyed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Coupling {
+    /// By the request's seed: drafter and target draw with the same noise, so the text does not depend on
+    /// the drafts.
+    Path(u64),
+    /// By a key drawn at admission: drafter and target draw independently, and rejection sampling keeps the
+    /// target's distribution. Accepts the most.
+    Independent(u64),
+}
+
+/// Who draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// The target, at a position where no draft was kept.
+    Target,
+    /// A drafter: at most one draw for each position of a proposal (siblings would be the same token).
+    Draft,
+}
+
+/// Turns logits into tokens for one request.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    params: SamplingParams,
+    coupling: Coupling,
+    end_tokens: Vec<u32>,
+}
+
+impl Sampler {
+    /// `params` must be valid and `coupling` must be `Path` if they hold a seed. The end tokens are those
+    /// that `min_tokens` holds back.
+    pub fn new(params: SamplingParams, coupling: Coupling, end_tokens: Vec<u32>) -> Self {
+        Self { params, coupling, end_tokens }
+    }
+
+    /// What the request asked for.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// How its randomness is keyed.
+    pub fn coupling(&self) -> Coupling {
+        self.coupling
+    }
+
+    /// The distribution of the token after `context`, given its logits: bias, bans (`min_tokens`, bad words),
+    /// penalties, temperature, top-k, top-p, min-p, in this order. Greedy gives all to the likeliest token,
+    /// the lowest id on ties.
+    ///
+    /// NaN counts as negative infinity. If nothing is left (everything is banned or not a number), the
+    /// likeliest token of the logits as given gets all, or token 0: a request must not bring down its batch.
+    pub fn distribution(&self, logits: &[f32], context: Context<'_>) -> Distribution {
+        let edited;
+        let scores = if context::edits_nothing(&self.params) {
+            logits
+        } else {
+            let mut copy = logits.to_vec();
+            context::edit(&self.params, &self.end_tokens, context, &mut copy);
+            edited = copy;
+            &edited
+        };
+        if !self.params.is_greedy() && select::max(scores) > f32::NEG_INFINITY {
+            return truncate::truncate(scores, &self.params);
+        }
+        let likeliest = select::argmax(scores).or_else(|| select::argmax(logits));
+        Distribution::certain(likeliest.unwrap_or(0) as u32)
+    }
+
+    /// Draws the token at `position`. The same arguments always give the same token.
+    pub fn draw(&self, dist: &Distribution, position: usize, stream: Stream) -> u32 {
+        let noise = match (self.coupling, stream) {
+            (Coupling::Path(seed), _) => Noise::new(seed, position, TARGET_LANE),
+            (Coupling::Independent(key), Stream::Target) => Noise::new(key, position, TARGET_LANE),
+            (Coupling::Independent(key), Stream::Draft) => Noise::new(key, position, DRAFT_LANE),
+        };
+        dist.race(noise)
+    }
+
+    /// A uniform variate between 0 and 1, both excluded, that decides on the `nth` draft for `position`.
+    pub(crate) fn coin(&self, position: usize, nth: usize) -> f64 {
+        let (Coupling::Path(key) | Coupling::Independent(key)) = self.coupling;
+        Noise::new(key, position, COIN_LANE).uniform(nth as u32)
+    }
+}
+
+const TARGET_LANE: u32 = 0;
+const DRAFT_LANE: u32 = 1;
+const COIN_LANE: u32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params, Coupling::Independent(11), vec![0])
+    }
+
+    fn context(tokens: &[u32]) -> Context<'_> {
+        Context { tokens, prompt_len: 1, drafted: &[] }
+    }
+
+    #[test]
+    fn greedy_takes_the_likeliest_after_edits_and_the_lowest_id_on_ties() {
+        let logits = [1.0, f32::NAN, 3.0, 3.0];
+        let greedy = sampler(SamplingParams::default());
+        assert_eq!(greedy.distribution(&logits, context(&[9])).log_prob(2), 0.0);
+        let biased = SamplingParams { logit_bias: vec![(0, 5.0)], ..Default::default() };
+        assert_eq!(sampler(biased).distribution(&logits, context(&[9])).log_prob(0), 0.0);
+    }
+
+    #[test]
+    fn when_everything_is_banned_the_likeliest_token_is_taken_as_it_is() {
+        for temperature in [0.0, 1.0] {
+            let bad_words = vec![vec![0], vec![1]];
+            let banned = sampler(SamplingParams { temperature, bad_words, ..Default::default() });
+            assert_eq!(banned.distribution(&[1.0, 2.0], context(&[9])).log_prob(1), 0.0);
+            let nothing = [f32::NAN, f32::NEG_INFINITY];
+            assert_eq!(banned.distribution(&nothing, context(&[9])).log_prob(0), 0.0);
+        }
+    }
+
+    #[test]
+    fn end_tokens_are_held_back_until_min_tokens_counting_drafts() {
+        let held = sampler(SamplingParams { min_tokens: 3, ..Default::default() });
+        let logits = [5.0, 1.0];
+        let with = |drafted: &[u32]| {
+            let dist =
+                held.distribution(&logits, Context { tokens: &[9, 1], prompt_len: 1, drafted });
+            held.draw(&dist, 2 + drafted.len(), Stream::Target)
+        };
+        assert_eq!(with(&[]), 1);
+        assert_eq!(with(&[1]), 1);
+        assert_eq!(with(&[1, 1]), 0);
+    }
+
+    #[test]
+    fn streams_share_noise_on_a_path_and_only_there() {
+        let params = SamplingParams { temperature: 1.0, ..Default::default() };
+        let same = |coupling| {
+            let sampler = Sampler::new(params.clone(), coupling, vec![]);
+            let dist = sampler.distribution(&[0.0; 50], context(&[9]));
+            let draw = |position, stream| sampler.draw(&dist, position, stream);
+            (0..100).filter(|&at| draw(at, Stream::Target) == draw(at, Stream::Draft)).count()
+        };
+        assert_eq!(same(Coupling::Path(4)), 100);
+        assert!(same(Coupling::Independent(4)) < 15);
+    }
+}
