@@ -239,6 +239,14 @@ mod tests {
     }
 
     #[test]
+    fn rounding_up_does_not_wrap_around() {
+        let last = u64::MAX - 255;
+        assert_eq!(layout(last, [255]).map(|layout| layout.end), Some(u64::MAX));
+        assert_eq!(layout(last + 1, [0]), None);
+        assert_eq!(layout(0, [last + 1, 1]), None);
+    }
+
+    #[test]
     fn an_oversized_manifest_is_refused_before_it_is_written() {
         let mut manifest = placed_manifest();
         manifest.builder = "x".repeat(MAX_MANIFEST_LEN as usize);
