@@ -27,7 +27,8 @@ pub struct GgufTokenizer {
     pub pre: String,
     /// The vocabulary, by id.
     pub tokens: Vec<String>,
-    /// Kind of each token: see [`Kind`]; empty if all are normal.
+    /// Kind of each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty
+    /// if all are normal.
     pub token_types: Vec<i32>,
     /// Score of each token; `llama` needs it where there are no merges.
     pub scores: Option<Vec<f32>>,
