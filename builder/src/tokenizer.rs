@@ -27,7 +27,8 @@ pub struct GgufTokenizer {
     pub pre: String,
     /// The vocabulary, by id.
     pub tokens: Vec<String>,
-    /// Kind of each token: see [`Kind`]; empty if all are normal.
+    /// Kind of each token: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte; empty
+    /// if all are normal.
     pub token_types: Vec<i32>,
     /// Score of each token; `llama` needs it where there are no merges.
     pub scores: Option<Vec<f32>>,
@@ -62,7 +63,7 @@ enum Kind {
 
 /// The bytes of the three files that `transformers` and this project read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenizerFiles {
+pub struct Files {
     /// `tokenizer.json`
     pub tokenizer: Vec<u8>,
     /// `tokenizer_config.json`
@@ -71,7 +72,7 @@ pub struct TokenizerFiles {
     pub special_tokens: Vec<u8>,
 }
 
-impl TokenizerFiles {
+impl Files {
     /// Name and bytes of each file.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let Self { tokenizer, config, special_tokens } = self;
@@ -95,7 +96,7 @@ impl TokenizerFiles {
 
 impl GgufTokenizer {
     /// Makes the tokenizer files and loads the result back: every token has its id there.
-    pub fn build(&self) -> Result<TokenizerFiles> {
+    pub fn build(&self) -> Result<Files> {
         let kinds = self.check()?;
         let recipe = Recipe::of(&self.model, &self.pre)?;
         let add_bos = self.add_bos.unwrap_or(recipe.add_bos);
@@ -111,7 +112,7 @@ impl GgufTokenizer {
             "decoder": recipe.decoder(self.add_space_prefix.unwrap_or(true)),
             "model": model,
         });
-        let files = TokenizerFiles {
+        let files = Files {
             tokenizer: serde_json::to_vec(&json)?,
             config: serde_json::to_vec_pretty(&self.config(&kinds, recipe, add_bos))?,
             special_tokens: serde_json::to_vec_pretty(&Value::Object(self.specials(recipe)))?,

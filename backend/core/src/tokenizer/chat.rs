@@ -1,6 +1,6 @@
 //! Chat templates: the Jinja of Hugging Face tokenizers, rendered as `transformers` renders it.
 //!
-//! A template comes with the checkpoint, so it is bounded in steps and in output: a bad one gives an
+//! A template comes with the checkpoint, so it is bounded in steps: one that does not end gives an
 //! error, not a server that hangs.
 
 mod python;
