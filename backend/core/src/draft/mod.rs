@@ -1,5 +1,9 @@
 //! Where draft tokens come from: the interface and its implementations.
 
+mod ngram;
+
+pub use ngram::Ngram;
+
 use crate::Result;
 use crate::batch::Entry;
 use crate::sampling::Distribution;

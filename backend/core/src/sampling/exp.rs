@@ -8,7 +8,7 @@ const LOWEST: f32 = -87.0;
 pub(super) fn exp(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
     const ROUND: f32 = 12_582_912.0;
-    let clamped = x.max(LOWEST);
+    let clamped = if x > LOWEST { x } else { LOWEST };
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let power = shifted - ROUND;
     // ln 2 in two parts: the first has few enough bits that its product with `power` is exact.

@@ -1,6 +1,7 @@
 //! The log-probabilities that are reported to clients: those of the model itself, before bias, bans,
 //! penalties, temperature and truncation, so that they do not depend on how a token was sampled.
 
+use super::distribution::sum;
 use super::exp::exp;
 use super::select::{descending, max, top_k};
 
@@ -8,8 +9,8 @@ use super::select::{descending, max, top_k};
 /// first on ties. NaN counts as negative infinity.
 pub fn report(logits: &[f32], token: u32, num_top: usize) -> (f32, Vec<(u32, f32)>) {
     let max = max(logits);
-    let total: f64 = logits.iter().map(|&logit| f64::from(exp(logit - max))).sum();
-    let log_total = f64::from(max) + total.ln();
+    let weights: Vec<f32> = logits.iter().map(|&logit| exp(logit - max)).collect();
+    let log_total = f64::from(max) + sum(&weights).ln();
     let log_prob = |logit: f32| {
         let value = (f64::from(logit) - log_total) as f32;
         if value.is_nan() { f32::NEG_INFINITY } else { value }

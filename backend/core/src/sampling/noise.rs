@@ -4,6 +4,9 @@
 //! Counter words are `[block, lane, position low, position high]`, key words `[key low, key high]`; the noise
 //! of token `id` is word `id % 4` of block `id / 4`. Every executor must use this layout.
 
+/// Blocks that `Noise::fill` computes together.
+pub(super) const BATCH: usize = 32;
+
 /// Set in the lane word for the 32 bits below a token's first 32.
 const LOW_BITS: u32 = 1 << 31;
 
@@ -25,6 +28,19 @@ impl Noise {
     /// The leading 32 bits of the tokens `4 * block .. 4 * block + 4`.
     pub(super) fn block(&self, block: u32) -> [u32; 4] {
         philox([block, self.lane, self.position[0], self.position[1]], self.key)
+    }
+
+    /// The leading 32 bits of `words.len()` tokens from `4 * first_block` on. Inlined so that it is compiled
+    /// for the instruction set of the caller.
+    #[inline(always)]
+    pub(super) fn fill(&self, first_block: u32, words: &mut [u32; 4 * BATCH]) {
+        let [low, high] = self.position;
+        let blocks = std::array::from_fn(|n| first_block.wrapping_add(n as u32));
+        let counters = [blocks, [self.lane; BATCH], [low; BATCH], [high; BATCH]];
+        let random = philox_many(counters, self.key);
+        for (n, four) in words.chunks_exact_mut(4).enumerate() {
+            four.copy_from_slice(&[0, 1, 2, 3].map(|word: usize| random[word][n]));
+        }
     }
 
     /// The exponential variate of token `id`, whose leading bits are `word`: -ln(1 - v) with v uniform on
@@ -49,21 +65,26 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// Ten rounds of Philox4x32 (Salmon, Moraes, Dror and Shaw, 2011).
-#[inline]
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+/// Ten rounds of Philox4x32 (Salmon, Moraes, Dror and Shaw, 2011) on one counter.
+fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    philox_many(counter.map(|word| [word]), key).map(|[word]| word)
+}
+
+/// The same on `N` counters, word by word: `counters[w][n]` is word `w` of counter `n`.
+#[inline(always)]
+fn philox_many<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for _ in 0..10 {
-        let left = u64::from(counter[0]) * 0xD251_1F53;
-        let right = u64::from(counter[2]) * 0xCD9E_8D57;
-        counter = [
-            (right >> 32) as u32 ^ counter[1] ^ key[0],
-            right as u32,
-            (left >> 32) as u32 ^ counter[3] ^ key[1],
-            left as u32,
-        ];
+        for n in 0..N {
+            let left = u64::from(counters[0][n]) * 0xD251_1F53;
+            let right = u64::from(counters[2][n]) * 0xCD9E_8D57;
+            counters[0][n] = (right >> 32) as u32 ^ counters[1][n] ^ key[0];
+            counters[1][n] = right as u32;
+            counters[2][n] = (left >> 32) as u32 ^ counters[3][n] ^ key[1];
+            counters[3][n] = left as u32;
+        }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
-    counter
+    counters
 }
 
 #[cfg(test)]

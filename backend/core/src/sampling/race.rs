@@ -1,3 +1,4 @@
+#![allow(unsafe_code)]
 //! Gumbel argmax over weights: the token with the largest ln(weight) + Gumbel noise, lowest id on ties.
 //! Its winner is distributed as the weights, and two distributions raced on the same noise agree as
 //! often as they overlap.
@@ -5,19 +6,16 @@
 //! Written as an exponential race (Gumbel = -ln E): a token beats `best` iff E < weight * exp(-best), and as
 //! E is at least its leading 32 bits, one multiplication and one comparison dismiss almost every token.
 
-use super::noise::Noise;
+use super::noise::{BATCH, Noise};
 
 /// Covers the rounding of the dismissal test, which is done in f32.
 const SLACK: f64 = 1.0001;
-
-/// Noise blocks of four tokens that are computed together.
-const BATCH: usize = 64;
 
 struct Race {
     noise: Noise,
     best: f64,
     winner: u32,
-    /// `exp(-best) * 2^32`, rounded up: what a leading word is compared with, times the weight.
+    /// `exp(-best) * 2^24`, rounded up: what a word's leading bits are compared with, times the weight.
     bar: f32,
 }
 
@@ -26,9 +24,11 @@ impl Race {
         Self { noise, best: f64::NEG_INFINITY, winner: 0, bar: f32::INFINITY }
     }
 
-    /// False also for a weight of 0 against an infinite bar (NaN).
+    /// False also for a weight of 0 against an infinite bar (NaN). As many bits as a signed conversion to
+    /// f32 takes in one instruction, without rounding.
+    #[inline(always)]
     fn may_win(&self, weight: f32, word: u32) -> bool {
-        word as f32 <= weight * self.bar
+        (word >> 8) as i32 as f32 <= weight * self.bar
     }
 
     fn enter(&mut self, id: u32, weight: f32, word: u32) {
@@ -39,20 +39,35 @@ impl Race {
         if score > self.best {
             self.best = score;
             self.winner = id;
-            self.bar = ((-score).exp() * 2f64.powi(32) * SLACK) as f32;
+            self.bar = ((-score).exp() * 2f64.powi(24) * SLACK) as f32;
         }
     }
 }
 
 /// The winner where token `i` has weight `weights[i]`.
 pub(super) fn dense(weights: &[f32], noise: Noise) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the instruction set was just found to be there.
+        return unsafe { dense_avx2(weights, noise) };
+    }
+    dense_any(weights, noise)
+}
+
+/// Three quarters of the time: eight words of noise are multiplied at once.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn dense_avx2(weights: &[f32], noise: Noise) -> u32 {
+    dense_any(weights, noise)
+}
+
+#[inline(always)]
+fn dense_any(weights: &[f32], noise: Noise) -> u32 {
     let mut race = Race::new(noise);
     let mut words = [0u32; 4 * BATCH];
     for (batch, weights) in weights.chunks(4 * BATCH).enumerate() {
         let first_block = (batch * BATCH) as u32;
-        for (idx, four) in words.chunks_exact_mut(4).enumerate() {
-            four.copy_from_slice(&noise.block(first_block + idx as u32));
-        }
+        noise.fill(first_block, &mut words);
         // Without an early exit, so that the compiler can test many at a time.
         let pairs = weights.iter().zip(&words);
         if !pairs.clone().fold(false, |any, (&weight, &word)| any | race.may_win(weight, word)) {
@@ -108,6 +123,7 @@ mod tests {
             let noise = Noise::new(key, position, 0);
             let expected = naive(&ids, &weights, noise);
             prop_assert_eq!(dense(&weights, noise), expected);
+            prop_assert_eq!(dense_any(&weights, noise), expected);
             prop_assert_eq!(sparse(&ids, &weights, noise), expected);
         }
 

@@ -6,64 +6,77 @@ use super::exp::exp;
 use super::select::{descending, top_k};
 use super::{SamplingParams, select};
 
-/// Tokens that are sorted at first for top-p; four times as many in each further round.
-const FIRST_ROUND: usize = 64;
+/// As many tokens are sorted to find where top-p cuts.
+const SORTED: usize = 64;
 
 /// The distribution of a positive temperature. At least one score must be above negative infinity.
 pub(super) fn truncate(scores: &[f32], params: &SamplingParams) -> Distribution {
     // Infinite logits would give NaN against an infinite maximum; the comparison lets NaN pass to `exp`.
     let cap = |score: f32| if score > f32::MAX { f32::MAX } else { score };
     let max = cap(select::max(scores));
-    let weight = |score: f32| exp((cap(score) - max) / params.temperature);
+    let temperature = params.temperature;
+    // By value: through references the loops below would not be vectorised.
+    let weight = move |score: f32| exp((cap(score) - max) / temperature);
 
     if params.top_k > 0 && params.top_k < scores.len() {
-        let mut kept = top_k(scores, params.top_k);
-        kept.iter_mut().for_each(|(_, value)| *value = weight(*value));
-        return narrow(kept, params);
+        let kept = top_k(scores, params.top_k);
+        let weights: Vec<f32> = kept.iter().map(|&(_, score)| weight(score)).collect();
+        return narrow(kept.iter().map(|&(id, _)| id), &weights, params);
     }
     let weights: Vec<f32> = scores.iter().map(|&score| weight(score)).collect();
     if params.top_p == 1.0 && params.min_p == 0.0 {
         return Distribution::dense(weights);
     }
-    narrow((0..).zip(weights).collect(), params)
+    narrow(0.., &weights, params)
 }
 
-/// Top-p, then min-p, on tokens and weights of which the largest is 1.
-fn narrow(mut kept: Vec<(u32, f32)>, params: &SamplingParams) -> Distribution {
+/// Top-p, then min-p, on tokens and their weights, of which the largest is 1.
+fn narrow(
+    ids: impl Iterator<Item = u32>,
+    weights: &[f32],
+    params: &SamplingParams,
+) -> Distribution {
+    let total = sum(weights);
+    let goal = total * f64::from(params.top_p);
+    let floor = if params.top_p < 1.0 {
+        // All tokens below the floor together weigh less than what may be left out, so none of them is
+        // needed. The factor covers the rounding of the sums.
+        (0.99 * (total - goal) / weights.len() as f64) as f32
+    } else {
+        params.min_p
+    };
+    let pairs = ids.zip(weights.iter().copied());
+    let mut kept: Vec<_> = pairs.filter(|&(_, weight)| weight > 0.0 && weight >= floor).collect();
     if params.top_p < 1.0 {
-        nucleus(&mut kept, params.top_p);
+        nucleus(&mut kept, goal);
     }
-    kept.retain(|&(_, weight)| weight > 0.0 && weight >= params.min_p);
+    kept.retain(|&(_, weight)| weight >= params.min_p);
     Distribution::sparse(kept)
 }
 
-/// Keeps the shortest prefix, likeliest first, that holds `top_p` of the weight; at least one token.
-fn nucleus(kept: &mut Vec<(u32, f32)>, top_p: f32) {
-    let weights: Vec<f32> = kept.iter().map(|&(_, weight)| weight).collect();
-    let total = sum(&weights);
-    let goal = total * f64::from(top_p);
-    // All tokens below the floor together weigh less than what may be left out, so none of them is needed.
-    // The factor covers the rounding of the sums.
-    let floor = 0.99 * (total - goal) / kept.len() as f64;
-    kept.retain(|&(_, weight)| f64::from(weight) >= floor);
-
-    let (mut sorted, mut held, mut round) = (0, 0.0, FIRST_ROUND);
-    while sorted < kept.len() {
-        let rest = &mut kept[sorted..];
-        let len = round.min(rest.len());
-        if len < rest.len() {
-            rest.select_nth_unstable_by(len, descending);
+/// Keeps the shortest prefix, likeliest first, whose weights reach `goal`: at least one token. Halves the
+/// range that holds the cut until sorting it is cheap.
+fn nucleus(kept: &mut Vec<(u32, f32)>, goal: f64) {
+    let (mut low, mut high, mut held) = (0, kept.len(), 0.0);
+    while high - low > SORTED {
+        let half = (high - low) / 2;
+        kept[low..high].select_nth_unstable_by(half, descending);
+        let mass: f64 = kept[low..low + half].iter().map(|&(_, weight)| f64::from(weight)).sum();
+        if held + mass >= goal {
+            high = low + half;
+        } else {
+            held += mass;
+            low += half;
         }
-        rest[..len].sort_unstable_by(descending);
-        for idx in sorted..sorted + len {
-            held += f64::from(kept[idx].1);
-            if held >= goal {
-                kept.truncate(idx + 1);
-                return;
-            }
-        }
-        sorted += len;
-        round *= 4;
+    }
+    kept.truncate(high);
+    kept[low..].sort_unstable_by(descending);
+    let reaches = kept[low..].iter().position(|&(_, weight)| {
+        held += f64::from(weight);
+        held >= goal
+    });
+    if let Some(idx) = reaches {
+        kept.truncate(low + idx + 1);
     }
 }
 

@@ -1,0 +1,216 @@
+//! Drafts by looking up: the continuation of the most recent earlier place where the last few tokens
+//! occurred. Costs nothing to run and does well where text repeats (code edits, summaries, extraction).
+//!
+//! The index of a sequence grows with its tokens, so a step costs its new tokens and one lookup.
+
+use super::{Drafter, Proposal};
+use crate::Result;
+use crate::batch::Entry;
+use crate::sequence::SequenceId;
+use std::collections::HashMap;
+
+/// The n-gram lookup drafter. It draws nothing: its proposals are chains without `q`.
+#[derive(Debug)]
+pub struct Ngram {
+    max_ngram: usize,
+    min_ngram: usize,
+    sequences: HashMap<SequenceId, Index>,
+}
+
+impl Default for Ngram {
+    fn default() -> Self {
+        Self::new(3, 2)
+    }
+}
+
+impl Ngram {
+    /// Matches the last `max_ngram` tokens, or fewer down to `min_ngram` where those did not occur before.
+    pub fn new(max_ngram: usize, min_ngram: usize) -> Self {
+        assert!(
+            (1..=max_ngram).contains(&min_ngram),
+            "n-grams of {min_ngram} to {max_ngram} tokens are no range"
+        );
+        Self { max_ngram, min_ngram, sequences: HashMap::new() }
+    }
+
+    /// The draft that follows `tokens`, at most `max` tokens: what `propose` finds, without its memory.
+    pub fn drafts_for<'a>(&self, tokens: &'a [u32], max: usize) -> &'a [u32] {
+        let mut index = Index::default();
+        self.extend(&mut index, tokens);
+        self.lookup(&index, tokens, max)
+    }
+
+    fn lengths(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        self.min_ngram..=self.max_ngram
+    }
+
+    /// Takes in the tokens that are new since the last call.
+    fn extend(&self, index: &mut Index, tokens: &[u32]) {
+        if !index.is_prefix_of(tokens) {
+            *index = Index::default();
+        }
+        for end in index.len..tokens.len() {
+            for len in self.lengths().filter(|&len| len <= end) {
+                index.continuations.insert(hash(&tokens[end - len..end]), end);
+            }
+        }
+        index.len = tokens.len();
+        index.tail = tokens[tokens.len().saturating_sub(self.max_ngram)..].to_vec();
+    }
+
+    /// Longer matches first. Only what stands there is proposed: a draft may be short.
+    fn lookup<'a>(&self, index: &Index, tokens: &'a [u32], max: usize) -> &'a [u32] {
+        for len in self.lengths().rev().filter(|&len| len < tokens.len()) {
+            let last = &tokens[tokens.len() - len..];
+            if let Some(&start) = index.continuations.get(&hash(last))
+                && tokens[start - len..start] == *last
+            {
+                return &tokens[start..tokens.len().min(start.saturating_add(max))];
+            }
+        }
+        &[]
+    }
+}
+
+impl Drafter for Ngram {
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        let propose = |entry: &Entry<'_>| {
+            let mut proposal = Proposal::default();
+            if entry.draft_len > 0 {
+                let mut index = self.sequences.remove(&entry.id).unwrap_or_default();
+                self.extend(&mut index, entry.tokens);
+                let drafts = self.lookup(&index, entry.tokens, entry.draft_len);
+                drafts.iter().for_each(|&token| proposal.push(token, None));
+                self.sequences.insert(entry.id, index);
+            }
+            proposal
+        };
+        Ok(entries.iter().map(propose).collect())
+    }
+
+    /// There is no cache that could lag behind the target's.
+    fn computed_after(&self, entry: &Entry<'_>, _proposed: usize, accepted: usize) -> usize {
+        entry.computed + entry.chunk + accepted
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.sequences.remove(&id);
+    }
+}
+
+/// Where the n-grams of one sequence continue.
+#[derive(Debug, Default)]
+struct Index {
+    /// By hash of the n-gram: the position after its last occurrence that has a token there.
+    continuations: HashMap<u64, usize>,
+    /// Tokens taken in.
+    len: usize,
+    /// The last of them: enough to notice that the sequence was rewound. (A stale entry that slips through
+    /// is compared with the tokens before use, and can at worst hide a match.)
+    tail: Vec<u32>,
+}
+
+impl Index {
+    fn is_prefix_of(&self, tokens: &[u32]) -> bool {
+        tokens.get(..self.len).is_some_and(|known| known.ends_with(&self.tail))
+    }
+}
+
+/// A multiplication and a fold a token, starting from the length.
+fn hash(ngram: &[u32]) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ ngram.len() as u64;
+    let mix = |hash: u64, &token: &u32| {
+        let product = (hash ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        product ^ (product >> 29)
+    };
+    ngram.iter().fold(start, mix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Coupling, Sampler, SamplingParams};
+    use proptest::prelude::*;
+
+    /// Scans backwards.
+    fn naive(tokens: &[u32], max_ngram: usize, min_ngram: usize, max: usize) -> Vec<u32> {
+        for len in (min_ngram..=max_ngram).rev().filter(|&len| len < tokens.len()) {
+            let last = &tokens[tokens.len() - len..];
+            for start in (0..tokens.len() - len).rev() {
+                if &tokens[start..start + len] == last {
+                    return tokens[start + len..].iter().copied().take(max).collect();
+                }
+            }
+        }
+        Vec::new()
+    }
+
+    fn sampler() -> Sampler {
+        Sampler::new(SamplingParams::default(), Coupling::Independent(0), vec![])
+    }
+
+    fn propose(drafter: &mut Ngram, id: u64, tokens: &[u32], draft_len: usize) -> Vec<u32> {
+        let entry = Entry {
+            id,
+            tokens,
+            prompt_len: 1,
+            computed: tokens.len() - 1,
+            chunk: 1,
+            draft_computed: tokens.len() - 1,
+            speculates: true,
+            draft_len,
+            pages: &[],
+            sampler: &sampler(),
+        };
+        let proposal = drafter.propose(&[entry]).unwrap().remove(0);
+        assert!(proposal.q.iter().all(Option::is_none));
+        let chain = (0..proposal.len()).map(|node: usize| node.checked_sub(1));
+        assert!(proposal.parents.iter().copied().eq(chain));
+        proposal.tokens
+    }
+
+    proptest! {
+        #[test]
+        fn lookup_is_a_backward_scan(
+            tokens in prop::collection::vec(0u32..4, 0..120),
+            range in (1usize..5).prop_flat_map(|max| (Just(max), 1..=max)), max in 1usize..12,
+        ) {
+            let drafter = Ngram::new(range.0, range.1);
+            let expected = naive(&tokens, range.0, range.1, max);
+            prop_assert_eq!(drafter.drafts_for(&tokens, max), &expected[..]);
+        }
+
+        #[test]
+        fn a_growing_rewound_and_regrown_sequence_is_looked_up_as_if_it_were_new(
+            chunks in prop::collection::vec((prop::collection::vec(0u32..4, 1..20), 0usize..30), 1..12),
+        ) {
+            let mut drafter = Ngram::default();
+            let mut tokens = Vec::new();
+            for (chunk, rewind) in chunks {
+                tokens.extend(chunk);
+                prop_assert_eq!(propose(&mut drafter, 1, &tokens, 5), naive(&tokens, 3, 2, 5));
+                tokens.truncate(tokens.len().saturating_sub(rewind).max(1));
+                prop_assert_eq!(propose(&mut drafter, 1, &tokens, 5), naive(&tokens, 3, 2, 5));
+            }
+        }
+    }
+
+    #[test]
+    fn the_most_recent_occurrence_wins_and_a_short_continuation_stays_short() {
+        let drafter = Ngram::default();
+        assert_eq!(drafter.drafts_for(&[1, 2, 7, 1, 2, 8, 1, 2], 4), [8, 1, 2]);
+        assert_eq!(drafter.drafts_for(&[5, 5, 5, 5], 4), [5]);
+        assert_eq!(drafter.drafts_for(&[1, 2, 3], 4), []);
+    }
+
+    #[test]
+    fn sequences_do_not_mix_and_can_be_forgotten() {
+        let mut drafter = Ngram::default();
+        assert_eq!(propose(&mut drafter, 1, &[1, 2, 3, 1, 2], 2), [3, 1]);
+        assert_eq!(propose(&mut drafter, 2, &[9, 9, 1, 2], 2), []);
+        drafter.forget(1);
+        assert!(!drafter.sequences.contains_key(&1));
+        assert_eq!(propose(&mut drafter, 1, &[1, 2, 4, 1, 2], 1), [4]);
+        assert_eq!(propose(&mut drafter, 1, &[1, 2, 4, 1, 2], 0), []);
+    }
+}
