@@ -1,7 +1,9 @@
 //! Where draft tokens come from: the interface and its implementations.
 
+mod model;
 mod ngram;
 
+pub use model::Model;
 pub use ngram::Ngram;
 
 use crate::Result;

@@ -1,11 +1,18 @@
-//! The CPU executor.
+//! The CPU executor: memory-bound work on few rows, one file a stage.
 
 mod arena;
+pub mod attention;
 mod isa;
+pub mod kv;
 mod linear;
+mod model;
+pub mod ops;
 mod pool;
+mod simd;
+mod weights;
 
 pub use arena::{Arena, ArenaSlice};
 pub use isa::Isa;
 pub use linear::{Prepared, Weight, linear, prepare};
+pub use model::Model;
 pub use pool::Pool;

@@ -1,17 +1,19 @@
 //! One model on the CPU: its weights in memory, its KV cache, and the forward pass over ragged rows.
 //!
-//! Every stage works row by row or in kernels whose reduction order is fixed per row, so the result
+//! Every stage works row by row, or in kernels whose reduction order is fixed per row, so the result
 //! of a row does not depend on the rows beside it.
+#![allow(unsafe_code)]
 
-use super::attention::{self, Attention};
+use super::attention::{Attention, Row, Task};
 use super::kv::KvCache;
-use super::linear::{Prepared, Weight, linear};
+use super::linear::{Prepared, Weight, linear, prepare};
+use super::pool::SyncPtr;
 use super::weights::{Layer, Weights};
 use super::{Isa, Pool, ops};
 use crate::batch::{Forward, Logits, Segment};
 use crate::engine::Engine;
 use crate::model::{ModelConfig, RopeTable};
-use crate::Result;
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Rows that go through the layers together; longer passes are cut, which bounds the scratch memory.
@@ -20,23 +22,254 @@ const MAX_ROWS: usize = 512;
 /// A model ready to run.
 pub struct Model {
     config: ModelConfig,
-    isa: Isa,
-    pool: Arc<Pool>,
     rope: RopeTable,
     weights: Weights,
     kv: KvCache,
+    compute: Compute,
     scratch: Scratch,
 }
 
-/// Activations of one pass, [rows][width] each.
+/// Who computes, and how.
+struct Compute {
+    isa: Isa,
+    pool: Arc<Pool>,
+}
+
+/// Activations of one pass, `[rows][width]` each; kept so that a step allocates nothing.
 #[derive(Default)]
 struct Scratch {
     residual: Vec<f32>,
     normed: Vec<f32>,
     qkv: Vec<f32>,
+    queries: Vec<f32>,
     attended: Vec<f32>,
     projected: Vec<f32>,
     gate_up: Vec<f32>,
     activated: Vec<f32>,
     prepared: Prepared,
+}
+
+/// One row of a pass.
+struct Input<'a> {
+    token: u32,
+    row: Row<'a>,
+    has_logits: bool,
+}
+
+impl Model {
+    /// Loads the engine's weights and makes a cache of `num_pages` pages.
+    pub fn load(engine: &Engine, num_pages: usize, isa: Isa, pool: Arc<Pool>) -> Result<Self> {
+        engine.require_cpu()?;
+        let manifest = engine.manifest();
+        let config = manifest.model.clone();
+        let kv = KvCache::new(
+            manifest.precision.kv,
+            config.num_layers,
+            num_pages,
+            config.num_kv_heads,
+            config.head_dim,
+        )?;
+        Ok(Self {
+            rope: RopeTable::new(&config, manifest.limits.max_seq_len),
+            weights: Weights::load(engine, &pool)?,
+            kv,
+            config,
+            compute: Compute { isa, pool },
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// Runs at most [`MAX_ROWS`] rows through all layers and appends the logits that they want.
+    fn pass(&mut self, inputs: &[Input<'_>], logits: &mut Logits) {
+        let Self { config, rope, weights, kv, compute, scratch } = self;
+        let rows: Vec<Row<'_>> = inputs.iter().map(|input| input.row).collect();
+        let tasks = attention_tasks(config, kv, compute.isa, &rows);
+        embed(&weights.embed, inputs, &mut scratch.residual);
+        for (idx, layer) in weights.layers.iter().enumerate() {
+            let stage = Stage { config, rope, kv, compute, layer, layer_idx: idx, rows: &rows };
+            stage.attend(scratch, &tasks);
+            stage.mlp(scratch);
+        }
+        let head = weights.head();
+        compute.head(config, &weights.final_norm, head, inputs, scratch, &mut logits.values);
+    }
+}
+
+impl Forward for Model {
+    fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
+        let inputs: Vec<Input<'_>> = segments.iter().flat_map(inputs).collect();
+        let vocab_size = self.config.vocab_size;
+        if let Some(input) = inputs.iter().find(|input| input.token as usize >= vocab_size) {
+            let message = format!("token {} is outside of the vocabulary of {vocab_size}", input.token);
+            return Err(Error::bad_request("input_ids", message));
+        }
+        let num_logits = inputs.iter().filter(|input| input.has_logits).count();
+        let mut logits =
+            Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
+        for inputs in inputs.chunks(MAX_ROWS) {
+            self.pass(inputs, &mut logits);
+        }
+        Ok(logits)
+    }
+}
+
+fn inputs<'a>(segment: &Segment<'a>) -> impl Iterator<Item = Input<'a>> {
+    let Segment { tokens, first_position, pages, num_logits } = *segment;
+    let first_with_logits = tokens.len() - num_logits;
+    tokens.iter().enumerate().map(move |(idx, &token)| Input {
+        token,
+        row: Row { pages, position: first_position + idx },
+        has_logits: idx >= first_with_logits,
+    })
+}
+
+fn attention_tasks(config: &ModelConfig, kv: &KvCache, isa: Isa, rows: &[Row<'_>]) -> Vec<Task> {
+    Attention { isa, kv, layer: 0, num_heads: config.num_heads, scale: 1.0, q: &[], rows }.tasks()
+}
+
+fn embed(embed: &Weight, inputs: &[Input<'_>], residual: &mut Vec<f32>) {
+    residual.resize(inputs.len() * embed.k(), 0.0);
+    for (input, x) in inputs.iter().zip(residual.chunks_exact_mut(embed.k())) {
+        embed.row(input.token as usize, x);
+    }
+}
+
+/// One layer of one pass.
+struct Stage<'a> {
+    config: &'a ModelConfig,
+    rope: &'a RopeTable,
+    kv: &'a KvCache,
+    compute: &'a Compute,
+    layer: &'a Layer,
+    layer_idx: usize,
+    rows: &'a [Row<'a>],
+}
+
+impl Stage<'_> {
+    /// `residual += out(attention(qkv(norm(residual))))`
+    fn attend(&self, s: &mut Scratch, tasks: &[Task]) {
+        let (compute, layer, rows) = (self.compute, self.layer, self.rows.len());
+        compute.norm(&s.residual, &layer.input_norm, self.config.rms_norm_eps, &mut s.normed);
+        compute.multiply(&layer.qkv, &s.normed, rows, &mut s.prepared, &mut s.qkv);
+        self.rotate_and_store(s);
+        self.attention(s, tasks);
+        compute.multiply(&layer.out, &s.attended, rows, &mut s.prepared, &mut s.projected);
+        compute.add(&mut s.residual, &s.projected, self.config.hidden_size);
+    }
+
+    /// `residual += down(silu(gate) * up)`
+    fn mlp(&self, s: &mut Scratch) {
+        let (compute, layer, rows) = (self.compute, self.layer, self.rows.len());
+        compute.norm(&s.residual, &layer.post_norm, self.config.rms_norm_eps, &mut s.normed);
+        compute.multiply(&layer.gate_up, &s.normed, rows, &mut s.prepared, &mut s.gate_up);
+        let ff = self.config.intermediate_size;
+        s.activated.resize(rows * ff, 0.0);
+        compute.rows(&mut s.activated, ff, |row, out| {
+            ops::silu_mul(compute.isa, &s.gate_up[row * 2 * ff..][..2 * ff], out);
+        });
+        compute.multiply(&layer.down, &s.activated, rows, &mut s.prepared, &mut s.projected);
+        compute.add(&mut s.residual, &s.projected, self.config.hidden_size);
+    }
+
+    /// Rotates queries and keys by their positions, puts the queries side by side and keys and values
+    /// into the cache.
+    fn rotate_and_store(&self, s: &mut Scratch) {
+        let (config, layer, isa) = (self.config, self.layer, self.compute.isa);
+        let (q_size, kv_size, eps) = (config.q_size(), config.kv_size(), config.rms_norm_eps);
+        s.queries.resize(self.rows.len() * q_size, 0.0);
+        let queries = SyncPtr(s.queries.as_mut_ptr());
+        self.compute.rows(&mut s.qkv, config.qkv_size(), |idx, qkv| {
+            let Row { pages, position } = self.rows[idx];
+            let (cos, sin) = self.rope.at(position);
+            let (q, kv) = qkv.split_at_mut(q_size);
+            let (key, value) = kv.split_at_mut(kv_size);
+            let q_norm = layer.q_norm.as_deref().map(|weight| (weight, eps));
+            let k_norm = layer.k_norm.as_deref().map(|weight| (weight, eps));
+            ops::qk_norm_rope(isa, q, q_norm, cos, sin);
+            ops::qk_norm_rope(isa, key, k_norm, cos, sin);
+            // SAFETY: every row has its own (sequence, position), each visited once; nothing reads the
+            // layer's pages before all rows are done. The queries' ranges do not overlap and lie inside.
+            unsafe {
+                self.kv.write(self.layer_idx, pages, position, key, value);
+                queries.get().add(idx * q_size).copy_from_nonoverlapping(q.as_ptr(), q_size);
+            }
+        });
+    }
+
+    fn attention(&self, s: &mut Scratch, tasks: &[Task]) {
+        s.attended.resize(s.queries.len(), 0.0);
+        let attention = Attention {
+            isa: self.compute.isa,
+            kv: self.kv,
+            layer: self.layer_idx,
+            num_heads: self.config.num_heads,
+            scale: 1.0 / (self.config.head_dim as f32).sqrt(),
+            q: &s.queries,
+            rows: self.rows,
+        };
+        let out = SyncPtr(s.attended.as_mut_ptr());
+        self.compute.pool.for_each(tasks.len(), |idx| {
+            // SAFETY: `out` is as long as `q`; tasks differ in rows or heads and each is run once; the
+            // layer's keys and values are stored already.
+            unsafe { attention.run_task(&tasks[idx], out.get()) };
+        });
+    }
+}
+
+impl Compute {
+    /// Runs `task(row, values)` for every row of `width` values, on all threads if there are several.
+    fn rows(&self, values: &mut [f32], width: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+        self.pool.for_each_chunk(values, width, task);
+    }
+
+    fn norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut Vec<f32>) {
+        let width = weight.len();
+        out.resize(x.len(), 0.0);
+        self.rows(out, width, |row, out| {
+            ops::rms_norm(self.isa, &x[row * width..][..width], weight, eps, out);
+        });
+    }
+
+    fn add(&self, x: &mut [f32], y: &[f32], width: usize) {
+        self.rows(x, width, |row, x| ops::add(self.isa, x, &y[row * width..][..width]));
+    }
+
+    fn multiply(
+        &self,
+        weight: &Weight,
+        x: &[f32],
+        rows: usize,
+        prepared: &mut Prepared,
+        out: &mut Vec<f32>,
+    ) {
+        out.resize(rows * weight.n(), 0.0);
+        prepare(self.isa, weight.dtype(), x, rows, weight.k(), prepared, &self.pool);
+        linear(self.isa, &self.pool, weight, prepared, rows, out);
+    }
+
+    /// Appends the logits of the rows that want them.
+    fn head(
+        &self,
+        config: &ModelConfig,
+        norm: &[f32],
+        head: &Weight,
+        inputs: &[Input<'_>],
+        s: &mut Scratch,
+        logits: &mut Vec<f32>,
+    ) {
+        let width = config.hidden_size;
+        let wanted = inputs.iter().zip(s.residual.chunks_exact(width));
+        let wanted = wanted.filter(|(input, _)| input.has_logits);
+        s.activated.clear();
+        wanted.for_each(|(_, x)| s.activated.extend_from_slice(x));
+        let rows = s.activated.len() / width;
+        if rows == 0 {
+            return;
+        }
+        self.norm(&s.activated, norm, config.rms_norm_eps, &mut s.normed);
+        prepare(self.isa, head.dtype(), &s.normed, rows, width, &mut s.prepared, &self.pool);
+        let first = logits.len();
+        logits.resize(first + rows * head.n(), 0.0);
+        linear(self.isa, &self.pool, head, &s.prepared, rows, &mut logits[first..]);
+    }
 }

@@ -1,0 +1,117 @@
+//! Speculative steps with the decisions made on the host: the target and the drafter give logits,
+//! the pure functions of `sampling` and `verify` do the rest.
+
+use crate::Result;
+use crate::batch::{Emitted, Entry, Executor, Forward, Logits, Outcome, Segment};
+use crate::draft::{Drafter, Proposal};
+use crate::sampling::{self, Context};
+use crate::sequence::SequenceId;
+use crate::verify::verify;
+
+/// An executor over any target and drafter.
+pub struct Host {
+    target: Box<dyn Forward>,
+    drafter: Option<Box<dyn Drafter>>,
+}
+
+impl Host {
+    /// Without a drafter every step is a plain one.
+    pub fn new(target: Box<dyn Forward>, drafter: Option<Box<dyn Drafter>>) -> Self {
+        Self { target, drafter }
+    }
+
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        match &mut self.drafter {
+            Some(drafter) => drafter.propose(entries),
+            None => Ok(vec![Proposal::default(); entries.len()]),
+        }
+    }
+
+    /// One pass of the target over every entry's chunk and, behind it, its draft.
+    fn run_target(&mut self, entries: &[Entry<'_>], proposals: &[Proposal]) -> Result<Logits> {
+        let rows: Vec<Vec<u32>> = entries.iter().zip(proposals).map(rows).collect();
+        let segments: Vec<Segment<'_>> = entries
+            .iter()
+            .zip(proposals)
+            .zip(&rows)
+            .map(|((entry, proposal), tokens)| Segment {
+                tokens,
+                first_position: entry.computed,
+                pages: entry.pages,
+                num_logits: num_logits(entry, proposal),
+            })
+            .collect();
+        self.target.forward(&segments)
+    }
+
+    fn drafted_to(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
+        self.drafter
+            .as_ref()
+            .map_or(0, |drafter| drafter.computed_after(entry, proposed, accepted))
+    }
+}
+
+impl Executor for Host {
+    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        let proposals = self.propose(entries)?;
+        let logits = self.run_target(entries, &proposals)?;
+        let mut first_row = 0;
+        let mut outcomes = Vec::with_capacity(entries.len());
+        for (entry, proposal) in entries.iter().zip(&proposals) {
+            let mut outcome = accept(entry, proposal, &logits, first_row);
+            outcome.draft_computed = self.drafted_to(entry, proposal.len(), outcome.accepted);
+            first_row += num_logits(entry, proposal);
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget(id);
+        }
+    }
+}
+
+/// The tokens of an entry's rows.
+fn rows((entry, proposal): (&Entry<'_>, &Proposal)) -> Vec<u32> {
+    // Rows of a tree would need a mask of ancestors; the drafters here propose chains.
+    debug_assert!(proposal.parents.iter().enumerate().all(|(i, p)| *p == i.checked_sub(1)));
+    let known = &entry.tokens[entry.computed..entry.computed + entry.chunk];
+    [known, &proposal.tokens].concat()
+}
+
+/// The last known token's row and one a draft, once the chunk reaches it.
+fn num_logits(entry: &Entry<'_>, proposal: &Proposal) -> usize {
+    if entry.samples() { 1 + proposal.len() } else { 0 }
+}
+
+/// Settles an entry's new tokens from its rows of logits.
+fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: usize) -> Outcome {
+    if !entry.samples() {
+        return Outcome::default();
+    }
+    let row = |node: Option<usize>| logits.row(first_row + node.map_or(0, |node| node + 1));
+    let context = |drafted| Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted };
+    let target = |node, drafted: &[u32]| entry.sampler.distribution(row(node), context(drafted));
+    let verdict = verify(entry.sampler, proposal, target, entry.tokens.len());
+    let nodes = std::iter::once(None).chain(verdict.path.iter().map(|&node| Some(node)));
+    let tokens = nodes.zip(verdict.tokens(proposal));
+    Outcome {
+        tokens: tokens.map(|(node, token)| report(entry, token, row(node))).collect(),
+        drafted: proposal.len(),
+        accepted: verdict.accepted(),
+        draft_computed: 0,
+    }
+}
+
+/// A token with the log-probabilities that were asked for.
+fn report(entry: &Entry<'_>, token: u32, logits: &[f32]) -> Emitted {
+    match entry.sampler.params().logprobs {
+        Some(num_top) => {
+            let (logprob, top_logprobs) = sampling::report(logits, token, num_top);
+            Emitted { token, logprob: Some(logprob), top_logprobs }
+        }
+        None => Emitted { token, logprob: None, top_logprobs: Vec::new() },
+    }
+}
