@@ -27,6 +27,9 @@ const PROBE_SHARE: f64 = 0.02;
 /// Steps whose share is saved up for a probe at most: a drafter pass may cost more than one step's.
 const MAX_SAVED_STEPS: f64 = 64.0;
 
+/// Steps between two probes of a sequence at least, however cheap they are.
+const PROBE_PERIOD: u64 = 8;
+
 /// A plain step is taken at each batch size when it is first seen and once in this many steps: what
 /// speculation is compared with is otherwise never measured again while it pays.
 const PLAIN_PERIOD: u64 = 1024;
@@ -195,10 +198,14 @@ impl Tuner {
     fn probe(&mut self, candidates: &[Candidate], batch: Batch<'_>, lens: &mut [usize]) {
         let mut ms = self.costs.step_ms(batch.step(lens));
         self.saved_ms = (self.saved_ms + PROBE_SHARE * ms).min(PROBE_SHARE * MAX_SAVED_STEPS * ms);
-        let mut idle: Vec<usize> =
-            (0..lens.len()).filter(|&idx| lens[idx] == 0 && !batch.gains[idx].is_empty()).collect();
-        idle.sort_by_key(|&idx| (self.state(candidates[idx].id).probed_at, idx));
-        for idx in idle {
+        let steps = self.steps;
+        let mut idle: Vec<(u64, usize)> = (0..lens.len())
+            .filter(|&idx| lens[idx] == 0 && !batch.gains[idx].is_empty())
+            .map(|idx| (self.state(candidates[idx].id).probed_at, idx))
+            .filter(|(probed_at, _)| probed_at + PROBE_PERIOD <= steps)
+            .collect();
+        idle.sort_unstable();
+        for (_, idx) in idle {
             lens[idx] = 1;
             let with_probe = batch.step(lens);
             let cost = self.costs.step_ms(with_probe) - ms;

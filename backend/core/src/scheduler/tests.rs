@@ -83,7 +83,9 @@ impl World {
         schedule.forgotten.iter().for_each(|&id| self.executor.forget(id));
         let outcomes = self.executor.step(&self.scheduler.entries(&schedule)).unwrap();
         let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len).sum();
-        self.scheduler.observe(&schedule, &outcomes, 5.0 + 0.1 * rows as f64);
+        let passes = outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
+        let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
+        self.scheduler.observe(&schedule, &outcomes, ms);
         for event in self.scheduler.commit(&schedule, outcomes) {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
