@@ -33,26 +33,30 @@ impl Batch<'_> {
     /// for every longest draft and every sum the positions with the most gain are tried.
     pub(super) fn best(&self, costs: &Costs) -> Vec<usize> {
         let ranked = self.ranked();
-        let longest = self.gains.iter().map(Vec::len).max().unwrap_or(0);
-        let plain = vec![0; self.gains.len()];
-        let mut best = (self.throughput(costs, &plain), plain.clone());
-        for draft_passes in 1..=longest {
-            let mut lens = plain.clone();
-            let mut step = Step { draft_passes, ..self.step(&lens) };
-            let mut tokens = self.gains.len() as f64;
-            let within = ranked.iter().filter(|(_, position, _)| *position < draft_passes);
-            for &(gain, position, idx) in within.take(self.max_extra) {
-                lens[idx] += 1;
-                step.rows += 1;
-                step.drafting += usize::from(position == 0);
+        let within = |draft_passes| {
+            let within = move |rank: &&(f64, usize, usize)| rank.1 < draft_passes;
+            ranked.iter().filter(within).take(self.max_extra)
+        };
+        let mut lens = vec![0; self.gains.len()];
+        // Looked up once: the loop below runs a few thousand times for a large batch.
+        let num_extra = ranked.len().min(self.max_extra);
+        let target_ms: Vec<f64> =
+            (0..=num_extra).map(|extra| costs.target_ms(self.base_rows + extra)).collect();
+        let pass_ms: Vec<f64> = (0..=lens.len()).map(|num| costs.pass_ms(num)).collect();
+        let (mut best, mut best_passes, mut best_extra) = (self.throughput(costs, &lens), 0, 0);
+        for draft_passes in 1..=self.gains.iter().map(Vec::len).max().unwrap_or(0) {
+            let (mut tokens, mut drafting) = (self.gains.len() as f64, 0);
+            for (&(gain, position, _), extra) in within(draft_passes).zip(1..) {
                 tokens += gain;
-                let throughput = tokens / costs.step_ms(step);
-                if throughput > best.0 {
-                    best = (throughput, lens.clone());
+                drafting += usize::from(position == 0);
+                let ms = target_ms[extra] + draft_passes as f64 * pass_ms[drafting];
+                if tokens > best * ms {
+                    (best, best_passes, best_extra) = (tokens / ms, draft_passes, extra);
                 }
             }
         }
-        best.1
+        within(best_passes).take(best_extra).for_each(|&(_, _, idx)| lens[idx] += 1);
+        lens
     }
 
     /// Every (gain, position, sequence), the most gain first. Gains never rise within a sequence and

@@ -44,19 +44,28 @@ impl Costs {
 
     /// Milliseconds that a step takes; relative ones until something was measured.
     pub(super) fn step_ms(&self, step: Step) -> f64 {
-        self.target.at(step.rows) + self.drafts_ms(step)
+        self.target_ms(step.rows) + self.drafts_ms(step)
+    }
+
+    /// The part of the target's pass.
+    pub(super) fn target_ms(&self, rows: usize) -> f64 {
+        self.target.at(rows)
+    }
+
+    /// One drafter pass for so many sequences.
+    pub(super) fn pass_ms(&self, drafting: usize) -> f64 {
+        if self.draft.is_known() {
+            self.draft.at(drafting)
+        } else {
+            ASSUMED_DRAFT_SHARE * self.target.at(drafting)
+        }
     }
 
     fn drafts_ms(&self, step: Step) -> f64 {
-        if step.draft_passes == 0 {
-            return 0.0;
+        match step.draft_passes {
+            0 => 0.0,
+            passes => self.pass_ms(step.drafting) * passes as f64,
         }
-        let pass = if self.draft.is_known() {
-            self.draft.at(step.drafting)
-        } else {
-            ASSUMED_DRAFT_SHARE * self.target.at(step.drafting)
-        };
-        pass * step.draft_passes as f64
     }
 
     /// Which rows share a measurement with these.

@@ -114,7 +114,12 @@ fn knot_rows(knot: usize) -> usize {
 
 /// The last knot with no more rows.
 fn knot_below(rows: usize) -> usize {
-    (1..NUM_KNOTS).find(|&knot| knot_rows(knot) > rows).unwrap_or(NUM_KNOTS) - 1
+    if rows <= DENSE_ROWS {
+        return rows - 1;
+    }
+    let octave = (rows / DENSE_ROWS).ilog2() as usize;
+    let quarter = (rows - (DENSE_ROWS << octave)) / ((DENSE_ROWS / 4) << octave);
+    (DENSE_ROWS - 1 + 4 * octave + quarter).min(NUM_KNOTS - 1)
 }
 
 /// The knot that a measurement belongs to.
@@ -153,6 +158,10 @@ mod tests {
         let rows: Vec<usize> = (0..16).map(knot_rows).collect();
         assert_eq!(rows, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]);
         assert_eq!(knot_rows(NUM_KNOTS - 1), 32768);
+        for rows in 1..40_000 {
+            let naive = (0..NUM_KNOTS).rfind(|&knot| knot_rows(knot) <= rows);
+            assert_eq!(Some(knot_below(rows)), naive, "{rows} rows");
+        }
         assert_eq!((nearest_knot(1), nearest_knot(8), nearest_knot(18)), (0, 7, 11));
         assert_eq!(nearest_knot(100_000), NUM_KNOTS - 1);
     }
