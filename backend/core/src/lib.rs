@@ -1,8 +1,9 @@
 //! Everything between an engine file and text, without Triton and without the builder.
 //!
 //! Imports go one way, left to right:
-//! `error | engine, model, tokenizer | sequence, pages, batch | scheduler, sampling, draft, verify | exec | runtime`.
+//! `error | engine, model, tokenizer | sequence, pages, batch | adapt, scheduler, sampling, draft, verify | exec | runtime`.
 
+pub mod adapt;
 pub mod batch;
 pub mod draft;
 pub mod engine;

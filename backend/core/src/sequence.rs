@@ -1,4 +1,278 @@
-//! A request in the runtime.
+//! A request in the runtime: its tokens, how far the caches are, what it may still generate, and
+//! what it has counted. The scheduler alone changes one while it runs.
+
+use crate::batch::{Emitted, Outcome};
+use crate::pages::PageId;
+use crate::sampling::Sampler;
 
 /// Names a sequence for as long as the runtime lives.
 pub type SequenceId = u64;
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// It drew this end token, which is the last token emitted.
+    Stop(u32),
+    /// The caller found a stop word in its text.
+    StopWord,
+    /// It reached `max_tokens`, or the engine's `max_seq_len`.
+    Length,
+    /// The caller wanted no more of it.
+    Cancelled,
+}
+
+/// What scheduling needs to know of a request, beside its prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// The model's end tokens.
+    pub end_tokens: Vec<u32>,
+    /// Whether `end_tokens` are generated past.
+    pub ignore_eos: bool,
+    /// The request's own end tokens, honoured whatever `ignore_eos` says.
+    pub stop_tokens: Vec<u32>,
+    /// Draft tokens in a step at most; 0 is plain decoding.
+    pub draft_len: usize,
+    /// Lower is served first.
+    pub priority: u32,
+}
+
+/// What a sequence has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Steps that gave tokens.
+    pub steps: u64,
+    /// Draft tokens verified.
+    pub drafted: u64,
+    /// Draft tokens accepted.
+    pub accepted: u64,
+    /// Steps in which the draft token at this position was accepted.
+    pub accepted_per_position: Vec<u64>,
+    /// Times that it lost its pages and was computed again.
+    pub preemptions: u64,
+}
+
+impl Counters {
+    fn count(&mut self, drafted: usize, accepted: usize) {
+        self.steps += 1;
+        self.drafted += drafted as u64;
+        self.accepted += accepted as u64;
+        if self.accepted_per_position.len() < accepted {
+            self.accepted_per_position.resize(accepted, 0);
+        }
+        self.accepted_per_position[..accepted].iter_mut().for_each(|count| *count += 1);
+    }
+}
+
+/// A request in the runtime.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// Its name.
+    pub id: SequenceId,
+    /// The prompt, then what was generated.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the prompt.
+    pub prompt_len: usize,
+    /// Positions whose target KV is valid: fewer than `tokens`, until it ends.
+    pub computed: usize,
+    /// Positions whose drafter KV is valid, at most `computed`.
+    pub draft_computed: usize,
+    /// Its pages, in order.
+    pub pages: Vec<PageId>,
+    /// How its logits become tokens.
+    pub sampler: Sampler,
+    /// What it may generate.
+    pub limits: Limits,
+    /// What it has counted.
+    pub counters: Counters,
+    /// Why it ended, once it has.
+    pub finish: Option<FinishReason>,
+}
+
+impl Sequence {
+    /// A request that has not been computed yet.
+    pub fn new(id: SequenceId, prompt: Vec<u32>, sampler: Sampler, limits: Limits) -> Self {
+        Self {
+            id,
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            computed: 0,
+            draft_computed: 0,
+            pages: Vec::new(),
+            sampler,
+            limits,
+            counters: Counters::default(),
+            finish: None,
+        }
+    }
+
+    /// What was generated.
+    pub fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// Known tokens that the target has not computed.
+    pub fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Positions that the drafter's cache is behind the target's.
+    pub fn draft_lag(&self) -> usize {
+        self.computed - self.draft_computed
+    }
+
+    /// Tokens it may still generate under `max_seq_len`.
+    pub fn remaining(&self, max_seq_len: usize) -> usize {
+        let by_request = self.limits.max_tokens.saturating_sub(self.generated().len());
+        by_request.min(max_seq_len.saturating_sub(self.tokens.len()))
+    }
+
+    /// The most drafts worth verifying in a step: the target adds a token of its own to them, so one
+    /// fewer than remain.
+    pub fn useful_draft_len(&self, max_seq_len: usize) -> usize {
+        self.limits.draft_len.min(self.remaining(max_seq_len).saturating_sub(1))
+    }
+
+    /// Takes in what a step did with `chunk` known tokens, and returns the tokens that count: none
+    /// after one that ends the sequence.
+    pub(crate) fn apply(
+        &mut self,
+        chunk: usize,
+        speculates: bool,
+        outcome: Outcome,
+        max_seq_len: usize,
+    ) -> Vec<Emitted> {
+        let samples = chunk == self.pending();
+        assert_eq!(
+            !outcome.tokens.is_empty(),
+            samples,
+            "tokens come iff the last one was computed"
+        );
+        assert!(outcome.accepted <= outcome.drafted, "more drafts accepted than verified");
+        self.computed += chunk;
+        let mut emitted = outcome.tokens;
+        if samples {
+            assert_eq!(
+                emitted.len(),
+                outcome.accepted + 1,
+                "the accepted drafts and one token more"
+            );
+            self.counters.count(outcome.drafted, outcome.accepted);
+            self.extend(&mut emitted, max_seq_len);
+            // The last token has no KV yet: a step's accepted drafts have, its final token has not.
+            self.computed = self.tokens.len() - 1;
+        }
+        // A drafter that was not asked need not know how far it is; it cannot have lost anything.
+        let kept = if speculates { 0 } else { self.draft_computed };
+        self.draft_computed = outcome.draft_computed.max(kept).min(self.computed);
+        emitted
+    }
+
+    fn extend(&mut self, emitted: &mut Vec<Emitted>, max_seq_len: usize) {
+        for idx in 0..emitted.len() {
+            self.tokens.push(emitted[idx].token);
+            self.finish = self.ends_with(emitted[idx].token, max_seq_len);
+            if self.finish.is_some() {
+                emitted.truncate(idx + 1);
+                return;
+            }
+        }
+    }
+
+    fn ends_with(&self, token: u32, max_seq_len: usize) -> Option<FinishReason> {
+        let Limits { end_tokens, ignore_eos, stop_tokens, .. } = &self.limits;
+        if stop_tokens.contains(&token) || (!ignore_eos && end_tokens.contains(&token)) {
+            return Some(FinishReason::Stop(token));
+        }
+        (self.remaining(max_seq_len) == 0).then_some(FinishReason::Length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::fake;
+
+    const MAX_SEQ_LEN: usize = 64;
+
+    fn decoding(limits: Limits) -> Sequence {
+        let mut sequence = fake::sequence(1, vec![7, 8, 9], limits);
+        sequence.computed = 2;
+        sequence
+    }
+
+    fn outcome(tokens: &[u32], drafted: usize) -> Outcome {
+        Outcome {
+            tokens: tokens.iter().map(|&token| fake::emitted(token)).collect(),
+            drafted,
+            accepted: tokens.len() - 1,
+            draft_computed: 3,
+        }
+    }
+
+    fn ids(emitted: &[Emitted]) -> Vec<u32> {
+        emitted.iter().map(|emitted| emitted.token).collect()
+    }
+
+    #[test]
+    fn accepted_tokens_are_computed_and_the_last_is_not() {
+        let mut sequence = decoding(fake::limits(10, 4));
+        let emitted = sequence.apply(1, true, outcome(&[1, 2, 3], 4), MAX_SEQ_LEN);
+        assert_eq!(ids(&emitted), [1, 2, 3]);
+        assert_eq!(sequence.tokens, [7, 8, 9, 1, 2, 3]);
+        assert_eq!((sequence.computed, sequence.draft_computed), (5, 3));
+        assert_eq!(sequence.finish, None);
+        assert_eq!(sequence.counters.drafted, 4);
+        assert_eq!(sequence.counters.accepted_per_position, [1, 1]);
+    }
+
+    #[test]
+    fn tokens_after_an_end_token_are_dropped() {
+        let mut sequence = decoding(Limits { end_tokens: vec![2], ..fake::limits(10, 4) });
+        let emitted = sequence.apply(1, true, outcome(&[1, 2, 3], 2), MAX_SEQ_LEN);
+        assert_eq!(ids(&emitted), [1, 2]);
+        assert_eq!(sequence.finish, Some(FinishReason::Stop(2)));
+    }
+
+    #[test]
+    fn ignored_end_tokens_do_not_end_but_stop_tokens_do() {
+        let mut sequence = decoding(Limits {
+            end_tokens: vec![2],
+            ignore_eos: true,
+            stop_tokens: vec![3],
+            ..fake::limits(10, 4)
+        });
+        let emitted = sequence.apply(1, true, outcome(&[2, 3, 4], 2), MAX_SEQ_LEN);
+        assert_eq!(ids(&emitted), [2, 3]);
+        assert_eq!(sequence.finish, Some(FinishReason::Stop(3)));
+    }
+
+    #[test]
+    fn the_length_limit_ends_it_unless_an_end_token_does() {
+        let mut sequence = decoding(Limits { end_tokens: vec![5], ..fake::limits(2, 4) });
+        let mut twin = sequence.clone();
+        sequence.apply(1, true, outcome(&[1, 2], 1), MAX_SEQ_LEN);
+        assert_eq!(sequence.finish, Some(FinishReason::Length));
+        twin.apply(1, true, outcome(&[1, 5], 1), MAX_SEQ_LEN);
+        assert_eq!(twin.finish, Some(FinishReason::Stop(5)));
+    }
+
+    #[test]
+    fn max_seq_len_ends_it_before_max_tokens() {
+        let mut sequence = decoding(fake::limits(10, 4));
+        assert_eq!(sequence.remaining(5), 2);
+        assert_eq!(sequence.useful_draft_len(5), 1);
+        sequence.apply(1, true, outcome(&[1, 2], 1), 5);
+        assert_eq!(sequence.finish, Some(FinishReason::Length));
+    }
+
+    #[test]
+    fn a_drafter_that_was_not_asked_keeps_its_place() {
+        let mut sequence = decoding(fake::limits(10, 4));
+        sequence.draft_computed = 2;
+        let quiet = Outcome { draft_computed: 0, ..outcome(&[1], 0) };
+        sequence.apply(1, false, quiet, MAX_SEQ_LEN);
+        assert_eq!((sequence.computed, sequence.draft_computed), (3, 2));
+    }
+}

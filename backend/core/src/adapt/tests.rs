@@ -1,0 +1,230 @@
+//! The tuner against simulated engines: whether it finds the right length, and what it costs to.
+
+use super::*;
+use proptest::prelude::*;
+
+/// A device and a drafter whose truth the tuner does not know.
+#[derive(Clone, Copy, Debug)]
+struct World {
+    target_ms: f64,
+    row_ms: f64,
+    draft_ms: f64,
+}
+
+const MEMORY_BOUND: World = World { target_ms: 10.0, row_ms: 0.1, draft_ms: 0.8 };
+const MAX_DRAFT_LEN: usize = 8;
+
+impl World {
+    fn ms(self, step: Step) -> f64 {
+        self.target_ms + self.row_ms * step.rows as f64 + self.draft_ms * step.draft_passes as f64
+    }
+}
+
+/// A run over a batch of sequences, each with its acceptance rate.
+struct Run {
+    tuner: Tuner,
+    world: World,
+    rates: Vec<f64>,
+    random: u64,
+    tokens: f64,
+    ms: f64,
+    lens: Vec<usize>,
+}
+
+impl Run {
+    fn new(world: World, rates: &[f64]) -> Self {
+        Self {
+            tuner: Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, None),
+            world,
+            rates: rates.to_vec(),
+            random: 88172645463325252,
+            tokens: 0.0,
+            ms: 0.0,
+            lens: Vec::new(),
+        }
+    }
+
+    fn uniform(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        (0..self.rates.len())
+            .map(|idx| Candidate { id: idx as u64, limit: MAX_DRAFT_LEN })
+            .collect()
+    }
+
+    fn step(&mut self) {
+        let num = self.rates.len();
+        self.lens = self.tuner.choose(&self.candidates(), num, 1024);
+        for idx in 0..num {
+            let drafted = self.lens[idx];
+            let accepted = (0..drafted).take_while(|_| self.uniform() < self.rates[idx]).count();
+            self.tuner.record(idx as u64, drafted, accepted);
+            self.tokens += 1.0 + accepted as f64;
+        }
+        let step = Batch { gains: &[], base_rows: num, max_extra: 0 }.step(&self.lens);
+        let ms = self.world.ms(step);
+        self.tuner.observe(step, ms);
+        self.ms += ms;
+    }
+
+    fn steps(&mut self, count: usize) -> &mut Self {
+        (self.tokens, self.ms) = (0.0, 0.0);
+        (0..count).for_each(|_| self.step());
+        self
+    }
+
+    /// Tokens per millisecond since the last call of `steps`, relative to plain decoding.
+    fn speedup(&self) -> f64 {
+        let num = self.rates.len();
+        let plain = num as f64 / self.world.ms(Step { rows: num, drafting: 0, draft_passes: 0 });
+        self.tokens / self.ms / plain
+    }
+
+    fn mean_len(&mut self, idx: usize, count: usize) -> f64 {
+        let total: usize = (0..count)
+            .map(|_| {
+                self.step();
+                self.lens[idx]
+            })
+            .sum();
+        total as f64 / count as f64
+    }
+}
+
+#[test]
+fn certain_acceptance_goes_to_the_longest_draft() {
+    for num in [1, 8, 32] {
+        let mut run = Run::new(MEMORY_BOUND, &vec![1.0; num]);
+        run.steps(60);
+        assert!(run.lens.iter().all(|&len| len == MAX_DRAFT_LEN), "{num}: {:?}", run.lens);
+    }
+}
+
+#[test]
+fn no_acceptance_goes_to_plain_decoding() {
+    for num in [1, 8, 32] {
+        let mut run = Run::new(MEMORY_BOUND, &vec![0.0; num]);
+        run.steps(200);
+        assert!(run.mean_len(0, 200) < 0.3);
+        assert!(run.steps(1000).speedup() >= 0.98, "{num}: {}", run.speedup());
+    }
+}
+
+#[test]
+fn each_sequence_gets_what_its_acceptance_is_worth() {
+    let mut run = Run::new(World { row_ms: 0.5, ..MEMORY_BOUND }, &[0.95, 0.0, 0.95, 0.5]);
+    run.steps(300);
+    let lens: Vec<f64> = (0..4).map(|idx| run.mean_len(idx, 100)).collect();
+    assert!(lens[0] > 4.0 && lens[2] > 4.0, "{lens:?}");
+    assert!(lens[1] < 1.0, "{lens:?}");
+    assert!(lens[3] > lens[1] && lens[3] < lens[0], "{lens:?}");
+}
+
+#[test]
+fn probes_notice_that_acceptance_has_recovered() {
+    let mut run = Run::new(MEMORY_BOUND, &[0.0]);
+    run.steps(400);
+    assert!(run.mean_len(0, 100) < 0.3);
+    run.rates = vec![0.95];
+    run.steps(600);
+    assert!(run.mean_len(0, 100) > 4.0);
+}
+
+#[test]
+fn a_drafter_that_turns_dear_is_dropped() {
+    let mut run = Run::new(MEMORY_BOUND, &[0.6]);
+    assert!(run.steps(200).speedup() > 1.3, "{}", run.speedup());
+    run.world.draft_ms = 20.0;
+    run.steps(300);
+    assert!(run.steps(500).speedup() > 0.97, "{}", run.speedup());
+}
+
+#[test]
+fn rows_that_cost_as_much_as_tokens_are_not_drafted() {
+    let compute_bound = World { target_ms: 1.0, row_ms: 1.0, draft_ms: 0.5 };
+    let mut run = Run::new(compute_bound, &vec![0.7; 32]);
+    run.steps(300);
+    assert!(run.steps(500).speedup() >= 0.98, "{}", run.speedup());
+}
+
+#[test]
+fn a_fixed_policy_drafts_what_is_allowed() {
+    let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, None);
+    let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate { id, limit });
+    (0..50).for_each(|_| tuner.record(1, 4, 0));
+    assert_eq!(tuner.choose(&candidates, 3, 100), [4, 0, 2]);
+    assert_eq!(tuner.choose(&candidates, 3, 3), [2, 0, 1]);
+}
+
+#[test]
+fn a_sequence_that_left_is_forgotten() {
+    let mut run = Run::new(MEMORY_BOUND, &[0.5, 0.5]);
+    run.steps(10);
+    (0..2).for_each(|id| run.tuner.forget(id));
+    assert!(run.tuner.states.is_empty());
+}
+
+fn worlds() -> impl Strategy<Value = World> {
+    (0.5f64..20.0, 0.0f64..2.0, 0.01f64..10.0).prop_map(|(target_ms, row_ms, draft_ms)| World {
+        target_ms,
+        row_ms,
+        draft_ms,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn lengths_promise_no_less_than_plain_decoding_but_for_bounded_probes(
+        world in worlds(),
+        rates in prop::collection::vec(0.0f64..1.0, 1..6),
+    ) {
+        let mut run = Run::new(world, &rates);
+        let (mut probe_ms, mut total_ms) = (0.0, 0.0);
+        for _ in 0..400 {
+            let candidates = run.candidates();
+            let mut twin = run.tuner.clone();
+            let gains = twin.gains(&candidates, &vec![MAX_DRAFT_LEN; rates.len()]);
+            let batch = Batch { gains: &gains, base_rows: rates.len(), max_extra: 1024 };
+            let settled = twin.settle(&candidates, batch);
+            let plain = batch.throughput(&twin.costs, &vec![0; rates.len()]);
+            prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
+
+            let costs = run.tuner.costs.clone();
+            run.step();
+            let probes = run.lens.iter().zip(&settled).any(|(len, settled)| len > settled);
+            let ms = costs.step_ms(batch.step(&run.lens));
+            if probes {
+                probe_ms += ms - costs.step_ms(batch.step(&settled));
+            }
+            total_ms += ms;
+        }
+        prop_assert!(probe_ms <= 0.02 * total_ms, "{probe_ms} of {total_ms} ms");
+    }
+
+    #[test]
+    fn budget_and_limits_are_held(
+        limits in prop::collection::vec(0usize..10, 1..9),
+        max_extra in 0usize..20,
+        fixed in any::<bool>(),
+        rounds in 1usize..20,
+    ) {
+        let policy = if fixed { DraftPolicy::Fixed } else { DraftPolicy::Adaptive };
+        let mut tuner = Tuner::new(policy, MAX_DRAFT_LEN, None, None);
+        let candidates: Vec<_> =
+            limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit }).collect();
+        for round in 0..rounds {
+            let lens = tuner.choose(&candidates, limits.len() + round % 3, max_extra);
+            prop_assert_eq!(lens.len(), limits.len());
+            prop_assert!(lens.iter().sum::<usize>() <= max_extra);
+            prop_assert!(lens.iter().zip(&limits).all(|(&len, &limit)| len <= limit.min(MAX_DRAFT_LEN)));
+            lens.iter().zip(0..).for_each(|(&len, id)| tuner.record(id, len, len / 2));
+        }
+    }
+}

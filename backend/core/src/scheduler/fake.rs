@@ -1,0 +1,196 @@
+//! A model and an executor for tests. The next token is a hash of the whole context. Every cached
+//! position keeps the hash of the context it was computed in, and is checked whenever it would be
+//! read: a page given to two sequences, or rows left out, are found at once.
+
+use crate::Result;
+use crate::batch::{Emitted, Entry, Executor, Outcome};
+use crate::pages::{PAGE_TOKENS, PageId, pages_for};
+use crate::sampling::Sampler;
+use crate::sequence::{Limits, Sequence, SequenceId};
+use std::collections::{BTreeSet, HashMap};
+
+/// Tokens are below this.
+pub(crate) const VOCAB_SIZE: u32 = 50;
+
+/// An end token that the model draws once in `VOCAB_SIZE` tokens.
+pub(crate) const END_TOKEN: u32 = 0;
+
+/// Limits of a request that ends by length alone.
+pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
+    Limits {
+        max_tokens,
+        end_tokens: Vec::new(),
+        ignore_eos: false,
+        stop_tokens: Vec::new(),
+        draft_len,
+        priority: 0,
+    }
+}
+
+/// A request.
+pub(crate) fn sequence(id: SequenceId, prompt: Vec<u32>, limits: Limits) -> Sequence {
+    Sequence::new(id, prompt, Sampler, limits)
+}
+
+/// A token with nothing reported about it.
+pub(crate) fn emitted(token: u32) -> Emitted {
+    Emitted { token, logprob: None, top_logprobs: Vec::new() }
+}
+
+/// What the model generates, without caches, drafts or batches.
+pub(crate) fn expected(sequence: &Sequence) -> Vec<u32> {
+    let mut context = sequence.tokens.iter().fold(0, |context, &token| mix(context, token));
+    let mut generated = Vec::new();
+    while generated.len() < sequence.limits.max_tokens {
+        let token = next(context);
+        context = mix(context, token);
+        generated.push(token);
+        if sequence.limits.end_tokens.contains(&token) {
+            break;
+        }
+    }
+    generated
+}
+
+fn mix(context: u64, token: u32) -> u64 {
+    let mut x = context ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn next(context: u64) -> u32 {
+    (mix(context, 12345) % u64::from(VOCAB_SIZE)) as u32
+}
+
+/// The cache of one model, by page and slot.
+#[derive(Default)]
+struct Cache(HashMap<(PageId, usize), u64>);
+
+impl Cache {
+    fn slot(pages: &[PageId], position: usize) -> (PageId, usize) {
+        (pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
+    }
+
+    fn write(&mut self, pages: &[PageId], position: usize, context: u64) {
+        self.0.insert(Self::slot(pages, position), context);
+    }
+
+    fn check(&self, pages: &[PageId], contexts: &[u64], what: &str) {
+        for (position, context) in contexts.iter().enumerate() {
+            let cached = self.0.get(&Self::slot(pages, position));
+            assert_eq!(cached, Some(context), "{what} cache at position {position}");
+        }
+    }
+}
+
+/// An executor whose drafter is right in `percent` of its tokens.
+pub(crate) struct Fake {
+    percent: u64,
+    random: u64,
+    target: Cache,
+    draft: Cache,
+    remembered: BTreeSet<SequenceId>,
+    /// Steps run.
+    pub(crate) num_steps: u64,
+}
+
+impl Fake {
+    pub(crate) fn new(percent: u64, seed: u64) -> Self {
+        Self {
+            percent,
+            random: seed,
+            target: Cache::default(),
+            draft: Cache::default(),
+            remembered: BTreeSet::new(),
+            num_steps: 0,
+        }
+    }
+
+    /// Sequences that it was not told to forget.
+    pub(crate) fn remembered(&self) -> usize {
+        self.remembered.len()
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.random = mix(self.random, 1);
+        self.random % 100 < percent
+    }
+
+    fn check(entry: &Entry<'_>) {
+        let Entry { tokens, computed, chunk, draft_len, draft_computed, pages, .. } = *entry;
+        assert!(chunk >= 1 && computed + chunk <= tokens.len());
+        assert!(draft_len == 0 || (entry.samples() && entry.speculates));
+        assert!(draft_computed <= computed);
+        assert!(pages.len() >= pages_for(computed + chunk + draft_len));
+    }
+
+    /// Up to `draft_len` tokens after `context`; now and then fewer.
+    fn propose(&mut self, mut context: u64, draft_len: usize) -> Vec<u32> {
+        let mut draft = Vec::new();
+        while draft.len() < draft_len && !self.chance(5) {
+            let right = self.chance(self.percent);
+            let token = if right { next(context) } else { (next(context) + 1) % VOCAB_SIZE };
+            context = mix(context, token);
+            draft.push(token);
+        }
+        draft
+    }
+
+    fn run(&mut self, entry: &Entry<'_>) -> Outcome {
+        Self::check(entry);
+        let first = self.remembered.insert(entry.id);
+        assert_eq!(first, entry.computed == 0, "sequence {} was not forgotten", entry.id);
+        let end = entry.computed + entry.chunk;
+        let hash = |context: &mut u64, &token: &u32| {
+            *context = mix(*context, token);
+            Some(*context)
+        };
+        let contexts: Vec<u64> = entry.tokens[..end].iter().scan(0, hash).collect();
+        self.target.check(entry.pages, &contexts[..entry.computed], "target");
+        (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
+        if entry.speculates {
+            self.draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
+            (entry.draft_computed..end).for_each(|p| self.draft.write(entry.pages, p, contexts[p]));
+        }
+        // An executor need not know how far a drafter is that it did not run.
+        let draft_computed = if entry.speculates { end } else { 0 };
+        if !entry.samples() {
+            return Outcome { draft_computed, ..Outcome::default() };
+        }
+        self.verify(entry, contexts[end - 1], draft_computed)
+    }
+
+    fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {
+        let draft = self.propose(context, entry.draft_len);
+        let (len, drafted) = (entry.tokens.len(), draft.len());
+        let mut drafts_context = context;
+        let mut tokens = Vec::new();
+        for (idx, &token) in draft.iter().enumerate() {
+            if tokens.len() == idx && token == next(context) {
+                context = mix(context, token);
+                tokens.push(emitted(token));
+            }
+            drafts_context = mix(drafts_context, token);
+            self.target.write(entry.pages, len + idx, drafts_context);
+            if idx + 1 < drafted {
+                self.draft.write(entry.pages, len + idx, drafts_context);
+            }
+        }
+        let accepted = tokens.len();
+        tokens.push(emitted(next(context)));
+        let draft_computed = draft_computed + accepted.min(drafted.saturating_sub(1));
+        Outcome { tokens, drafted, accepted, draft_computed }
+    }
+}
+
+impl Executor for Fake {
+    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        self.num_steps += 1;
+        Ok(entries.iter().map(|entry| self.run(entry)).collect())
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.remembered.remove(&id);
+    }
+}

@@ -1,0 +1,279 @@
+//! Who takes part in the next step, with how many tokens and drafts. First come first served within a
+//! priority; sequences that decode go before chunks of prompts; pages are lent before a step starts,
+//! so that none fails for memory half way. Pure: it knows neither device nor clock.
+
+mod plan;
+
+#[cfg(test)]
+pub(crate) mod fake;
+#[cfg(test)]
+mod tests;
+
+use crate::adapt::{Step, Tuner};
+use crate::batch::{Emitted, Entry, Outcome};
+use crate::pages::{PagePool, pages_for};
+use crate::sequence::{FinishReason, Sequence, SequenceId};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+
+/// What an engine allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Sequences in a step.
+    pub max_batch_size: usize,
+    /// Rows of any forward pass in a step. The target's pass counts chunks and drafts, the drafter's
+    /// first pass counts chunks and what it has to catch up.
+    pub max_num_tokens: usize,
+    /// Prompt and generated tokens of a sequence.
+    pub max_seq_len: usize,
+    /// Draft tokens of a sequence in a step.
+    pub max_draft_len: usize,
+    /// Pages that target and drafter have in common.
+    pub num_pages: usize,
+    /// Requests that wait; preempted ones are not counted against it.
+    pub max_queue: usize,
+}
+
+/// Place in the order of service: priority, then arrival.
+type Key = (u32, u64);
+
+/// One sequence's part in a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Whose part it is.
+    pub id: SequenceId,
+    /// Known tokens to run through the target.
+    pub chunk: usize,
+    /// Draft tokens to verify at most.
+    pub draft_len: usize,
+    /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
+    pub draft_rows: usize,
+    key: Key,
+}
+
+/// A step to run. Its pages are lent until it is committed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    /// Who takes part. Empty only when there is nothing to do.
+    pub parts: Vec<Part>,
+    /// Sequences that have left or lost their pages: the executor forgets them before the step.
+    pub forgotten: Vec<SequenceId>,
+}
+
+/// What a step brought to a sequence.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Whose event it is.
+    pub id: SequenceId,
+    /// New tokens; an end token is the last of them.
+    pub emitted: Vec<Emitted>,
+    /// The whole sequence, once it has ended; `finish` says why.
+    pub finished: Option<Box<Sequence>>,
+}
+
+/// Waiting and running sequences, and the pages.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    tuner: Tuner,
+    pool: PagePool,
+    waiting: BTreeMap<Key, Sequence>,
+    running: BTreeMap<Key, Sequence>,
+    num_arrived: u64,
+    /// To be told with the next schedule.
+    forgotten: Vec<SequenceId>,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing to do.
+    pub fn new(config: SchedulerConfig, tuner: Tuner) -> Self {
+        let SchedulerConfig { max_batch_size, max_num_tokens, max_queue, .. } = config;
+        assert!(
+            max_batch_size > 0 && max_num_tokens > 0 && max_queue > 0,
+            "a limit of 0: {config:?}"
+        );
+        Self {
+            pool: PagePool::new(config.num_pages),
+            config,
+            tuner,
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            num_arrived: 0,
+            forgotten: Vec::new(),
+        }
+    }
+
+    /// Takes a request into the queue, if it can ever be served.
+    pub fn add(&mut self, sequence: Sequence) -> Result<()> {
+        self.check(&sequence)?;
+        if !self.has_room() {
+            let (waiting, max_queue) = (self.waiting.len(), self.config.max_queue);
+            return Err(Error::Capacity(format!(
+                "{waiting} requests wait and max_queue is {max_queue}"
+            )));
+        }
+        assert!(self.key(sequence.id).is_none(), "sequence {} is added twice", sequence.id);
+        self.num_arrived += 1;
+        self.waiting.insert((sequence.limits.priority, self.num_arrived), sequence);
+        Ok(())
+    }
+
+    fn check(&self, sequence: &Sequence) -> Result<()> {
+        let SchedulerConfig { max_seq_len, max_draft_len, num_pages, .. } = self.config;
+        let (prompt_len, limits) = (sequence.prompt_len, &sequence.limits);
+        if prompt_len == 0 {
+            return Err(Error::bad_request("prompt", "0 tokens, at least 1 is needed"));
+        }
+        if limits.max_tokens == 0 {
+            return Err(Error::bad_request("max_tokens", "0, at least 1 is needed"));
+        }
+        if limits.draft_len > max_draft_len {
+            let message = format!("{} exceeds max_draft_len {max_draft_len}", limits.draft_len);
+            return Err(Error::bad_request("draft_len", message));
+        }
+        let total = prompt_len.saturating_add(limits.max_tokens);
+        let needs = format!("{} after a prompt of {prompt_len} needs", limits.max_tokens);
+        if total > max_seq_len {
+            let message = format!("{needs} {total} positions, max_seq_len is {max_seq_len}");
+            return Err(Error::bad_request("max_tokens", message));
+        }
+        let pages = pages_for(total);
+        if pages > num_pages {
+            let message = format!("{needs} {pages} KV pages, the engine has {num_pages}");
+            return Err(Error::bad_request("max_tokens", message));
+        }
+        Ok(())
+    }
+
+    /// The next step, its pages lent. It must be committed before the next call.
+    pub fn schedule(&mut self) -> Schedule {
+        let parts = self.plan();
+        Schedule { parts, forgotten: std::mem::take(&mut self.forgotten) }
+    }
+
+    /// The step as an executor takes it. Nothing may be removed between `schedule` and this.
+    pub fn entries(&self, schedule: &Schedule) -> Vec<Entry<'_>> {
+        let entry = |part: &Part| {
+            let sequence = &self.running[&part.key];
+            Entry {
+                id: part.id,
+                tokens: &sequence.tokens,
+                prompt_len: sequence.prompt_len,
+                computed: sequence.computed,
+                chunk: part.chunk,
+                draft_computed: sequence.draft_computed,
+                speculates: part.draft_rows > 0,
+                draft_len: part.draft_len,
+                pages: &sequence.pages,
+                sampler: &sequence.sampler,
+            }
+        };
+        schedule.parts.iter().map(entry).collect()
+    }
+
+    /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
+    /// the drafter computed more than it does to draft say nothing about that.
+    pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
+        let drafts_only =
+            |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
+        if schedule.parts.iter().all(drafts_only) {
+            let drafted = || outcomes.iter().map(|outcome| outcome.drafted);
+            let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
+            let step = Step {
+                rows: chunks + drafted().sum::<usize>(),
+                drafting: drafted().filter(|&drafted| drafted > 0).count(),
+                draft_passes: drafted().max().unwrap_or(0),
+            };
+            self.tuner.observe(step, ms);
+        }
+    }
+
+    /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
+    pub fn commit(&mut self, schedule: &Schedule, outcomes: Vec<Outcome>) -> Vec<Event> {
+        assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
+        let each = schedule.parts.iter().zip(outcomes);
+        each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
+    }
+
+    fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
+        let sequence = self.running.get_mut(&part.key)?;
+        assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
+        self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        let max_seq_len = self.config.max_seq_len;
+        let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
+        // What the next plain step needs stays: the pages of rejected rows go back.
+        self.pool.trim(&mut sequence.pages, pages_for(sequence.tokens.len()));
+        let finished = match sequence.finish {
+            Some(reason) => self.finish(part.id, reason).map(Box::new),
+            None => None,
+        };
+        (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
+    }
+
+    /// Ends a sequence that is no longer wanted.
+    pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
+        self.finish(id, FinishReason::Cancelled)
+    }
+
+    /// Ends a sequence for a reason that the caller found, and frees its pages.
+    pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
+        let key = self.key(id)?;
+        let mut sequence = self.waiting.remove(&key).or_else(|| self.running.remove(&key))?;
+        self.pool.trim(&mut sequence.pages, 0);
+        self.tuner.forget(id);
+        self.forgotten.push(id);
+        sequence.finish = Some(reason);
+        Some(sequence)
+    }
+
+    /// Takes a running sequence's pages away; it is computed again when its turn comes. Its tokens
+    /// stay as they are. Returns whether it was running.
+    pub fn preempt(&mut self, id: SequenceId) -> bool {
+        match self.key(id).filter(|key| self.running.contains_key(key)) {
+            Some(key) => self.preempt_key(key),
+            None => return false,
+        }
+        true
+    }
+
+    fn preempt_key(&mut self, key: Key) {
+        let Some(mut sequence) = self.running.remove(&key) else { return };
+        self.pool.trim(&mut sequence.pages, 0);
+        sequence.computed = 0;
+        sequence.draft_computed = 0;
+        sequence.counters.preemptions += 1;
+        self.forgotten.push(sequence.id);
+        // Its key puts it before all that came later.
+        self.waiting.insert(key, sequence);
+    }
+
+    fn key(&self, id: SequenceId) -> Option<Key> {
+        let mut all = self.running.iter().chain(&self.waiting);
+        all.find(|(_, sequence)| sequence.id == id).map(|(&key, _)| key)
+    }
+
+    /// Whether the queue takes one more request.
+    pub fn has_room(&self) -> bool {
+        self.waiting.len() < self.config.max_queue
+    }
+
+    /// Whether there is nothing to run.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// Sequences that hold or are being lent pages.
+    pub fn num_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that wait for their turn.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// The pages.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+}

@@ -1,0 +1,215 @@
+//! The parts of a step. Decoding sequences get a row each and then their drafts; what is left of the
+//! budget goes to prompts that are being computed, then to requests that wait.
+//!
+//! When pages run out, the newest give up their drafts; then the newest of the lowest priority is
+//! preempted. The first in the order of service is never preempted, and was only accepted because it
+//! fits alone, so there is always progress.
+
+use super::{Key, Part, Scheduler};
+use crate::adapt::Candidate;
+use crate::pages::{PAGE_TOKENS, pages_for};
+use crate::sequence::Sequence;
+
+/// A drafter that lags this far behind catches up even if nothing is drafted: what it has to catch
+/// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
+const MAX_DRAFT_LAG: usize = 128;
+
+/// A step in the making.
+struct Plan {
+    parts: Vec<Part>,
+    /// Rows left of the target's pass.
+    rows_left: usize,
+    /// Rows left of the drafter's first pass.
+    draft_rows_left: usize,
+    preempted: bool,
+}
+
+impl Plan {
+    fn push(&mut self, part: Part) {
+        self.rows_left -= part.chunk + part.draft_len;
+        self.draft_rows_left -= part.draft_rows;
+        self.parts.push(part);
+    }
+
+    fn remove(&mut self, key: Key) {
+        if let Some(idx) = self.parts.iter().position(|part| part.key == key) {
+            let part = self.parts.remove(idx);
+            self.rows_left += part.chunk + part.draft_len;
+            self.draft_rows_left += part.draft_rows;
+        }
+    }
+
+    fn set_draft(&mut self, idx: usize, draft_len: usize, draft_rows: usize) {
+        let part = &mut self.parts[idx];
+        self.rows_left = self.rows_left + part.draft_len - draft_len;
+        self.draft_rows_left = self.draft_rows_left + part.draft_rows - draft_rows;
+        (part.draft_len, part.draft_rows) = (draft_len, draft_rows);
+    }
+}
+
+impl Scheduler {
+    pub(super) fn plan(&mut self) -> Vec<Part> {
+        let budget = self.config.max_num_tokens;
+        let mut plan = Plan {
+            parts: Vec::new(),
+            rows_left: budget,
+            draft_rows_left: budget,
+            preempted: false,
+        };
+        self.plan_decodes(&mut plan);
+        self.plan_drafts(&mut plan);
+        self.lend_pages(&mut plan);
+        self.plan_prefills(&mut plan);
+        self.admit(&mut plan);
+        plan.parts
+    }
+
+    /// One row for every sequence whose last token alone is to be computed.
+    fn plan_decodes(&self, plan: &mut Plan) {
+        let decoding = self.running.iter().filter(|(_, sequence)| sequence.pending() == 1);
+        for (&key, sequence) in decoding.take(plan.rows_left) {
+            plan.push(Part { id: sequence.id, chunk: 1, draft_len: 0, draft_rows: 0, key });
+        }
+    }
+
+    /// Drafts, as long as the tuner finds worth while and both passes have rows left. While there
+    /// are prompts to compute, half of the rows left are theirs.
+    fn plan_drafts(&mut self, plan: &mut Plan) {
+        let candidate = |part: &Part| Candidate { id: part.id, limit: self.draft_limit(part.key) };
+        let candidates: Vec<Candidate> = plan.parts.iter().map(candidate).collect();
+        let backlog = self.backlog();
+        let max_extra = plan.rows_left - backlog.min(plan.rows_left.div_ceil(2));
+        let base_rows = plan.parts.len() + backlog.min(plan.rows_left);
+        let lens = self.tuner.choose(&candidates, base_rows, max_extra);
+        let max_lag = MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1);
+        for (idx, (candidate, &draft_len)) in candidates.iter().zip(&lens).enumerate() {
+            let lag = self.running[&plan.parts[idx].key].draft_lag();
+            let runs = draft_len > 0 || (candidate.limit > 0 && lag >= max_lag);
+            // Without room for the whole catch-up the sequence decodes plainly: rows that the
+            // drafter has not seen cannot be skipped.
+            if runs && lag < plan.draft_rows_left {
+                plan.set_draft(idx, draft_len, lag + 1);
+            }
+        }
+    }
+
+    fn draft_limit(&self, key: Key) -> usize {
+        self.running[&key].useful_draft_len(self.config.max_seq_len)
+    }
+
+    /// Tokens of prompts that could be computed in this step.
+    fn backlog(&self) -> usize {
+        let pending = |sequence: &Sequence| Some(sequence.pending()).filter(|&num| num > 1);
+        let running: usize = self.running.values().filter_map(pending).sum();
+        let next = self.waiting.values().next().filter(|sequence| self.admits(sequence));
+        running + next.map_or(0, Sequence::pending)
+    }
+
+    /// Lends every decoding sequence the pages of its row and its drafts.
+    fn lend_pages(&mut self, plan: &mut Plan) {
+        while self.missing_pages(plan) > self.pool.free_pages() {
+            let drafts = (0..plan.parts.len()).rev().find(|&idx| {
+                let part = &plan.parts[idx];
+                self.page_need(part, part.draft_len) > self.page_need(part, 0)
+            });
+            match drafts {
+                Some(idx) => plan.set_draft(idx, 0, 0),
+                None => self.preempt_last(plan),
+            }
+        }
+        plan.parts.iter().for_each(|part| self.lend(part));
+    }
+
+    fn missing_pages(&self, plan: &Plan) -> usize {
+        plan.parts.iter().map(|part| self.page_need(part, part.draft_len)).sum()
+    }
+
+    /// Pages that a part needs beyond what its sequence has, were it to draft so many tokens.
+    fn page_need(&self, part: &Part, draft_len: usize) -> usize {
+        let sequence = &self.running[&part.key];
+        pages_for(sequence.computed + part.chunk + draft_len).saturating_sub(sequence.pages.len())
+    }
+
+    fn lend(&mut self, part: &Part) {
+        if let Some(sequence) = self.running.get_mut(&part.key) {
+            let positions = sequence.computed + part.chunk + part.draft_len;
+            self.pool.grow(&mut sequence.pages, pages_for(positions));
+        }
+    }
+
+    fn preempt_last(&mut self, plan: &mut Plan) {
+        if let Some((&key, _)) = self.running.last_key_value() {
+            plan.remove(key);
+            plan.preempted = true;
+            self.preempt_key(key);
+        }
+    }
+
+    /// Chunks for the running sequences that have no part yet.
+    fn plan_prefills(&mut self, plan: &mut Plan) {
+        let planned = |key: &Key| plan.parts.iter().any(|part| part.key == *key);
+        let keys: Vec<Key> = self.running.keys().copied().filter(|key| !planned(key)).collect();
+        for key in keys {
+            self.plan_chunk(plan, key);
+        }
+    }
+
+    /// As many of the sequence's next tokens as rows and pages allow. Sequences that come after it
+    /// give up their pages rather than have it wait.
+    fn plan_chunk(&mut self, plan: &mut Plan, key: Key) {
+        let Some(sequence) = self.running.get(&key) else { return };
+        let (id, held, computed) = (sequence.id, sequence.pages.len(), sequence.computed);
+        let lag = sequence.draft_lag();
+        // A lag that no pass can make up would keep the sequence waiting for ever.
+        let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
+        let mut chunk = sequence.pending().min(plan.rows_left);
+        if speculates {
+            chunk = chunk.min(plan.draft_rows_left.saturating_sub(lag));
+        }
+        if chunk == 0 {
+            return;
+        }
+        let room = |free_pages: usize| (held + free_pages) * PAGE_TOKENS - computed;
+        while room(self.pool.free_pages()) == 0 {
+            if self.running.last_key_value().is_none_or(|(&last, _)| last == key) {
+                return;
+            }
+            self.preempt_last(plan);
+        }
+        chunk = chunk.min(room(self.pool.free_pages()));
+        let draft_rows = if speculates { lag + chunk } else { 0 };
+        let part = Part { id, chunk, draft_len: 0, draft_rows, key };
+        self.lend(&part);
+        plan.push(part);
+    }
+
+    /// Lets waiting requests in, strictly in order. None in a step that preempted: it would only
+    /// bring back what had to go.
+    fn admit(&mut self, plan: &mut Plan) {
+        while plan.rows_left > 0 && !plan.preempted {
+            let Some(next) = self.waiting.first_entry() else { return };
+            let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
+            if !self.admits(&self.waiting[&key]) || (speculates && plan.draft_rows_left == 0) {
+                return;
+            }
+            if let Some(sequence) = self.waiting.remove(&key) {
+                self.running.insert(key, sequence);
+                self.plan_chunk(plan, key);
+            }
+        }
+    }
+
+    /// Whether a waiting sequence may start: all its known tokens must fit beside those of the
+    /// running ones, with a page more for each of these to grow into.
+    fn admits(&self, sequence: &Sequence) -> bool {
+        if self.running.is_empty() {
+            return true;
+        }
+        let known = |sequence: &Sequence| {
+            pages_for(sequence.tokens.len()).saturating_sub(sequence.pages.len())
+        };
+        let reserved: usize = self.running.values().map(|running| known(running) + 1).sum();
+        self.running.len() < self.config.max_batch_size
+            && known(sequence) + reserved <= self.pool.free_pages()
+    }
+}

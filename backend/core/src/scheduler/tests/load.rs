@@ -1,0 +1,109 @@
+//! The scheduler under random load: texts, pages, budgets and order.
+
+use super::super::*;
+use super::world::{World, config};
+use crate::adapt::DraftPolicy;
+use crate::scheduler::fake;
+use crate::sequence::Limits;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Clone, Debug)]
+enum Action {
+    Add { prompt_len: usize, max_tokens: usize, draft_len: usize, priority: u32, ends: bool },
+    Step,
+    Cancel(u64),
+    Preempt(u64),
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let add = (1usize..50, 1usize..50, 0usize..6, 0u32..3, any::<bool>()).prop_map(
+        |(prompt_len, max_tokens, draft_len, priority, ends)| Action::Add {
+            prompt_len,
+            max_tokens,
+            draft_len,
+            priority,
+            ends,
+        },
+    );
+    let action = prop_oneof![
+        4 => add,
+        8 => Just(Action::Step),
+        1 => (1u64..30).prop_map(Action::Cancel),
+        1 => (1u64..30).prop_map(Action::Preempt),
+    ];
+    prop::collection::vec(action, 1..80)
+}
+
+fn configs() -> impl Strategy<Value = SchedulerConfig> {
+    (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12).prop_map(
+        |(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue)| {
+            SchedulerConfig {
+                max_batch_size,
+                max_num_tokens,
+                max_seq_len,
+                max_draft_len,
+                num_pages,
+                max_queue,
+            }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn every_load_is_served_in_order_within_its_budgets(
+        config in configs(),
+        actions in actions(),
+        adaptive in any::<bool>(),
+        forced in any::<bool>(),
+        percent in prop_oneof![Just(0u64), Just(100), 0u64..100],
+    ) {
+        let policy = if adaptive { DraftPolicy::Adaptive } else { DraftPolicy::Fixed };
+        let mut world = World::new(config, policy, percent);
+        world.forced = forced;
+        let mut cancelled = BTreeSet::new();
+        let mut id = 0;
+        for action in actions {
+            match action {
+                Action::Add { prompt_len, max_tokens, draft_len, priority, ends } => {
+                    id += 1;
+                    let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
+                    let limits =
+                        Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
+                    // Refused where it cannot fit; what is admitted must finish.
+                    let _ = world.add(id, prompt_len, limits);
+                }
+                Action::Step => drop(world.step()),
+                Action::Cancel(id) => cancelled.extend(world.scheduler.cancel(id).map(|s| s.id)),
+                Action::Preempt(id) if forced => drop(world.scheduler.preempt(id)),
+                Action::Preempt(_) => {}
+            }
+        }
+        world.run();
+        world.check_texts(&cancelled);
+        world.check_started(&cancelled);
+    }
+
+    /// Older requests are not overtaken for ever, however many come after them.
+    #[test]
+    fn a_steady_stream_starves_no_one(
+        num_pages in 6usize..12,
+        max_num_tokens in 8usize..40,
+        draft_len in 0usize..5,
+    ) {
+        let mut world = World::fixed(SchedulerConfig { num_pages, max_num_tokens, ..config() });
+        world.add(1, 40, fake::limits(50, draft_len)).unwrap();
+        for id in 2..80 {
+            let _ = world.add(id, 1 + (id as usize * 7) % 30, fake::limits(10, draft_len));
+            world.step();
+        }
+        // A first sequence is never set back: 40 rows in steps of at least 8, then a token a step.
+        prop_assert!(world.finished.contains_key(&1));
+        prop_assert_eq!(world.finished[&1].counters.preemptions, 0);
+        world.run();
+        world.check_texts(&BTreeSet::new());
+    }
+}

@@ -1,0 +1,198 @@
+//! The scheduler's behaviours, one at a time, against the fake model.
+
+mod load;
+mod world;
+
+use super::fake::limits;
+use super::*;
+use crate::adapt::DraftPolicy;
+use crate::batch::Executor;
+use crate::sequence::Limits;
+use std::collections::BTreeSet;
+use world::{World, config};
+
+#[test]
+fn texts_are_the_same_for_every_draft_length() {
+    for draft_len in 0..=6 {
+        let mut world = World::fixed(config());
+        (1..=12).for_each(|id| world.add(id, 5 + id as usize, limits(40, draft_len)).unwrap());
+        world.run();
+        world.check_texts(&BTreeSet::new());
+        let drafted: u64 = world.finished.values().map(|sequence| sequence.counters.drafted).sum();
+        assert_eq!(drafted > 0, draft_len > 0);
+    }
+}
+
+#[test]
+fn drafts_save_steps() {
+    let steps = |draft_len| {
+        let mut world = World::fixed(config());
+        world.add(1, 5, limits(100, draft_len)).unwrap();
+        world.run();
+        world.executor.num_steps
+    };
+    // 0.8 accepted: 2.9 tokens a step with five drafts, less what the fake leaves out.
+    assert!(steps(5) * 2 < steps(0), "{} against {}", steps(5), steps(0));
+}
+
+#[test]
+fn a_prompt_longer_than_the_budget_is_computed_in_chunks_beside_decoding() {
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 10, ..config() });
+    world.add(1, 3, limits(30, 2)).unwrap();
+    world.step();
+    world.add(2, 40, limits(4, 2)).unwrap();
+    let schedule = world.step();
+    let parts: Vec<_> = schedule.parts.iter().map(|p| (p.id, p.chunk, p.draft_len)).collect();
+    assert_eq!(parts, [(1, 1, 2), (2, 7, 0)]);
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_lower_priority_number_is_served_first() {
+    let mut world = World::fixed(SchedulerConfig { max_batch_size: 1, ..config() });
+    for (id, priority) in [(1, 2), (2, 1), (3, 2), (4, 0)] {
+        world.add(id, 5, Limits { priority, ..limits(5, 0) }).unwrap();
+    }
+    world.run();
+    assert_eq!(world.started, [4, 2, 1, 3]);
+}
+
+#[test]
+fn drafts_go_before_sequences_when_pages_run_out() {
+    // Both sequences hold one of the two pages and decode their 15th position: plain rows fit.
+    let mut world = World::fixed(SchedulerConfig { num_pages: 2, ..config() });
+    world.add(1, 13, limits(19, 6)).unwrap();
+    world.add(2, 13, limits(3, 0)).unwrap();
+    let first = world.step();
+    assert_eq!(first.parts.len(), 1, "the second waits for the first to have room to grow");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+
+    let mut world = World::fixed(SchedulerConfig { num_pages: 3, ..config() });
+    world.add(1, 13, limits(18, 6)).unwrap();
+    world.add(2, 13, limits(18, 6)).unwrap();
+    world.step();
+    world.step();
+    // One free page: the first drafts into it, the second decodes plainly in its own.
+    let schedule = world.step();
+    let drafts: Vec<_> = schedule.parts.iter().map(|part| part.draft_len).collect();
+    assert_eq!(drafts, [6, 0], "{schedule:?}");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn the_newest_of_the_lowest_priority_is_preempted_and_resumes() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 6, ..config() });
+    for (id, priority) in [(1, 0), (2, 1), (3, 0)] {
+        world.add(id, 5, Limits { priority, ..limits(80, 0) }).unwrap();
+    }
+    world.run();
+    world.check_texts(&BTreeSet::new());
+    let preemptions = |id| world.finished[&id].counters.preemptions;
+    assert_eq!(preemptions(1), 0);
+    assert!(preemptions(2) > 0);
+}
+
+#[test]
+fn a_forced_preemption_does_not_change_a_text() {
+    let mut world = World::fixed(config());
+    world.forced = true;
+    (1..=3).for_each(|id| world.add(id, 20, limits(60, 4)).unwrap());
+    for round in 0..30 {
+        world.step();
+        world.scheduler.preempt(1 + round % 3);
+    }
+    assert!(!world.scheduler.preempt(99));
+    world.run();
+    world.check_texts(&BTreeSet::new());
+    assert!(world.finished[&1].counters.preemptions > 2);
+}
+
+#[test]
+fn a_sequence_removed_during_a_step_is_passed_over() {
+    let mut world = World::fixed(config());
+    (1..=3).for_each(|id| world.add(id, 5, limits(9, 2)).unwrap());
+    let schedule = world.scheduler.schedule();
+    let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
+    let cancelled = world.scheduler.cancel(1).unwrap();
+    assert_eq!(cancelled.finish, Some(FinishReason::Cancelled));
+    assert!(world.scheduler.preempt(2));
+    let events = world.scheduler.commit(&schedule, outcomes);
+    assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), [3]);
+    world.texts.insert(3, events[0].emitted.iter().map(|emitted| emitted.token).collect());
+    world.run();
+    world.check_texts(&BTreeSet::from([1]));
+}
+
+#[test]
+fn a_caller_may_end_a_sequence_for_a_stop_word() {
+    let mut world = World::fixed(config());
+    world.add(1, 5, limits(50, 0)).unwrap();
+    world.step();
+    let sequence = world.scheduler.finish(1, FinishReason::StopWord).unwrap();
+    assert_eq!(sequence.finish, Some(FinishReason::StopWord));
+    assert_eq!(sequence.generated().len(), 1);
+    assert!(world.scheduler.finish(1, FinishReason::StopWord).is_none());
+    world.run();
+}
+
+#[test]
+fn requests_that_can_never_be_served_are_refused_with_their_limits() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 4, ..config() });
+    let mut refusal = |prompt_len, max_tokens, draft_len| {
+        world.add(1, prompt_len, limits(max_tokens, draft_len)).unwrap_err().to_string()
+    };
+    assert_eq!(refusal(0, 5, 0), "prompt: 0 tokens, at least 1 is needed");
+    assert_eq!(refusal(5, 0, 0), "max_tokens: 0, at least 1 is needed");
+    assert_eq!(refusal(5, 5, 7), "draft_len: 7 exceeds max_draft_len 6");
+    assert_eq!(
+        refusal(100, 29, 0),
+        "max_tokens: 29 after a prompt of 100 needs 129 positions, max_seq_len is 128"
+    );
+    assert_eq!(
+        refusal(60, 5, 0),
+        "max_tokens: 5 after a prompt of 60 needs 5 KV pages, the engine has 4"
+    );
+    assert!(refusal(5, usize::MAX, 0).contains("max_seq_len is 128"));
+    world.add(1, 60, limits(4, 6)).unwrap();
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_full_queue_is_a_matter_of_capacity() {
+    let mut world = World::fixed(SchedulerConfig { max_queue: 2, ..config() });
+    (1..=2).for_each(|id| world.add(id, 5, limits(5, 0)).unwrap());
+    assert!(!world.scheduler.has_room());
+    let error = world.add(3, 5, limits(5, 0)).unwrap_err();
+    assert!(matches!(error, Error::Capacity(_)));
+    assert_eq!(error.to_string(), "2 requests wait and max_queue is 2");
+    world.step();
+    world.add(3, 5, limits(5, 0)).unwrap();
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_drafter_left_behind_catches_up_within_the_budget() {
+    // Nothing is ever accepted: the tuner stops drafting, and only probes and catch-ups run.
+    let mut world = World::new(
+        SchedulerConfig { max_seq_len: 600, max_num_tokens: 40, ..config() },
+        DraftPolicy::Adaptive,
+        0,
+    );
+    world.add(1, 5, limits(500, 6)).unwrap();
+    let (mut plain, mut max_rows) = (0, 0);
+    while !world.scheduler.is_idle() {
+        let schedule = world.step();
+        plain += schedule.parts.iter().filter(|part| part.draft_rows == 0).count();
+        max_rows =
+            schedule.parts.iter().map(|part| part.draft_rows).max().max(Some(max_rows)).unwrap();
+    }
+    assert!(plain > 350, "{plain} plain steps");
+    assert!((2..=11).contains(&max_rows), "{max_rows} rows caught up at once");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}

@@ -1,0 +1,179 @@
+//! A scheduler with the fake executor, whose every step is checked.
+
+use super::super::*;
+use crate::adapt::DraftPolicy;
+use crate::batch::Executor;
+use crate::pages::PageId;
+use crate::scheduler::fake::{self, Fake};
+use crate::sequence::Limits;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// More steps than any of these loads can take: a scheduler that stands still is caught by it.
+const MAX_STEPS: u64 = 20_000;
+
+/// A scheduler, its executor and everything they have given so far.
+pub(super) struct World {
+    pub(super) config: SchedulerConfig,
+    pub(super) scheduler: Scheduler,
+    pub(super) executor: Fake,
+    pub(super) expected: BTreeMap<SequenceId, Vec<u32>>,
+    pub(super) texts: BTreeMap<SequenceId, Vec<u32>>,
+    pub(super) finished: BTreeMap<SequenceId, Sequence>,
+    /// In the order in which they first took part.
+    pub(super) started: Vec<SequenceId>,
+    pub(super) priorities: BTreeMap<SequenceId, u32>,
+    /// Whether sequences were preempted out of turn.
+    pub(super) forced: bool,
+}
+
+pub(super) fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        max_batch_size: 8,
+        max_num_tokens: 64,
+        max_seq_len: 128,
+        max_draft_len: 6,
+        num_pages: 64,
+        max_queue: 100,
+    }
+}
+
+pub(super) fn prompt(id: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|idx| ((id * 31 + idx * 7) % 50) as u32).collect()
+}
+
+impl World {
+    pub(super) fn new(config: SchedulerConfig, policy: DraftPolicy, percent: u64) -> Self {
+        let tuner = Tuner::new(policy, config.max_draft_len, None, None);
+        Self {
+            scheduler: Scheduler::new(config.clone(), tuner),
+            config,
+            executor: Fake::new(percent, 7),
+            expected: BTreeMap::new(),
+            texts: BTreeMap::new(),
+            finished: BTreeMap::new(),
+            started: Vec::new(),
+            priorities: BTreeMap::new(),
+            forced: false,
+        }
+    }
+
+    pub(super) fn fixed(config: SchedulerConfig) -> Self {
+        Self::new(config, DraftPolicy::Fixed, 80)
+    }
+
+    pub(super) fn add(&mut self, id: SequenceId, prompt_len: usize, limits: Limits) -> Result<()> {
+        let sequence = fake::sequence(id, prompt(id, prompt_len), limits);
+        let twin = sequence.clone();
+        self.scheduler.add(sequence)?;
+        self.expected.insert(id, fake::expected(&twin));
+        self.priorities.insert(id, twin.limits.priority);
+        Ok(())
+    }
+
+    pub(super) fn step(&mut self) -> Schedule {
+        let was_idle = self.scheduler.is_idle();
+        let schedule = self.scheduler.schedule();
+        assert_eq!(
+            schedule.parts.is_empty(),
+            was_idle,
+            "a step is empty iff nothing is to be done"
+        );
+        self.check(&schedule);
+        schedule.forgotten.iter().for_each(|&id| self.executor.forget(id));
+        let outcomes = self.executor.step(&self.scheduler.entries(&schedule)).unwrap();
+        let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len).sum();
+        let passes = outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
+        let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
+        self.scheduler.observe(&schedule, &outcomes, ms);
+        for event in self.scheduler.commit(&schedule, outcomes) {
+            let text = self.texts.entry(event.id).or_default();
+            text.extend(event.emitted.iter().map(|emitted| emitted.token));
+            if let Some(sequence) = event.finished {
+                self.finished.insert(event.id, *sequence);
+            }
+        }
+        self.check_pages();
+        schedule
+    }
+
+    fn check(&mut self, schedule: &Schedule) {
+        let SchedulerConfig { max_batch_size, max_num_tokens, max_seq_len, .. } = self.config;
+        let sum = |rows: fn(&Part) -> usize| schedule.parts.iter().map(rows).sum::<usize>();
+        assert!(schedule.parts.len() <= max_batch_size);
+        assert!(sum(|part| part.chunk + part.draft_len) <= max_num_tokens);
+        assert!(sum(|part| part.draft_rows) <= max_num_tokens);
+        for (part, entry) in schedule.parts.iter().zip(self.scheduler.entries(schedule)) {
+            let sequence = &self.scheduler.running[&part.key];
+            assert!(part.draft_len <= sequence.useful_draft_len(max_seq_len));
+            assert_eq!(entry.speculates, part.draft_rows > 0);
+            assert!(!entry.speculates || sequence.limits.draft_len > 0);
+            if !self.started.contains(&part.id) {
+                self.started.push(part.id);
+            }
+        }
+        let parts: BTreeSet<Key> = schedule.parts.iter().map(|part| part.key).collect();
+        assert_eq!(parts.len(), schedule.parts.len(), "one part a sequence");
+        let decoding = |key: &Key| {
+            let sequence = &self.scheduler.running[key];
+            sequence.pending() == 1 && sequence.computed > 0
+        };
+        if schedule.parts.iter().any(|part| part.chunk > 1) {
+            let mut left_out = self.scheduler.running.keys().filter(|key| !parts.contains(key));
+            assert!(!left_out.any(decoding), "a prompt was preferred to a sequence that decodes");
+        }
+        self.check_order();
+    }
+
+    /// Within a priority nothing waits that came before something that runs.
+    fn check_order(&self) {
+        let running = self.scheduler.running.keys();
+        for &(priority, arrival) in running.filter(|_| !self.forced) {
+            let mut before = self.scheduler.waiting.range((priority, 0)..(priority, arrival));
+            assert!(before.next().is_none());
+        }
+    }
+
+    fn check_pages(&self) {
+        let held = || self.scheduler.running.values().flat_map(|sequence| &sequence.pages);
+        let unique: BTreeSet<PageId> = held().copied().collect();
+        assert_eq!(unique.len(), held().count(), "a page has two owners");
+        assert_eq!(unique.len() + self.scheduler.pool.free_pages(), self.config.num_pages);
+        assert!(self.scheduler.waiting.values().all(|sequence| sequence.pages.is_empty()));
+        for sequence in self.scheduler.running.values() {
+            assert!(sequence.pages.len() <= pages_for(sequence.tokens.len()), "rows left behind");
+        }
+    }
+
+    pub(super) fn run(&mut self) {
+        while !self.scheduler.is_idle() {
+            self.step();
+            assert!(self.executor.num_steps < MAX_STEPS, "no progress");
+        }
+        // Those that ended in the last step are told with the next.
+        self.step();
+        assert_eq!(self.executor.remembered(), 0);
+        assert_eq!(self.scheduler.pool.free_pages(), self.config.num_pages);
+    }
+
+    pub(super) fn check_texts(&self, cancelled: &BTreeSet<SequenceId>) {
+        for (id, expected) in &self.expected {
+            let text = self.texts.get(id).map_or(&[][..], Vec::as_slice);
+            if cancelled.contains(id) {
+                assert!(expected.starts_with(text), "sequence {id}");
+            } else {
+                assert_eq!(text, expected, "sequence {id}");
+                assert_eq!(self.finished[id].generated(), expected, "sequence {id}");
+            }
+        }
+    }
+
+    /// Within a priority, first come first started.
+    pub(super) fn check_started(&self, cancelled: &BTreeSet<SequenceId>) {
+        let mut last = BTreeMap::new();
+        for id in self.started.iter().filter(|id| !cancelled.contains(id)) {
+            // Ids rise with arrival.
+            let before = last.insert(self.priorities[id], *id);
+            assert!(before.is_none_or(|before| before < *id));
+        }
+    }
+}
