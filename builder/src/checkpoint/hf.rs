@@ -112,8 +112,9 @@ fn stock(folder: &Path) -> Result<Stock> {
     };
 
     let mut stock = Stock::new();
-    for shard in &shards {
-        for tensor in safetensors::open(&shard_path(folder, shard)?)? {
+    let paths = shards.iter().map(|shard| shard_path(folder, shard));
+    for (shard, path) in shards.iter().zip(paths.collect::<Result<Vec<_>>>()?) {
+        for tensor in safetensors::open(&path)? {
             let place = places.get(&tensor.name).unwrap_or(shard);
             ensure!(
                 place == shard,

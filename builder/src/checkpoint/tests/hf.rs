@@ -1,0 +1,306 @@
+//! Hugging Face folders: families, shards, spellings of the configuration, and refusals.
+
+use super::super::testing::{Blob, Folder, safetensors, tiny_config, value};
+use super::super::{Checkpoint, TokenizerSource};
+use super::{open, read, refused};
+use serde_json::json;
+use spec_core::model::{Family, RopeScaling};
+use std::fs;
+
+const Q: &str = "model.layers.1.self_attn.q_proj.weight";
+
+#[test]
+fn every_family_opens_and_reads_back() {
+    for (model_type, class, family) in [
+        ("llama", "LlamaForCausalLM", Family::Llama),
+        ("mistral", "MistralForCausalLM", Family::Mistral),
+        ("qwen2", "Qwen2ForCausalLM", Family::Qwen2),
+        ("qwen3", "Qwen3ForCausalLM", Family::Qwen3),
+    ] {
+        let folder = Folder::new(tiny_config(model_type, class));
+        let checkpoint = open(&folder).unwrap();
+        assert_eq!(checkpoint.config.family, family);
+        assert_eq!(checkpoint.config.qkv_bias, family == Family::Qwen2);
+        assert_eq!(checkpoint.config.qk_norm, family == Family::Qwen3);
+        assert_eq!(checkpoint.tensors().count(), folder.blobs.len());
+        for blob in &folder.blobs {
+            let got = read(&checkpoint, &blob.name);
+            assert!((0..got.len()).all(|idx| got[idx] == value(&blob.name, idx)), "{}", blob.name);
+        }
+    }
+}
+
+#[test]
+fn a_llama_has_exactly_these_tensors() {
+    let mut config = tiny_config("llama", "LlamaForCausalLM");
+    config["num_hidden_layers"] = json!(1);
+    let checkpoint = open(&Folder::new(config)).unwrap();
+    let names: Vec<&str> = checkpoint.tensors().map(|(name, _)| name).collect();
+    assert_eq!(
+        names,
+        [
+            "lm_head.weight",
+            "model.embed_tokens.weight",
+            "model.layers.0.input_layernorm.weight",
+            "model.layers.0.mlp.down_proj.weight",
+            "model.layers.0.mlp.gate_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.layers.0.post_attention_layernorm.weight",
+            "model.layers.0.self_attn.k_proj.weight",
+            "model.layers.0.self_attn.o_proj.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.self_attn.v_proj.weight",
+            "model.norm.weight",
+        ]
+    );
+}
+
+#[test]
+fn any_range_of_rows_can_be_read() {
+    let checkpoint = open(&Folder::llama()).unwrap();
+    for (start, end) in [(0, 1), (5, 9), (31, 32), (0, 32), (7, 7), (32, 32)] {
+        let mut out = vec![0.0; (end - start) * 32];
+        checkpoint.read_rows(Q, start..end, &mut out).unwrap();
+        assert!((0..out.len()).all(|idx| out[idx] == value(Q, start * 32 + idx)));
+    }
+    for (rows, len) in [(31..33, 64), (0..1, 31), (0..usize::MAX, 32)] {
+        assert!(checkpoint.read_rows(Q, rows, &mut vec![0.0; len]).is_err());
+    }
+    assert!(checkpoint.read_rows("model.nothing", 0..1, &mut [0.0]).is_err());
+}
+
+#[test]
+fn sixteen_bit_values_are_widened() {
+    let mut folder = Folder::llama();
+    for (name, dtype) in [(Q, "BF16"), ("lm_head.weight", "F16")] {
+        let blob = folder.blob(name);
+        blob.dtype = dtype;
+        blob.bytes = (0..blob.bytes.len() / 4)
+            .flat_map(|idx| match dtype {
+                "F16" => half::f16::from_f32(value(name, idx)).to_le_bytes(),
+                _ => half::bf16::from_f32(value(name, idx)).to_le_bytes(),
+            })
+            .collect();
+    }
+    let checkpoint = open(&folder).unwrap();
+    for (idx, got) in read(&checkpoint, Q).into_iter().enumerate() {
+        assert_eq!(got, half::bf16::from_f32(value(Q, idx)).to_f32());
+    }
+    for (idx, got) in read(&checkpoint, "lm_head.weight").into_iter().enumerate() {
+        assert_eq!(got, value("lm_head.weight", idx));
+    }
+}
+
+#[test]
+fn a_tied_head_is_not_read_even_if_stored() {
+    let mut folder = Folder::llama();
+    folder.config["tie_word_embeddings"] = json!(true);
+    let checkpoint = open(&folder).unwrap();
+    assert!(checkpoint.config.tied_head);
+    assert!(checkpoint.tensor("lm_head.weight").is_err());
+
+    folder.remove("lm_head.weight");
+    folder.config.as_object_mut().unwrap().remove("tie_word_embeddings");
+    assert!(open(&folder).unwrap().config.tied_head, "no head is stored");
+
+    folder.config["tie_word_embeddings"] = json!(false);
+    refused(open(&folder), &["`lm_head.weight`: missing, expected [48, 32]"]);
+}
+
+#[test]
+fn rope_is_read_in_both_spellings() {
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192
+    });
+    let want = Some(RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position: 8192,
+    });
+    let mut folder = Folder::llama();
+    folder.config["rope_theta"] = json!(500000);
+    folder.config["rope_scaling"] = llama3.clone();
+    let old = open(&folder).unwrap().config;
+    assert_eq!((old.rope_theta, &old.rope_scaling), (500_000.0, &want));
+
+    let fields = folder.config.as_object_mut().unwrap();
+    fields.remove("rope_theta");
+    fields.remove("rope_scaling");
+    fields.insert("dtype".into(), json!("bfloat16"));
+    fields.insert("rope_parameters".into(), llama3);
+    folder.config["rope_parameters"]["rope_theta"] = json!(500000.0);
+    assert_eq!(open(&folder).unwrap().config, old);
+
+    folder.config["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e6});
+    let plain = open(&folder).unwrap().config;
+    assert_eq!((plain.rope_theta, plain.rope_scaling), (1e6, None));
+
+    folder.config["rope_parameters"] = json!(null);
+    folder.config["rope_scaling"] = json!({"type": "linear", "factor": 2});
+    let linear = open(&folder).unwrap().config;
+    assert_eq!(linear.rope_scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+}
+
+#[test]
+fn the_sliding_window_is_reported_where_it_is_used() {
+    for (model_type, class, uses, want) in [
+        ("mistral", "MistralForCausalLM", json!(null), Some(64)),
+        ("llama", "LlamaForCausalLM", json!(null), None),
+        ("qwen2", "Qwen2ForCausalLM", json!(false), None),
+        ("qwen2", "Qwen2ForCausalLM", json!(true), Some(64)),
+    ] {
+        let mut config = tiny_config(model_type, class);
+        config["sliding_window"] = json!(64);
+        config["use_sliding_window"] = uses;
+        assert_eq!(open(&Folder::new(config)).unwrap().sliding_window, want, "{model_type}");
+    }
+}
+
+#[test]
+fn the_generation_config_goes_before_the_config() {
+    let dir = tempfile::tempdir().unwrap();
+    Folder::llama().write(dir.path());
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().generation.end_tokens, [2]);
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    write("generation_config.json", r#"{"eos_token_id": [7, 2]}"#);
+    write("tokenizer_config.json", r#"{"add_bos_token": true}"#);
+    write("tokenizer.json", "{}");
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.generation.end_tokens, [7, 2]);
+    assert_eq!(checkpoint.generation.bos_token, Some(1));
+    assert_eq!(checkpoint.generation.add_bos, Some(true));
+    let TokenizerSource::Files(files) = checkpoint.tokenizer else { panic!("no files") };
+    assert!(files.tokenizer.is_some() && files.config.is_some());
+    assert!(files.chat_template.is_none() && files.special_tokens.is_none());
+}
+
+#[test]
+fn carried_along_tensors_are_ignored() {
+    let mut folder = Folder::llama();
+    folder.blobs.push(Blob::f32("model.layers.0.self_attn.rotary_emb.inv_freq", &[4], &[0.0; 4]));
+    folder.blobs.push(Blob::f32("model.layers.0.self_attn.k_proj.k_scale", &[], &[1.0]));
+    assert_eq!(open(&folder).unwrap().tensors().count(), folder.blobs.len() - 2);
+}
+
+/// Writes the tensors alternately to two shards, with an index.
+fn write_shards(folder: &Folder, dir: &std::path::Path) -> serde_json::Value {
+    folder.write(dir);
+    fs::remove_file(dir.join("model.safetensors")).unwrap();
+    let mut map = json!({});
+    for part in 0..2 {
+        let file = format!("model-{}-of-2.safetensors", part + 1);
+        let blobs: Vec<Blob> = folder.blobs.iter().skip(part).step_by(2).cloned().collect();
+        blobs.iter().for_each(|blob| map[&blob.name] = json!(file));
+        fs::write(dir.join(file), safetensors(&blobs)).unwrap();
+    }
+    let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
+    fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    index
+}
+
+#[test]
+fn shards_are_found_through_the_index() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = Folder::llama();
+    write_shards(&folder, dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.tensors().count(), folder.blobs.len());
+    assert!(read(&checkpoint, Q).iter().enumerate().all(|(idx, v)| *v == value(Q, idx)));
+}
+
+#[test]
+fn an_index_that_is_wrong_is_refused() {
+    for (name, file, parts) in [
+        (Q, "../secret.safetensors", &["`../secret.safetensors`", "beside it"][..]),
+        (Q, "weights.bin", &["`weights.bin`"]),
+        ("extra.weight", "model-3-of-2.safetensors", &["reading", "model-3-of-2.safetensors"]),
+        ("extra.weight", "model-1-of-2.safetensors", &["`extra.weight` is not in model-1"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut index = write_shards(&Folder::llama(), dir.path());
+        index["weight_map"][name] = json!(file);
+        fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+        refused(Checkpoint::open(dir.path()), parts);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = write_shards(&Folder::llama(), dir.path());
+    let other = ["model-1-of-2.safetensors", "model-2-of-2.safetensors"];
+    let swapped = other.iter().find(|file| index["weight_map"][Q] != **file).unwrap();
+    index["weight_map"][Q] = json!(swapped);
+    fs::write(dir.path().join("model.safetensors.index.json"), index.to_string()).unwrap();
+    refused(Checkpoint::open(dir.path()), &[Q, "the index says"]);
+}
+
+#[test]
+fn tensors_that_do_not_fit_the_model_are_refused_by_name() {
+    let mut missing = Folder::llama();
+    missing.remove(Q);
+    refused(open(&missing), &[Q, "missing, expected [32, 32]"]);
+
+    let mut shape = Folder::llama();
+    shape.blob(Q).shape = vec![64, 16];
+    refused(open(&shape), &[Q, "[64, 16], expected [32, 32]"]);
+
+    let mut extra = Folder::llama();
+    extra.blobs.push(Blob::f32("model.layers.1.self_attn.q_proj.bias", &[1], &[0.0]));
+    refused(open(&extra), &["`model.layers.1.self_attn.q_proj.bias` is unexpected", "Llama"]);
+
+    let mut double = Folder::llama();
+    double.blob("model.norm.weight").dtype = "F64";
+    double.blob("model.norm.weight").bytes = vec![0; 32 * 8];
+    refused(open(&double), &["`model.norm.weight`", "dtype F64 is not supported"]);
+}
+
+#[test]
+fn what_the_executors_cannot_do_is_refused_by_name() {
+    for (key, found, parts) in [
+        ("model_type", json!("gemma3"), &["`gemma3` is not supported", "llama, mistral"][..]),
+        ("model_type", json!(null), &["config.json: `model_type` is missing"]),
+        ("architectures", json!(["LlamaForTokenClassification"]), &["LlamaForTokenClass"]),
+        ("hidden_act", json!("gelu"), &["hidden_act `gelu`"]),
+        ("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0}), &["`yarn`"]),
+        ("rope_scaling", json!({"type": "dynamic", "factor": 4.0}), &["`dynamic`"]),
+        ("rope_scaling", json!({"type": "longrope"}), &["`longrope`"]),
+        ("rope_scaling", json!({"type": "linear"}), &["rope_scaling: `factor` is missing"]),
+        ("rope_scaling", json!({"type": "linear", "factor": 0.5}), &["out of range"]),
+        ("partial_rotary_factor", json!(0.5), &["partial_rotary_factor 0.5"]),
+        ("hidden_size", json!("wide"), &["`hidden_size` is \"wide\", expected a whole number"]),
+        ("hidden_size", json!(-32), &["`hidden_size` is -32"]),
+        ("num_hidden_layers", json!(1u64 << 40), &["num_layers", "expected 1 to 1024"]),
+        ("num_attention_heads", json!(0), &["num_heads is 0"]),
+        ("num_key_value_heads", json!(3), &["4 is no multiple of num_kv_heads 3"]),
+        ("head_dim", json!(7), &["head_dim 7 is odd"]),
+        ("eos_token_id", json!([1, -2]), &["`eos_token_id`"]),
+    ] {
+        let mut folder = Folder::llama();
+        folder.config[key] = found;
+        refused(open(&folder), parts);
+    }
+}
+
+#[test]
+fn pickles_and_empty_folders_are_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    refused(Checkpoint::open(dir.path()), &["config.json"]);
+    Folder::llama().write(dir.path());
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    refused(Checkpoint::open(dir.path()), &["there is no model.safetensors"]);
+    fs::write(dir.path().join("pytorch_model.bin"), b"\x80\x02").unwrap();
+    refused(Checkpoint::open(dir.path()), &["pytorch_model.bin", "convert them to safetensors"]);
+    refused(Checkpoint::open(&dir.path().join("pytorch_model.bin")), &["neither"]);
+    refused(Checkpoint::open(&dir.path().join("nothing")), &["nothing"]);
+}
+
+#[test]
+fn values_that_are_not_finite_are_named() {
+    let checkpoint = open(&Folder::llama()).unwrap();
+    let mut values = vec![1.0; 3 * 32];
+    checkpoint.check_finite(Q, 10, &values).unwrap();
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        values[70] = bad;
+        let message = checkpoint.check_finite(Q, 10, &values).unwrap_err().to_string();
+        assert!(message.contains(Q) && message.contains("row 12"), "{message}");
+    }
+}
