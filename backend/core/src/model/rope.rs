@@ -52,8 +52,8 @@ fn frequencies(config: &ModelConfig) -> Vec<f64> {
             }) => {
                 let wavelength = TAU / freq;
                 let context = *original_max_position as f64;
-                let ramp = (context / wavelength - low_freq_factor)
-                    / (high_freq_factor - low_freq_factor);
+                let ramp =
+                    (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
                 let keep = ramp.clamp(0.0, 1.0);
                 freq * keep + freq / factor * (1.0 - keep)
             }
