@@ -79,25 +79,18 @@ impl Drafter for Model {
     fn forget(&mut self, _id: SequenceId) {}
 }
 
-/// Known tokens that the drafter runs in this step. A decode step without drafts costs the drafter
-/// nothing: it catches up when it is asked again.
+/// Known tokens that the drafter runs in this step: none where it is not kept in step, and then it
+/// catches up when it is asked again.
 fn rows_to_feed(entry: &Entry<'_>) -> Range<usize> {
     let end = entry.computed + entry.chunk;
-    if entry.speculates && (entry.draft_len > 0 || !entry.samples()) {
-        entry.draft_computed..end
-    } else {
-        end..end
-    }
+    if entry.speculates { entry.draft_computed..end } else { end..end }
 }
 
 /// Draws the next token of the chain from the drafter's own processed distribution.
 fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
     let sampler: &Sampler = entry.sampler;
-    let context = Context {
-        tokens: entry.tokens,
-        prompt_len: entry.prompt_len,
-        drafted: &proposal.tokens,
-    };
+    let context =
+        Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted: &proposal.tokens };
     let q = sampler.distribution(logits, context);
     let position = entry.tokens.len() + proposal.len();
     let token = sampler.draw(&q, position, Stream::Draft);

@@ -45,9 +45,7 @@ impl Host {
     }
 
     fn drafted_to(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
-        self.drafter
-            .as_ref()
-            .map_or(0, |drafter| drafter.computed_after(entry, proposed, accepted))
+        self.drafter.as_ref().map_or(0, |drafter| drafter.computed_after(entry, proposed, accepted))
     }
 }
 
@@ -92,8 +90,10 @@ fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: us
         return Outcome::default();
     }
     let row = |node: Option<usize>| logits.row(first_row + node.map_or(0, |node| node + 1));
-    let context = |drafted| Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted };
-    let target = |node, drafted: &[u32]| entry.sampler.distribution(row(node), context(drafted));
+    let target = |node, drafted: &[u32]| {
+        let context = Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted };
+        entry.sampler.distribution(row(node), context)
+    };
     let verdict = verify(entry.sampler, proposal, target, entry.tokens.len());
     let nodes = std::iter::once(None).chain(verdict.path.iter().map(|&node| Some(node)));
     let tokens = nodes.zip(verdict.tokens(proposal));

@@ -106,7 +106,8 @@ impl Runtime {
         };
         let limits = manifest.limits.clone();
         let max_draft_len = if drafter.is_some() { limits.max_draft_len } else { 0 };
-        let max_num_tokens = limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
+        let max_num_tokens =
+            limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let config = SchedulerConfig {
             max_batch_size: limits.max_batch_size,
             max_num_tokens,
@@ -231,12 +232,7 @@ fn num_pages(target: &Engine, draft: Option<&Engine>, options: &Options) -> Resu
 fn page_bytes(engine: &Engine) -> usize {
     let manifest = engine.manifest();
     let model = &manifest.model;
-    KvCache::page_bytes(
-        manifest.precision.kv,
-        model.num_layers,
-        model.num_kv_heads,
-        model.head_dim,
-    )
+    KvCache::page_bytes(manifest.precision.kv, model.num_layers, model.num_kv_heads, model.head_dim)
 }
 
 /// Bytes that the system can give without swapping, where it says so.

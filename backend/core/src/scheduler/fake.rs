@@ -5,7 +5,7 @@
 use crate::Result;
 use crate::batch::{Emitted, Entry, Executor, Outcome};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
-use crate::sampling::Sampler;
+use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
 use std::collections::{BTreeSet, HashMap};
 
@@ -29,7 +29,8 @@ pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
 
 /// A request.
 pub(crate) fn sequence(id: SequenceId, prompt: Vec<u32>, limits: Limits) -> Sequence {
-    Sequence::new(id, prompt, Sampler, limits)
+    let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
+    Sequence::new(id, prompt, sampler, limits)
 }
 
 /// A token with nothing reported about it.

@@ -19,9 +19,12 @@ pub(crate) enum Level {
 }
 
 impl Isa {
+    /// Plain Rust, which every machine runs.
+    pub const PORTABLE: Isa = Isa(Level::Portable);
+
     /// The best that this machine has.
     pub fn detect() -> Self {
-        Self::supported().last().unwrap_or(Self(Level::Portable))
+        Self::supported().last().unwrap_or(Self::PORTABLE)
     }
 
     /// All that this machine has, the plainest first.
@@ -45,8 +48,12 @@ impl Level {
             Level::Portable => true,
             Level::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
             Level::Avx512 => {
-                let base =
-                    has!("avx512f") && has!("avx512bw") && has!("avx512vl") && has!("avx512dq");
+                // Levels nest: code for AVX-512 may use AVX2 too.
+                let base = Level::Avx2.is_supported()
+                    && has!("avx512f")
+                    && has!("avx512bw")
+                    && has!("avx512vl")
+                    && has!("avx512dq");
                 base && has!("avx512bf16") && has!("avx512vnni") && has!("avx512vbmi")
             }
         }

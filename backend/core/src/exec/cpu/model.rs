@@ -100,12 +100,12 @@ impl Forward for Model {
         let inputs: Vec<Input<'_>> = segments.iter().flat_map(inputs).collect();
         let vocab_size = self.config.vocab_size;
         if let Some(input) = inputs.iter().find(|input| input.token as usize >= vocab_size) {
-            let message = format!("token {} is outside of the vocabulary of {vocab_size}", input.token);
+            let message =
+                format!("token {} is outside of the vocabulary of {vocab_size}", input.token);
             return Err(Error::bad_request("input_ids", message));
         }
         let num_logits = inputs.iter().filter(|input| input.has_logits).count();
-        let mut logits =
-            Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
+        let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
         for inputs in inputs.chunks(MAX_ROWS) {
             self.pass(inputs, &mut logits);
         }

@@ -58,8 +58,8 @@ impl Weights {
             })
             .collect();
         let final_norm = engine.floats("final_norm").to_vec();
-        let head = (!model.tied_head)
-            .then(|| loader.weight("head", precision.head, vocab, hidden, false));
+        let head =
+            (!model.tied_head).then(|| loader.weight("head", precision.head, vocab, hidden, false));
         Ok(Self { embed, layers, final_norm, head })
     }
 

@@ -1,0 +1,292 @@
+//! The keys and values of every position, in pages.
+//!
+//! Per layer and page, keys lie as `[kv_head][head_dim][16 positions]`, so that the lanes of a vector
+//! are positions and a score needs no sum across lanes; values as `[kv_head][16 positions][stride]`,
+//! where the stride is `head_dim` rounded up to whole vectors, with zeros behind it.
+//! Positions that nobody wrote hold whatever a previous owner of the page left there.
+#![allow(unsafe_code)]
+
+mod buffer;
+mod element;
+
+pub(super) use element::Element;
+
+use super::simd::LANES;
+use crate::model::Dtype;
+use crate::pages::{PAGE_TOKENS, PageId};
+use crate::{Error, Result};
+use buffer::Buffer;
+
+const _: () = assert!(PAGE_TOKENS == LANES, "a key vector is a page wide");
+
+/// The most elements that a head may have.
+const MAX_HEAD_DIM: usize = 1024;
+
+/// Pages of keys and values for every layer of one model.
+pub struct KvCache {
+    dtype: Dtype,
+    num_layers: usize,
+    num_pages: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    keys: Buffer,
+    values: Buffer,
+}
+
+impl KvCache {
+    /// Room for `num_pages` pages. The system commits the memory as pages are first written.
+    /// Formats are fp32, fp16 and fp8.
+    pub fn new(
+        dtype: Dtype,
+        num_layers: usize,
+        num_pages: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+    ) -> Result<Self> {
+        if matches!(dtype, Dtype::Bf16 | Dtype::Int8) {
+            return Err(Error::Unsupported(format!("a {dtype} kv cache on the cpu")));
+        }
+        if head_dim == 0 || head_dim > MAX_HEAD_DIM {
+            return Err(Error::Unsupported(format!(
+                "head_dim {head_dim}, outside of 1 to {MAX_HEAD_DIM},"
+            )));
+        }
+        let bytes = |row: usize| {
+            [num_layers, num_pages, num_kv_heads, PAGE_TOKENS, row]
+                .iter()
+                .try_fold(dtype.bytes(), |product, &factor| product.checked_mul(factor))
+                .and_then(Buffer::zeroed)
+                .ok_or_else(|| {
+                    Error::Capacity(format!(
+                        "no memory for a kv cache of {num_pages} pages x {num_layers} layers x \
+                         {num_kv_heads} heads x {head_dim} in {dtype}"
+                    ))
+                })
+        };
+        let keys = bytes(head_dim)?;
+        let values = bytes(head_dim.next_multiple_of(LANES))?;
+        Ok(Self { dtype, num_layers, num_pages, num_kv_heads, head_dim, keys, values })
+    }
+
+    /// Bytes that one page takes over all layers.
+    pub fn page_bytes(
+        dtype: Dtype,
+        num_layers: usize,
+        num_kv_heads: usize,
+        head_dim: usize,
+    ) -> usize {
+        let row = head_dim + head_dim.next_multiple_of(LANES);
+        num_layers * num_kv_heads * PAGE_TOKENS * row * dtype.bytes()
+    }
+
+    /// The number format.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Pages in the cache.
+    pub fn num_pages(&self) -> usize {
+        self.num_pages
+    }
+
+    /// Key and value heads.
+    pub fn num_kv_heads(&self) -> usize {
+        self.num_kv_heads
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Stores the key and the value (`[kv_head][head_dim]`) of one position of a sequence whose
+    /// pages these are. What is too large for the format is stored as its largest number.
+    ///
+    /// # Safety
+    /// While this runs, no other thread writes the same layer and position or reads that page of
+    /// that layer. Other positions of the page may be written at the same time.
+    pub unsafe fn write(
+        &self,
+        layer: usize,
+        pages: &[PageId],
+        position: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            match self.dtype {
+                Dtype::Fp32 => self.write_as::<f32>(layer, pages, position, key, value),
+                Dtype::Fp16 => self.write_as::<u16>(layer, pages, position, key, value),
+                _ => self.write_as::<u8>(layer, pages, position, key, value),
+            }
+        }
+    }
+
+    /// [`KvCache::write`] for a known element type.
+    ///
+    /// # Safety
+    /// As for `write`.
+    unsafe fn write_as<E: Element>(
+        &self,
+        layer: usize,
+        pages: &[PageId],
+        position: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
+        assert_eq!(key.len(), self.num_kv_heads * self.head_dim, "elements of a key");
+        assert_eq!(value.len(), self.num_kv_heads * self.head_dim, "elements of a value");
+        let (page, slot) = (pages[position / PAGE_TOKENS], position % PAGE_TOKENS);
+        let mut encoded = [E::default(); MAX_HEAD_DIM];
+        let encoded = &mut encoded[..self.head_dim];
+        for head in 0..self.num_kv_heads {
+            let elements = head * self.head_dim..(head + 1) * self.head_dim;
+            E::encode(&key[elements.clone()], encoded);
+            let at: *mut E = self.keys.at(self.key_offset(layer, page, head), self.key_block());
+            for (idx, &element) in encoded.iter().enumerate() {
+                // SAFETY: the block has `head_dim` vectors of 16 positions, `slot` is less than 16, and
+                // nobody else touches this position: the caller's promise.
+                unsafe { at.add(idx * PAGE_TOKENS + slot).write(element) };
+            }
+            E::encode(&value[elements], encoded);
+            let at: *mut E =
+                self.values.at(self.value_offset(layer, page, head), self.value_block());
+            // SAFETY: the block has 16 rows of a stride that is at least `head_dim`, and nobody else
+            // touches this position: the caller's promise.
+            unsafe {
+                at.add(slot * self.value_stride())
+                    .copy_from_nonoverlapping(encoded.as_ptr(), self.head_dim);
+            }
+        }
+    }
+
+    /// The keys of a head in a page: one vector of positions for each element of the head.
+    pub(super) fn keys<E: Element>(
+        &self,
+        layer: usize,
+        page: PageId,
+        head: usize,
+    ) -> &[[E; LANES]] {
+        assert_eq!(E::DTYPE, self.dtype, "number format of the cache");
+        let at: *mut E = self.keys.at(self.key_offset(layer, page, head), self.key_block());
+        // SAFETY: `at` has checked the bounds; the bytes are initialised and any bits are valid. No
+        // thread writes to the page meanwhile, as callers of `write` promise.
+        unsafe { std::slice::from_raw_parts(at.cast(), self.key_block() / LANES) }
+    }
+
+    /// The values of a head in a page: for each position the vectors of its stride.
+    pub(super) fn values<E: Element>(
+        &self,
+        layer: usize,
+        page: PageId,
+        head: usize,
+    ) -> &[[E; LANES]] {
+        assert_eq!(E::DTYPE, self.dtype, "number format of the cache");
+        let at: *mut E = self.values.at(self.value_offset(layer, page, head), self.value_block());
+        // SAFETY: as in `keys`.
+        unsafe { std::slice::from_raw_parts(at.cast(), self.value_block() / LANES) }
+    }
+
+    /// Elements from one position's value to the next one's, a multiple of 16.
+    pub(super) fn value_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    fn key_block(&self) -> usize {
+        self.head_dim * PAGE_TOKENS
+    }
+
+    fn value_block(&self) -> usize {
+        self.value_stride() * PAGE_TOKENS
+    }
+
+    fn key_offset(&self, layer: usize, page: PageId, head: usize) -> usize {
+        self.block(layer, page, head) * self.key_block()
+    }
+
+    fn value_offset(&self, layer: usize, page: PageId, head: usize) -> usize {
+        self.block(layer, page, head) * self.value_block()
+    }
+
+    /// Index of a head's block among all blocks.
+    fn block(&self, layer: usize, page: PageId, head: usize) -> usize {
+        let page = page as usize;
+        assert!(layer < self.num_layers, "layer {layer} of {}", self.num_layers);
+        assert!(page < self.num_pages, "page {page} of {}", self.num_pages);
+        assert!(head < self.num_kv_heads, "kv head {head} of {}", self.num_kv_heads);
+        (layer * self.num_pages + page) * self.num_kv_heads + head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(cache: &KvCache, layer: usize, pages: &[PageId], position: usize, from: f32) {
+        let row = cache.num_kv_heads * cache.head_dim;
+        let key: Vec<f32> = (0..row).map(|idx| from + idx as f32).collect();
+        let value: Vec<f32> = key.iter().map(|x| -x).collect();
+        // SAFETY: positions are written by one thread each, and read after that only.
+        unsafe { cache.write(layer, pages, position, &key, &value) };
+    }
+
+    #[test]
+    fn a_position_is_found_where_the_layout_says() {
+        let cache = KvCache::new(Dtype::Fp32, 2, 4, 3, 18).unwrap();
+        write(&cache, 1, &[2, 0, 3], 37, 100.0);
+        let (head, element, slot) = (2, 17, 37 % PAGE_TOKENS);
+        let expected = 100.0 + (head * 18 + element) as f32;
+        assert_eq!(cache.keys::<f32>(1, 3, head)[element][slot], expected);
+        let values = cache.values::<f32>(1, 3, head).as_flattened();
+        assert_eq!(values[slot * 32 + element], -expected);
+        assert_eq!(values[slot * 32 + 18], 0.0, "padding");
+        let others =
+            (0..4).filter(|&page| page != 3).flat_map(|page| cache.keys::<f32>(1, page, 2));
+        assert!(others.flatten().all(|&x| x == 0.0), "other pages are untouched");
+    }
+
+    #[test]
+    fn threads_write_neighbouring_positions_at_once() {
+        for dtype in [Dtype::Fp32, Dtype::Fp16, Dtype::Fp8] {
+            let cache = KvCache::new(dtype, 1, 2, 1, 64).unwrap();
+            std::thread::scope(|scope| {
+                for worker in 0..4 {
+                    let cache = &cache;
+                    scope.spawn(move || {
+                        for position in (worker..32).step_by(4) {
+                            write(cache, 0, &[1, 0], position, 64.0);
+                        }
+                    });
+                }
+            });
+            let first = match dtype {
+                Dtype::Fp32 => cache.keys::<f32>(0, 1, 0)[0].map(|x| x),
+                Dtype::Fp16 => {
+                    cache.keys::<u16>(0, 1, 0)[0].map(|x| half::f16::from_bits(x).into())
+                }
+                _ => cache.keys::<u8>(0, 1, 0)[0].map(|x| if x == 0x68 { 64.0 } else { 0.0 }),
+            };
+            assert_eq!(first, [64.0; PAGE_TOKENS], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn formats_and_sizes_that_do_not_fit_are_refused() {
+        let message = |result: Result<KvCache>| result.err().unwrap().to_string();
+        assert_eq!(
+            message(KvCache::new(Dtype::Int8, 1, 1, 1, 64)),
+            "a int8 kv cache on the cpu is not supported"
+        );
+        assert!(message(KvCache::new(Dtype::Fp32, 1, 1, 1, 2048)).contains("head_dim 2048"));
+        let vast = message(KvCache::new(Dtype::Fp32, 1024, usize::MAX / 8, 8, 128));
+        assert!(vast.contains("no memory for a kv cache"), "{vast}");
+    }
+
+    #[test]
+    fn page_bytes_count_what_is_allocated() {
+        let cache = KvCache::new(Dtype::Fp16, 3, 5, 2, 80).unwrap();
+        let bytes = 5 * KvCache::page_bytes(Dtype::Fp16, 3, 2, 80);
+        assert_eq!(cache.keys.len() + cache.values.len(), bytes);
+    }
+}
