@@ -10,7 +10,8 @@ fn read(path: &Path) -> Option<Value> {
 }
 
 fn ids(value: &Value) -> Vec<u32> {
-    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    let ids = value.as_array().into_iter().flatten();
+    ids.map(|id| id.as_u64().expect("token ids are whole numbers") as u32).collect()
 }
 
 /// Target passes, draft tokens and accepted drafts for one text; its first token comes from the prefill.
