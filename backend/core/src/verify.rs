@@ -113,3 +113,69 @@ fn children(proposal: &Proposal, node: Option<usize>) -> impl Iterator<Item = us
     let first = node.map_or(0, |node| node + 1);
     (first..proposal.len()).filter(move |&child| proposal.parents[child] == node)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::SamplingParams;
+
+    const FIRST: usize = 10;
+
+    fn run(coupling: Coupling, proposal: &Proposal, rows: &[u32]) -> (Verdict, Vec<Option<usize>>) {
+        let sampler = Sampler::new(SamplingParams::default(), coupling, vec![]);
+        let mut asked = Vec::new();
+        let target = |node: Option<usize>, prefix: &[u32]| {
+            asked.push(node);
+            Distribution::certain(rows[prefix.len()])
+        };
+        let verdict = verify(&sampler, proposal, target, FIRST);
+        (verdict, asked)
+    }
+
+    fn chain(tokens: &[u32]) -> Proposal {
+        let mut proposal = Proposal::default();
+        tokens.iter().for_each(|&token| proposal.push(token, None));
+        proposal
+    }
+
+    const COUPLINGS: [Coupling; 2] = [Coupling::Path(1), Coupling::Independent(1)];
+
+    #[test]
+    fn without_drafts_the_target_draws_one_token() {
+        for coupling in COUPLINGS {
+            let (verdict, asked) = run(coupling, &Proposal::default(), &[7]);
+            assert_eq!((verdict.accepted(), verdict.token), (0, 7));
+            assert_eq!(asked, [None]);
+        }
+    }
+
+    #[test]
+    fn rows_after_a_rejected_draft_are_not_asked_for() {
+        for coupling in COUPLINGS {
+            let (verdict, asked) = run(coupling, &chain(&[3, 9, 5]), &[3, 4, 5, 6]);
+            assert_eq!((verdict.path, verdict.token), (vec![0], 4));
+            assert_eq!(asked, [None, Some(0)]);
+        }
+    }
+
+    #[test]
+    fn a_token_beyond_the_targets_vocabulary_is_rejected_even_if_the_drafter_is_sure_of_it() {
+        for coupling in COUPLINGS {
+            let mut proposal = Proposal::default();
+            proposal.push(200_000, Some(Distribution::certain(200_000)));
+            assert_eq!(
+                run(coupling, &proposal, &[3, 4]).0.tokens(&proposal).collect::<Vec<_>>(),
+                [3]
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_that_the_drafter_could_not_have_drawn_does_no_harm() {
+        for coupling in COUPLINGS {
+            let mut proposal = Proposal::default();
+            proposal.push(5, Some(Distribution::certain(6)));
+            assert_eq!(run(coupling, &proposal, &[3, 4]).0.token, 3);
+        }
+    }
+}

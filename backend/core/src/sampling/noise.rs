@@ -74,13 +74,14 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 #[inline(always)]
 fn philox_many<const N: usize>(mut counters: [[u32; N]; 4], mut key: [u32; 2]) -> [[u32; N]; 4] {
     for _ in 0..10 {
-        for n in 0..N {
-            let left = u64::from(counters[0][n]) * 0xD251_1F53;
-            let right = u64::from(counters[2][n]) * 0xCD9E_8D57;
-            counters[0][n] = (right >> 32) as u32 ^ counters[1][n] ^ key[0];
-            counters[1][n] = right as u32;
-            counters[2][n] = (left >> 32) as u32 ^ counters[3][n] ^ key[1];
-            counters[3][n] = left as u32;
+        let [first, second, third, fourth] = &mut counters;
+        for (((a, b), c), d) in first.iter_mut().zip(second).zip(third).zip(fourth) {
+            let left = u64::from(*a) * 0xD251_1F53;
+            let right = u64::from(*c) * 0xCD9E_8D57;
+            *a = (right >> 32) as u32 ^ *b ^ key[0];
+            *b = right as u32;
+            *c = (left >> 32) as u32 ^ *d ^ key[1];
+            *d = left as u32;
         }
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
