@@ -7,6 +7,7 @@
 mod bpe;
 mod pre;
 
+use crate::checkpoint::GgufMetadata;
 use anyhow::{Context, Result, bail, ensure};
 use pre::Recipe;
 use serde_json::{Map, Value, json};
@@ -48,6 +49,27 @@ pub struct GgufTokenizer {
     pub add_space_prefix: Option<bool>,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
+}
+
+impl From<&GgufMetadata> for GgufTokenizer {
+    fn from(metadata: &GgufMetadata) -> Self {
+        let m = metadata.clone();
+        Self {
+            model: m.model,
+            pre: m.pre.unwrap_or_default(),
+            tokens: m.tokens,
+            token_types: m.token_types,
+            scores: (!m.scores.is_empty()).then_some(m.scores),
+            merges: m.merges,
+            bos: m.bos,
+            eos: m.eos,
+            pad: m.padding,
+            unk: m.unknown,
+            add_bos: m.add_bos,
+            add_space_prefix: m.add_space_prefix,
+            chat_template: m.chat_template,
+        }
+    }
 }
 
 /// What a token is for, as GGUF numbers it.

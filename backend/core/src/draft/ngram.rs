@@ -211,6 +211,6 @@ mod tests {
         drafter.forget(1);
         assert!(!drafter.sequences.contains_key(&1));
         assert_eq!(propose(&mut drafter, 1, &[1, 2, 4, 1, 2], 1), [4]);
-        assert_eq!(propose(&mut drafter, 1, &[1, 2, 4, 1, 2], 0), []);
+        assert_eq!(propose(&mut drafter, 1, &[1, 2, 4, 1, 2], 0), [0u32; 0]);
     }
 }

@@ -1,0 +1,183 @@
+//! One model from checkpoint to engine sections: fuse, quantise, pack, write, panel by panel.
+//!
+//! Memory is bounded by a panel of 64 rows a thread, whatever the size of a tensor; sections are
+//! worked on in parallel, the largest first, and their bytes do not depend on the order.
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::names::{EMBED, FINAL_NORM, HEAD, Role};
+use crate::progress::Progress;
+use anyhow::{Context, Result, ensure};
+use rayon::prelude::*;
+use spec_core::engine::{EngineWriter, Section, SectionKind, SectionWriter};
+use spec_core::model::panel::{PANEL, pack_panel, pack_panel_fp8, panel_bytes};
+use spec_core::model::{Dtype, ModelConfig};
+use std::ops::Range;
+
+/// The largest finite half-precision number.
+const FP16_MAX: f32 = 65504.0;
+
+/// Writes every section of the model into `writer`.
+pub fn compile(checkpoint: &Checkpoint, writer: &EngineWriter, progress: &Progress) -> Result<()> {
+    let mut sections: Vec<&Section> = writer.sections().iter().collect();
+    // A weight's scales are written with it.
+    sections.retain(|section| section.kind != SectionKind::Scale);
+    sections.sort_by_key(|section| std::cmp::Reverse(section.bytes));
+    sections.par_iter().with_max_len(1).try_for_each(|section| {
+        let sources = sources(&section.name, &checkpoint.config);
+        let job = Job { checkpoint, section, sources: &sources, progress };
+        let outcome = match section.kind {
+            SectionKind::Weight => job.weight(writer),
+            _ => job.vector(writer),
+        };
+        outcome.with_context(|| format!("section `{}`", section.name))
+    })
+}
+
+/// The tensors whose rows make up a section, in order.
+fn sources(section: &str, config: &ModelConfig) -> Vec<String> {
+    match section {
+        "embed" => return vec![EMBED.into()],
+        "final_norm" => return vec![FINAL_NORM.into()],
+        "head" => return vec![HEAD.into()],
+        _ => {}
+    }
+    let mut parts = section.splitn(4, '.').skip(1);
+    let layer: usize = parts.next().and_then(|idx| idx.parse().ok()).expect("layers.N.part");
+    let part = parts.next().expect("layers.N.part");
+    let is_bias = parts.next() == Some("bias");
+    let roles: &[Role] = match part {
+        "input_norm" => &[Role::AttnNorm],
+        "qkv" => &[Role::Q, Role::K, Role::V],
+        "q_norm" => &[Role::QNorm],
+        "k_norm" => &[Role::KNorm],
+        "out" => &[Role::O],
+        "post_norm" => &[Role::MlpNorm],
+        "gate_up" => &[Role::Gate, Role::Up],
+        "down" => &[Role::Down],
+        other => unreachable!("section part `{other}` of {:?}", config.family),
+    };
+    let name = |role: &Role| if is_bias { role.bias(layer) } else { role.weight(layer) };
+    roles.iter().map(name).collect()
+}
+
+/// One section in the making.
+struct Job<'a> {
+    checkpoint: &'a Checkpoint,
+    section: &'a Section,
+    sources: &'a [String],
+    progress: &'a Progress,
+}
+
+impl Job<'_> {
+    fn vector(&self, writer: &EngineWriter) -> Result<()> {
+        let mut section = writer.section(&self.section.name);
+        for name in self.sources {
+            let tensor = self.checkpoint.tensor(name)?;
+            let mut values = vec![0.0; tensor.num_rows() * tensor.row_len()];
+            self.checkpoint.read_rows(name, 0..tensor.num_rows(), &mut values)?;
+            self.checkpoint.check_finite(name, 0, &values)?;
+            write_floats(&mut section, &values)?;
+        }
+        section.close();
+        self.progress.add(self.section.bytes);
+        Ok(())
+    }
+
+    fn weight(&self, writer: &EngineWriter) -> Result<()> {
+        let dtype = self.section.dtype;
+        let &[n, k] = &self.section.shape[..] else { unreachable!("a weight has two dimensions") };
+        let keeps_fp8 = dtype == Dtype::Fp8 && self.is_fp8_by_row(k)?;
+        let mut section = writer.section(&self.section.name);
+        let mut values = vec![0.0; if keeps_fp8 { 0 } else { PANEL * k }];
+        let mut stored = vec![0; if keeps_fp8 { PANEL * k } else { 0 }];
+        let mut packed = vec![0; panel_bytes(dtype, k)];
+        let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
+        for first in (0..n).step_by(PANEL) {
+            let rows = first..n.min(first + PANEL);
+            let row_scales = if dtype.is_scaled() { &mut scales[rows.clone()] } else { &mut [][..] };
+            if keeps_fp8 {
+                let stored = &mut stored[..rows.len() * k];
+                self.read_fp8(rows, k, stored, row_scales)?;
+                pack_panel_fp8(stored, k, &mut packed);
+            } else {
+                let values = &mut values[..rows.len() * k];
+                self.read(rows, k, values)?;
+                pack_panel(dtype, values, k, &mut packed, row_scales);
+            }
+            section.write(&packed)?;
+            self.progress.add(packed.len() as u64);
+        }
+        section.close();
+        if dtype.is_scaled() {
+            let mut section = writer.section(&format!("{}.scale", self.section.name));
+            write_floats(&mut section, &scales)?;
+            section.close();
+        }
+        Ok(())
+    }
+
+    /// Whether all sources hold e4m3 bytes with a scale that is constant along each row.
+    fn is_fp8_by_row(&self, k: usize) -> Result<bool> {
+        let mut row = vec![0; k];
+        for name in self.sources {
+            if !self.checkpoint.read_fp8_rows(name, 0..1, &mut row, &mut [0.0])? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn read(&self, rows: Range<usize>, k: usize, out: &mut [f32]) -> Result<()> {
+        self.each_source(rows, |name, from, to| {
+            let out = &mut out[to.start * k..to.end * k];
+            self.checkpoint.read_rows(name, from.clone(), out)?;
+            self.checkpoint.check_finite(name, from.start, out)?;
+            if self.section.dtype == Dtype::Fp16 {
+                let largest = out.iter().fold(0f32, |most, value| most.max(value.abs()));
+                ensure!(
+                    largest <= FP16_MAX,
+                    "tensor `{name}`: {largest} in rows {from:?} exceeds fp16's {FP16_MAX}: use bf16"
+                );
+            }
+            Ok(())
+        })
+    }
+
+    fn read_fp8(
+        &self,
+        rows: Range<usize>,
+        k: usize,
+        out: &mut [u8],
+        scales: &mut [f32],
+    ) -> Result<()> {
+        self.each_source(rows, |name, from, to| {
+            let out = &mut out[to.start * k..to.end * k];
+            let kept = self.checkpoint.read_fp8_rows(name, from, out, &mut scales[to])?;
+            ensure!(kept, "tensor `{name}` holds e4m3 in some of its rows only");
+            Ok(())
+        })
+    }
+
+    /// Splits rows of the fused matrix by source: `visit(name, rows of the source, rows of the output)`.
+    fn each_source(
+        &self,
+        rows: Range<usize>,
+        mut visit: impl FnMut(&str, Range<usize>, Range<usize>) -> Result<()>,
+    ) -> Result<()> {
+        let mut start = 0;
+        for name in self.sources {
+            let end = start + self.checkpoint.tensor(name)?.num_rows();
+            let (first, last) = (rows.start.max(start), rows.end.min(end));
+            if first < last {
+                visit(name, first - start..last - start, first - rows.start..last - rows.start)?;
+            }
+            start = end;
+        }
+        Ok(())
+    }
+}
+
+fn write_floats(section: &mut SectionWriter<'_>, values: &[f32]) -> Result<()> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(section.write(&bytes)?)
+}

@@ -1,0 +1,236 @@
+//! `spec-build`: a target and a drafter become a Triton model folder.
+//!
+//! Everything of a version is written beside its place and moved in by one rename, so a build that is
+//! killed leaves the old version whole, or none.
+
+use crate::checkpoint::{Checkpoint, TokenizerSource};
+use crate::cli::{BuildArgs, DraftSource, ModelArgs};
+use crate::compile::compile;
+use crate::pair::check_pair;
+use crate::pbtxt::ModelConfigText;
+use crate::progress::Progress;
+use crate::staging::Staging;
+use crate::tokenizer::GgufTokenizer;
+use anyhow::{Context, Result, bail, ensure};
+use spec_core::engine::{
+    Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
+};
+use spec_core::model::Dtype;
+use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
+use spec_core::tokenizer::Tokenizer;
+use std::fs;
+use std::path::Path;
+
+/// Draft tokens in a step unless the command line says otherwise.
+const DEFAULT_DRAFT_LEN: usize = 8;
+/// Context length unless the command line says otherwise or the models are shorter.
+const DEFAULT_SEQ_LEN: usize = 8192;
+/// n-grams that the look-up drafter tries.
+const NGRAM: DrafterKind = DrafterKind::Ngram { max_ngram: 3, min_ngram: 2 };
+
+/// Builds the model folder.
+pub fn build(args: &BuildArgs) -> Result<()> {
+    let plan = Plan::new(&args.model)?;
+    let staging = Staging::create(&args.output)?;
+    let tokenizer = write_tokenizer(&plan.target.tokenizer, staging.path())
+        .context("tokenizer of the target")?;
+    if let Some(draft) = &plan.draft {
+        check_drafter(&tokenizer, &plan.target, draft, staging.path())?;
+    }
+    let progress = |label: &str, writer: &EngineWriter| {
+        let bytes = writer.sections().iter().map(|section| section.bytes).sum();
+        if args.quiet { Progress::hidden() } else { Progress::start(label, bytes) }
+    };
+    let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
+        let manifest = plan.manifest(checkpoint, role, &tokenizer);
+        let writer = EngineWriter::create(staging.path().join(file), manifest)?;
+        let progress = progress(file, &writer);
+        compile(checkpoint, &writer, &progress)?;
+        progress.finish();
+        Ok(writer.seal()?)
+    };
+    let target = seal(&plan.target, TARGET_FILE, Role::Target).context("building the target")?;
+    match &plan.draft {
+        Some(draft) => {
+            let draft = seal(draft, DRAFT_FILE, Role::Draft).context("building the draft")?;
+            commit_pair(target, draft)?;
+        }
+        None => target.commit()?,
+    }
+    staging.commit("1", &config_text(&args.output, &plan)?)
+}
+
+/// What is going to be built, checked as far as headers tell.
+pub struct Plan {
+    /// The target's checkpoint.
+    pub target: Checkpoint,
+    /// The drafter's, if it is a model.
+    pub draft: Option<Checkpoint>,
+    /// Where draft tokens come from.
+    pub drafter: DrafterKind,
+    /// What the engines are built for.
+    pub limits: Limits,
+    /// Number formats of the target.
+    pub precision: Precision,
+    /// Number formats of the draft.
+    pub draft_precision: Precision,
+}
+
+impl Plan {
+    /// Opens the checkpoints and settles the defaults.
+    pub fn new(args: &ModelArgs) -> Result<Self> {
+        require_cpu(&args.device)?;
+        let target = Checkpoint::open(&args.target).context("target")?;
+        let draft = match &args.draft {
+            DraftSource::Model(path) => Some(Checkpoint::open(path).context("draft")?),
+            DraftSource::None | DraftSource::Ngram => None,
+        };
+        let drafter = match &args.draft {
+            DraftSource::None => DrafterKind::None,
+            DraftSource::Ngram => NGRAM,
+            DraftSource::Model(_) => {
+                DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
+            }
+        };
+        let limits = limits(args, &target, draft.as_ref())?;
+        Ok(Self {
+            precision: precision(args, args.dtype)?,
+            draft_precision: precision(args, args.draft_dtype.unwrap_or(args.dtype))?,
+            target,
+            draft,
+            drafter,
+            limits,
+        })
+    }
+
+    /// The manifest of one of the engines; its sections follow from model and precision.
+    pub fn manifest(&self, checkpoint: &Checkpoint, role: Role, tokenizer: &Tokenizer) -> Manifest {
+        let generation = &checkpoint.generation;
+        Manifest {
+            builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
+            kernels: spec_kernels::HASH.into(),
+            device: Device::Cpu,
+            role,
+            identity: String::new(),
+            drafter: match role {
+                Role::Target => self.drafter.clone(),
+                Role::Draft => DrafterKind::None,
+            },
+            target: (role == Role::Draft)
+                .then(|| Peer { file: TARGET_FILE.into(), identity: String::new() }),
+            model: checkpoint.config.clone(),
+            precision: match role {
+                Role::Target => self.precision.clone(),
+                Role::Draft => self.draft_precision.clone(),
+            },
+            limits: self.limits.clone(),
+            tokenizer: tokenizer.hash().into(),
+            end_tokens: generation.end_tokens.clone(),
+            bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
+            costs: None,
+            sections: Vec::new(),
+        }
+    }
+}
+
+fn require_cpu(device: &str) -> Result<()> {
+    match device {
+        "cpu" => Ok(()),
+        _ if device.starts_with("cuda") => {
+            bail!("--device {device}: CUDA engines are not built yet; --device cpu is")
+        }
+        _ => bail!("--device {device}: expected `cpu` or `cuda:ARCH[,ARCH...]`"),
+    }
+}
+
+fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> Result<Limits> {
+    let has_drafter = args.draft != DraftSource::None;
+    let max_draft_len = args.max_draft_len.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
+    ensure!(
+        has_drafter || max_draft_len == 0,
+        "--max-draft-len {max_draft_len} without a drafter: add --draft"
+    );
+    ensure!(
+        !has_drafter || max_draft_len > 0,
+        "--max-draft-len 0 with a drafter: it could never engage; leave out --draft"
+    );
+    let mut longest = usize::MAX;
+    for (name, checkpoint) in [("target", Some(target)), ("draft", draft)] {
+        let Some(checkpoint) = checkpoint else { continue };
+        let allowed =
+            checkpoint.config.max_position.min(checkpoint.sliding_window.unwrap_or(usize::MAX));
+        longest = longest.min(allowed);
+        if let Some(wanted) = args.max_seq_len {
+            ensure!(
+                wanted <= allowed,
+                "--max-seq-len {wanted}: the {name} sees {allowed} positions at most"
+            );
+        }
+    }
+    Ok(Limits {
+        max_draft_len,
+        max_batch_size: args.max_batch_size,
+        max_seq_len: args.max_seq_len.unwrap_or(longest.min(DEFAULT_SEQ_LEN)),
+        max_num_tokens: args.max_num_tokens,
+    })
+}
+
+fn precision(args: &ModelArgs, weights: Dtype) -> Result<Precision> {
+    let wide = |narrow| if weights == Dtype::Fp32 { Dtype::Fp32 } else { narrow };
+    let head = args.head_dtype.unwrap_or(match weights {
+        Dtype::Fp8 | Dtype::Int8 => Dtype::Bf16,
+        other => other,
+    });
+    let kv = args.kv_dtype.unwrap_or(wide(Dtype::Fp16));
+    ensure!(
+        matches!(kv, Dtype::Fp32 | Dtype::Fp16 | Dtype::Fp8),
+        "--kv-dtype {kv}: expected fp32, fp16 or fp8"
+    );
+    Ok(Precision { weights, head, kv })
+}
+
+/// Writes the tokenizer's files and opens the result.
+pub fn write_tokenizer(source: &TokenizerSource, dir: &Path) -> Result<Tokenizer> {
+    match source {
+        TokenizerSource::Gguf(metadata) => GgufTokenizer::from(&**metadata).build()?.write(dir)?,
+        TokenizerSource::Files(files) => {
+            let tokenizer = files
+                .tokenizer
+                .as_ref()
+                .context("there is no tokenizer.json beside the checkpoint")?;
+            let optional = [&files.config, &files.chat_template, &files.special_tokens];
+            for path in [tokenizer].into_iter().chain(optional.into_iter().flatten()) {
+                let name = path.file_name().context("a tokenizer file without a name")?;
+                fs::copy(path, dir.join(name))
+                    .with_context(|| format!("copying {}", path.display()))?;
+            }
+        }
+    }
+    Ok(Tokenizer::open(dir)?)
+}
+
+/// Refuses a drafter whose tokens mean something else than the target's.
+fn check_drafter(
+    tokenizer: &Tokenizer,
+    target: &Checkpoint,
+    draft: &Checkpoint,
+    staging: &Path,
+) -> Result<()> {
+    let dir = staging.join("draft_tokenizer");
+    fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    let other = write_tokenizer(&draft.tokenizer, &dir).context("tokenizer of the draft")?;
+    fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
+    check_pair(tokenizer, &other, target.config.vocab_size, draft.config.vocab_size)
+}
+
+fn config_text(output: &Path, plan: &Plan) -> Result<String> {
+    let name = output.file_name().and_then(|name| name.to_str());
+    let name = name.with_context(|| format!("--output {} has no name", output.display()))?;
+    let config = ModelConfigText {
+        name: name.into(),
+        max_batch_size: plan.limits.max_batch_size,
+        instance_kind: "KIND_CPU",
+        parameters: Vec::new(),
+    };
+    Ok(config.render())
+}

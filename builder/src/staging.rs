@@ -1,0 +1,151 @@
+//! A version folder in the making: written under a hidden name inside the model folder and moved to
+//! its place by one rename, which on Linux also swaps an existing version out in the same step.
+#![allow(unsafe_code)]
+
+use anyhow::{Context, Result};
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Names of unfinished folders begin with this.
+const PREFIX: &str = ".staging-";
+
+/// An unfinished version folder. Dropping it leaves no trace.
+pub struct Staging {
+    model: PathBuf,
+    path: PathBuf,
+    /// Held locked as long as the folder is in use, so that others can tell it from a leftover.
+    _lock: File,
+}
+
+impl Staging {
+    /// Makes the model folder if need be and an empty staging folder in it. What builds that were
+    /// killed left behind is removed.
+    pub fn create(model: &Path) -> Result<Self> {
+        let context = || format!("creating {}", model.display());
+        fs::create_dir_all(model).with_context(context)?;
+        remove_leftovers(model)?;
+        let path = model.join(format!("{PREFIX}{}", std::process::id()));
+        fs::create_dir(&path).with_context(context)?;
+        let lock = File::open(&path).with_context(context)?;
+        lock.lock().with_context(context)?;
+        Ok(Self { model: model.to_path_buf(), path, _lock: lock })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Moves the folder to `version` of the model, in one step, and writes `config.pbtxt`.
+    pub fn commit(self, version: &str, config: &str) -> Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            File::open(entry?.path())?.sync_all()?;
+        }
+        File::open(&self.path)?.sync_all()?;
+        write_whole(&self.model.join("config.pbtxt"), config.as_bytes())?;
+        let place = self.model.join(version);
+        let moved = if place.exists() {
+            exchange(&self.path, &place)
+        } else {
+            fs::rename(&self.path, &place)
+        };
+        moved.with_context(|| format!("moving the new version to {}", place.display()))?;
+        Ok(File::open(&self.model)?.sync_all()?)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // After a commit this is the version that was replaced, or nothing.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Writes a file under another name and renames it.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let partial = path.with_extension("partial");
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().with_context(|| format!("writing {}", path.display()))
+}
+
+fn remove_leftovers(model: &Path) -> Result<()> {
+    for entry in fs::read_dir(model)? {
+        let entry = entry?;
+        let is_staging = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
+        // A folder that a running build holds is locked.
+        if is_staging && File::open(entry.path())?.try_lock().is_ok() {
+            fs::remove_dir_all(entry.path())
+                .with_context(|| format!("removing the unfinished {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Swaps two folders in one step.
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    let a = CString::new(a.as_os_str().as_bytes())?;
+    let b = CString::new(b.as_os_str().as_bytes())?;
+    // SAFETY: both are valid C strings for the time of the call.
+    let status = unsafe {
+        libc::renameat2(libc::AT_FDCWD, a.as_ptr(), libc::AT_FDCWD, b.as_ptr(), libc::RENAME_EXCHANGE)
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version_with(model: &Path, text: &str) -> Result<()> {
+        let staging = Staging::create(model)?;
+        fs::write(staging.path().join("file"), text)?;
+        staging.commit("1", "config")
+    }
+
+    fn names(model: &Path) -> Vec<String> {
+        let entries = fs::read_dir(model).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_version_replaces_the_one_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("model");
+        version_with(&model, "old").unwrap();
+        version_with(&model, "new").unwrap();
+        assert_eq!(fs::read_to_string(model.join("1/file")).unwrap(), "new");
+        assert_eq!(names(&model), ["1", "config.pbtxt"]);
+    }
+
+    #[test]
+    fn a_build_that_fails_leaves_the_old_version_and_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        version_with(dir.path(), "old").unwrap();
+        drop(Staging::create(dir.path()).unwrap());
+        assert_eq!(fs::read_to_string(dir.path().join("1/file")).unwrap(), "old");
+        assert_eq!(names(dir.path()), ["1", "config.pbtxt"]);
+    }
+
+    #[test]
+    fn leftovers_of_a_killed_build_are_removed_and_a_running_build_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join(".staging-1")).unwrap();
+        let running = dir.path().join(".staging-2");
+        fs::create_dir(&running).unwrap();
+        let lock = File::open(&running).unwrap();
+        lock.lock().unwrap();
+        version_with(dir.path(), "new").unwrap();
+        assert_eq!(names(dir.path()), [".staging-2", "1", "config.pbtxt"]);
+    }
+}
