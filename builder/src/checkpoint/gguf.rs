@@ -16,6 +16,8 @@ pub(super) const MAGIC: &[u8; 4] = b"GGUF";
 const MAX_HEADER: u64 = 256 << 20;
 /// Elements of an array that is read at most.
 const MAX_LIST: u64 = 1 << 23;
+/// Tensors, and metadata values, at most: far more than a model has.
+const MAX_ENTRIES: u64 = 1 << 16;
 const MAX_DIMENSIONS: u32 = 4;
 
 /// The numbers of value types.
@@ -131,6 +133,9 @@ fn preamble(cursor: &mut Cursor<'_>) -> Result<(u64, u64)> {
     // The shortest entries: an empty name, no dimension; an empty key, one byte of value.
     cursor.room_for(num_tensors, 8 + 4 + 4 + 8).context("its tensor count")?;
     cursor.room_for(num_values, 8 + 4 + 1).context("its metadata count")?;
+    for (what, count) in [("tensors", num_tensors), ("metadata values", num_values)] {
+        ensure!(count <= MAX_ENTRIES, "it has {count} {what}, at most {MAX_ENTRIES} are read");
+    }
     Ok((num_tensors, num_values))
 }
 

@@ -40,7 +40,12 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     let generation = Object::open_if_there(&folder.join("generation_config.json"))?;
     let tokenizer = Object::open_if_there(&folder.join("tokenizer_config.json"))?;
     Ok(Checkpoint {
-        generation: hf_config::generation(&config, generation.as_ref(), tokenizer.as_ref())?,
+        generation: hf_config::generation(
+            &config,
+            generation.as_ref(),
+            tokenizer.as_ref(),
+            model.vocab_size,
+        )?,
         sliding_window: hf_config::sliding_window(&config, model.family)?,
         tokenizer: TokenizerSource::Files(TokenizerFiles::in_folder(folder)),
         config: model,

@@ -115,10 +115,16 @@ pub(super) fn generation(
     config: &Object,
     generation: Option<&Object>,
     tokenizer: Option<&Object>,
+    vocab_size: usize,
 ) -> Result<Generation> {
     let ids = |key| -> Result<Vec<u32>> {
         let own = generation.map(|file| file.token_ids(key)).transpose()?.unwrap_or_default();
-        if own.is_empty() { config.token_ids(key) } else { Ok(own) }
+        let ids = if own.is_empty() { config.token_ids(key)? } else { own };
+        let unknown = ids.iter().find(|id| **id as usize >= vocab_size);
+        match unknown {
+            Some(id) => bail!("{key} is {id}, the vocabulary has {vocab_size} tokens"),
+            None => Ok(ids),
+        }
     };
     let add_bos = tokenizer.map(|file| file.bool("add_bos_token")).transpose()?.flatten();
     Ok(Generation {

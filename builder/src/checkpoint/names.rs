@@ -5,7 +5,7 @@ use spec_core::model::ModelConfig;
 
 /// Canonical name of the embedding, [vocabulary, hidden].
 pub const EMBED: &str = "model.embed_tokens.weight";
-/// Canonical name of the last norm, [hidden].
+/// Canonical name of the last norm, one value a hidden channel.
 pub const FINAL_NORM: &str = "model.norm.weight";
 /// Canonical name of an untied head, [vocabulary, hidden].
 pub const HEAD: &str = "lm_head.weight";

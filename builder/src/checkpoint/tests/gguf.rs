@@ -51,6 +51,20 @@ fn llama_rows_of_q_and_k_come_out_in_half_split_order() {
 }
 
 #[test]
+fn llama_biases_of_q_and_k_are_reordered_with_their_rows() {
+    let mut file = GgufFile::tiny("llama");
+    for layer in 0..2 {
+        for (part, rows) in [("attn_q", 32), ("attn_k", 16), ("attn_v", 16)] {
+            file.tensor(&format!("blk.{layer}.{part}.bias"), &[rows]);
+        }
+    }
+    let checkpoint = open_gguf(&file).unwrap();
+    let k = read(&checkpoint, "model.layers.0.self_attn.k_proj.bias");
+    let stored = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
+    assert_eq!(k, stored.map(|idx| value("blk.0.attn_k.bias", idx)));
+}
+
+#[test]
 fn ranges_of_quantised_interleaved_rows_equal_the_whole() {
     let mut file = GgufFile::tiny("llama");
     let q = file.tensor_mut("blk.0.attn_q.weight");

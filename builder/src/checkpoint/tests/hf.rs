@@ -56,6 +56,20 @@ fn a_llama_has_exactly_these_tensors() {
 }
 
 #[test]
+fn biases_are_expected_where_the_config_says_so() {
+    let mut config = tiny_config("llama", "LlamaForCausalLM");
+    config["attention_bias"] = json!(true);
+    config["mlp_bias"] = json!(true);
+    let checkpoint = open(&Folder::new(config)).unwrap();
+    let model = &checkpoint.config;
+    assert!(model.qkv_bias && model.out_bias && model.mlp_bias);
+    let name = "model.layers.1.mlp.down_proj.bias";
+    let mut out = [0.0; 5];
+    checkpoint.read_rows(name, 3..8, &mut out).unwrap();
+    assert!((0..5).all(|idx| out[idx] == value(name, 3 + idx)), "a vector has a value a row");
+}
+
+#[test]
 fn any_range_of_rows_can_be_read() {
     let checkpoint = open(&Folder::llama()).unwrap();
     for (start, end) in [(0, 1), (5, 9), (31, 32), (0, 32), (7, 7), (32, 32)] {
@@ -273,6 +287,7 @@ fn what_the_executors_cannot_do_is_refused_by_name() {
         ("num_key_value_heads", json!(3), &["4 is no multiple of num_kv_heads 3"]),
         ("head_dim", json!(7), &["head_dim 7 is odd"]),
         ("eos_token_id", json!([1, -2]), &["`eos_token_id`"]),
+        ("eos_token_id", json!(48), &["eos_token_id is 48, the vocabulary has 48 tokens"]),
     ] {
         let mut folder = Folder::llama();
         folder.config[key] = found;

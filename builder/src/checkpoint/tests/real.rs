@@ -7,8 +7,8 @@ use std::env;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// blake3 of the exported weights, whose sha256 is 7ef915c9bf9d94d8d70211970476878352a5b95855c589ae:
-/// the same bytes as an independent conversion that transformers' own GGUF loader agrees with.
+/// blake3 of the exported weights: the same bytes as an independent conversion that transformers' own
+/// GGUF loader agrees with (sha256 7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b).
 const WEIGHTS: &str = "26952486d351680e1d588bec3370d3f75ed7cae59de7d40c144b28f6323423fc";
 
 fn model() -> Option<PathBuf> {
