@@ -2,23 +2,41 @@
 
 use clap::{Args, Parser, Subcommand};
 use spec_core::model::Dtype;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// Compiles a target and a drafter into engine files that Triton serves with speculative decoding.
+///
+/// `spec-build --target ... --output ...` is short for `spec-build build ...`.
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(version)]
 pub struct Cli {
-    /// Without a subcommand: build.
+    /// What to do.
     #[command(subcommand)]
-    pub command: Option<Command>,
-    /// What to build.
-    #[command(flatten)]
-    pub build: Option<BuildArgs>,
+    pub command: Command,
 }
 
-/// What else the program does.
+impl Cli {
+    /// Parses a command line; one that begins with an option is a build.
+    pub fn from_args(args: impl Iterator<Item = OsString>) -> Self {
+        let mut args: Vec<OsString> = args.collect();
+        let own = ["-h", "--help", "-V", "--version"];
+        let is_build = args
+            .get(1)
+            .and_then(|arg| arg.to_str())
+            .is_some_and(|first| first.starts_with('-') && !own.contains(&first));
+        if is_build {
+            args.insert(1, "build".into());
+        }
+        Self::parse_from(args)
+    }
+}
+
+/// What the program does.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Build a model folder.
+    Build(Box<BuildArgs>),
     /// Print what an engine is.
     Inspect {
         /// An engine file or a model folder.
@@ -225,7 +243,9 @@ impl std::str::FromStr for DraftLen {
         if text == "auto" {
             return Ok(Self::Auto);
         }
-        text.parse().map(Self::Fixed).map_err(|_| format!("`{text}` is neither a number nor `auto`"))
+        text.parse()
+            .map(Self::Fixed)
+            .map_err(|_| format!("`{text}` is neither a number nor `auto`"))
     }
 }
 

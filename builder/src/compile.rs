@@ -94,7 +94,8 @@ impl Job<'_> {
         let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
         for first in (0..n).step_by(PANEL) {
             let rows = first..n.min(first + PANEL);
-            let row_scales = if dtype.is_scaled() { &mut scales[rows.clone()] } else { &mut [][..] };
+            let row_scales =
+                if dtype.is_scaled() { &mut scales[rows.clone()] } else { &mut [][..] };
             if keeps_fp8 {
                 let stored = &mut stored[..rows.len() * k];
                 self.read_fp8(rows, k, stored, row_scales)?;

@@ -145,7 +145,8 @@ fn require_cpu(device: &str) -> Result<()> {
 
 fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> Result<Limits> {
     let has_drafter = args.draft != DraftSource::None;
-    let max_draft_len = args.max_draft_len.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
+    let max_draft_len =
+        args.max_draft_len.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
     ensure!(
         has_drafter || max_draft_len == 0,
         "--max-draft-len {max_draft_len} without a drafter: add --draft"

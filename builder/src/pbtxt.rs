@@ -26,8 +26,7 @@ impl ModelConfigText {
         let _ = writeln!(text, "backend: \"spec\"");
         let _ = writeln!(text, "max_batch_size: {}", self.max_batch_size);
         let _ = writeln!(text, "model_transaction_policy {{ decoupled: true }}");
-        let _ =
-            writeln!(text, "instance_group [ {{ count: 1 kind: {} }} ]", self.instance_kind);
+        let _ = writeln!(text, "instance_group [ {{ count: 1 kind: {} }} ]", self.instance_kind);
         for (key, value) in &self.parameters {
             let _ = writeln!(
                 text,

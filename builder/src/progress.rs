@@ -21,7 +21,8 @@ impl Progress {
         let terminal = std::io::stderr().is_terminal();
         let target =
             if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(Some(bytes), target).with_message(label.to_string());
+        let bar =
+            ProgressBar::with_draw_target(Some(bytes), target).with_message(label.to_string());
         bar.set_style(
             ProgressStyle::with_template(
                 "{msg:24} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",

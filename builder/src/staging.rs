@@ -95,7 +95,13 @@ fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     let b = CString::new(b.as_os_str().as_bytes())?;
     // SAFETY: both are valid C strings for the time of the call.
     let status = unsafe {
-        libc::renameat2(libc::AT_FDCWD, a.as_ptr(), libc::AT_FDCWD, b.as_ptr(), libc::RENAME_EXCHANGE)
+        libc::renameat2(
+            libc::AT_FDCWD,
+            a.as_ptr(),
+            libc::AT_FDCWD,
+            b.as_ptr(),
+            libc::RENAME_EXCHANGE,
+        )
     };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
