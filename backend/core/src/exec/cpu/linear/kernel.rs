@@ -1,6 +1,8 @@
 #![allow(unsafe_code)]
 //! What a kernel is given, and which kernels serve a format at a level.
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
 use super::portable;
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
@@ -58,7 +60,7 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => portable::path(dtype),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => portable::path(dtype),
+        Level::Avx512 => avx512::path(dtype, rows),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no Isa is made of a level that the machine lacks"),
     }
