@@ -1,9 +1,9 @@
 #![allow(unsafe_code)]
 //! What a kernel is given, and which kernels serve a format at a level.
 
-#[cfg(target_arch = "x86_64")]
-use super::avx512;
 use super::portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
@@ -58,7 +58,7 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
     match isa.level() {
         Level::Portable => portable::path(dtype),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => portable::path(dtype),
+        Level::Avx2 => avx2::path(dtype),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::path(dtype, rows),
         #[cfg(not(target_arch = "x86_64"))]

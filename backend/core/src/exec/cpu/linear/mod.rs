@@ -7,6 +7,8 @@
 //! accumulators are put down and taken up between chunks exactly. Instruction sets may differ in bits.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod kernel;
 mod portable;
