@@ -1,3 +1,4 @@
+#![allow(unsafe_code)]
 //! How near the matrix products come to the machine's memory bandwidth and arithmetic.
 //!
 //! `cargo run --release -p spec-core --example linear_bench [-- [0.5b|1.5b] [dtype ...]]`
@@ -26,6 +27,7 @@ const MANY_ROWS: usize = 512;
 /// Outputs of the matrices for many rows: few, to keep the samples short.
 const SLICE: usize = 256;
 const ROUNDS: usize = 200;
+const DOTS: usize = 24 * 20_000;
 const MEMORY: &str = "the benchmark needs about 2 GB";
 
 fn main() {
@@ -56,7 +58,7 @@ fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
     let mut runner = Runner::new(layer, pool);
     let mut seconds = vec![Vec::new(); FEW_ROWS.len()];
     let mut many = vec![Vec::new(); slices.len()];
-    let mut read = Vec::new();
+    let (mut read, mut peak) = (Vec::new(), Vec::new());
     let mut turns = (0..num_layers).cycle();
     for round in 0..ROUNDS {
         for (rows, seconds) in FEW_ROWS.iter().zip(&mut seconds) {
@@ -65,6 +67,7 @@ fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
         }
         let part = plain.chunks_exact(layer_bytes).nth(turns.next().unwrap_or(0));
         read.push(time(|| read_all(part.unwrap_or_default(), pool)));
+        peak.push(time(arithmetic));
         let slice = round % slices.len();
         many[slice].push(time(|| runner.pass(&slices[slice..=slice], MANY_ROWS)));
     }
@@ -78,7 +81,9 @@ fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
     let k: usize = layer.iter().map(|m| m.1).sum();
     let of_each: f64 = many.iter_mut().map(|seconds| quiet(seconds)).sum();
     let rate = (SLICE * k * MANY_ROWS) as f64 / of_each / 1e9;
-    println!("; {MANY_ROWS} rows: {rate:.0} GMAC/s");
+    let peak =
+        pool.threads() as f64 * (DOTS * macs_of_a_dot(dtype)) as f64 / quiet(&mut peak) / 1e9;
+    println!("; {MANY_ROWS} rows: {rate:.0} GMAC/s = {:.0} % of {peak:.0}", 100.0 * rate / peak);
 }
 
 /// A layer of matrices whose values are ordinary numbers in every format.
@@ -133,6 +138,40 @@ fn time(work: impl FnOnce()) -> f64 {
     work();
     start.elapsed().as_secs_f64()
 }
+
+/// Multiply-adds of one vector instruction of 64 bytes.
+fn macs_of_a_dot(dtype: Dtype) -> usize {
+    match dtype {
+        Dtype::Fp32 | Dtype::Fp16 => 16,
+        Dtype::Bf16 | Dtype::Fp8 => 32,
+        Dtype::Int8 => 64,
+    }
+}
+
+/// Vector instructions as fast as one thread can issue them. All kinds of dot product take as long as a
+/// multiply-add.
+#[cfg(target_arch = "x86_64")]
+fn arithmetic() {
+    use std::arch::x86_64::*;
+    #[target_feature(enable = "avx512f")]
+    fn dots() {
+        let one = black_box(_mm512_set1_ps(1.0));
+        let mut acc = [one; 24];
+        for _ in 0..DOTS / 24 {
+            for acc in &mut acc {
+                *acc = _mm512_fmadd_ps(one, one, *acc);
+            }
+        }
+        black_box(acc);
+    }
+    if Isa::detect().to_string() == "avx512" {
+        // SAFETY: the machine has it.
+        unsafe { dots() };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn arithmetic() {}
 
 /// The fastest tenth: what a sample takes when nothing else runs.
 fn quiet(seconds: &mut [f64]) -> f64 {

@@ -3,6 +3,7 @@
 //! time, in cache; 16 registers hold 8 to 12 accumulators, so the 64 outputs are worked in strips.
 
 use super::kernel::{self, Block, Finish, Kernel, Path};
+use super::prepare::{self, Form};
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32, group_len};
 use std::arch::x86_64::*;
@@ -38,6 +39,13 @@ pub(super) fn path(dtype: Dtype) -> Path {
 #[target_feature(enable = "avx2")]
 unsafe fn finish(f: &Finish<'_>, out: &mut [f32]) {
     kernel::finish(f, out);
+}
+
+/// # Safety
+/// The machine has the level's features.
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn encode(form: Form, x: &[f32], words: &mut [u32]) {
+    prepare::encode(form, x, words);
 }
 
 /// acc + w * x in every lane. All functions need the level's features.
@@ -109,7 +117,10 @@ unsafe fn rows<D: Dot, const R: usize, const V: usize>(block: &Block) {
             }
             for group in 0..block.groups {
                 if first == 0 {
-                    prefetch(block.next.wrapping_add(group * block.next_step));
+                    let next = block.next.wrapping_add(group * block.next_step);
+                    for line in 0..4 {
+                        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * line).cast());
+                    }
                 }
                 let w = block.w.add(group * GROUP_BYTES + first * 4);
                 let mut weights = [_mm256_setzero_si256(); V];
@@ -129,16 +140,6 @@ unsafe fn rows<D: Dot, const R: usize, const V: usize>(block: &Block) {
                 }
             }
         }
-    }
-}
-
-/// The four cache lines of a group.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn prefetch(group: *const u8) {
-    for line in 0..4 {
-        // SAFETY: a hint, which may be of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(group.wrapping_add(64 * line).cast()) };
     }
 }
 

@@ -3,6 +3,7 @@
 //! keeps 24 accumulators in registers and reads every weight once.
 
 use super::kernel::{self, Block, Finish, Kernel, Path};
+use super::prepare::{self, Form};
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
 use std::arch::x86_64::*;
@@ -47,6 +48,13 @@ pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
 unsafe fn finish(f: &Finish<'_>, out: &mut [f32]) {
     kernel::finish(f, out);
+}
+
+/// # Safety
+/// The machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn encode(form: Form, x: &[f32], words: &mut [u32]) {
+    prepare::encode(form, x, words);
 }
 
 /// How the kernels read a stored format. All functions need the level's features.
