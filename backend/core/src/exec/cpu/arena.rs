@@ -30,8 +30,11 @@ pub struct ArenaSlice {
 }
 
 struct Mapping {
+    /// At a huge page.
     base: NonNull<u8>,
     bytes: usize,
+    /// What was mapped to find such a place in it.
+    whole: *mut libc::c_void,
 }
 
 // SAFETY: bytes that a slice covers are never written again, and bytes not yet covered are reached only
@@ -78,32 +81,34 @@ impl Deref for ArenaSlice {
 
 impl Mapping {
     fn new(bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE);
         let failed = || {
             let cause = std::io::Error::last_os_error();
             Error::Capacity(format!("no memory for {bytes} bytes of weights: {cause}"))
         };
+        let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE);
         // SAFETY: an anonymous mapping at an address of the system's choice touches nothing of ours.
-        let base = unsafe {
+        let whole = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                bytes,
+                bytes + HUGE_PAGE,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
                 0,
             )
         };
-        if base == libc::MAP_FAILED {
+        if whole == libc::MAP_FAILED {
             return Err(failed());
         }
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(failed)?;
-        // SAFETY: the range is the mapping just made. Advice only: refusal leaves small pages.
+        let start = whole.cast::<u8>();
+        let base = start.wrapping_add(start.align_offset(HUGE_PAGE));
+        let base = NonNull::new(base).ok_or_else(failed)?;
+        // SAFETY: the range lies in the mapping just made. Advice only: refusal leaves small pages.
         #[cfg(target_os = "linux")]
         unsafe {
             libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
         }
-        Ok(Self { base, bytes })
+        Ok(Self { base, bytes, whole })
     }
 }
 
@@ -111,7 +116,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and nothing refers to it once the last handle is dropped.
         unsafe {
-            libc::munmap(self.base.as_ptr().cast(), self.bytes);
+            libc::munmap(self.whole, self.bytes + HUGE_PAGE);
         }
     }
 }

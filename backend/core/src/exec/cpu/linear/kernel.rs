@@ -2,6 +2,9 @@
 //! What a kernel is given, and which kernels serve a format at a level.
 
 use super::portable;
+use super::prepare::{self, Form};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
@@ -56,11 +59,22 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
     match isa.level() {
         Level::Portable => portable::path(dtype),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => portable::path(dtype),
+        Level::Avx2 => avx2::path(dtype),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => portable::path(dtype),
+        Level::Avx512 => avx512::path(dtype, rows),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no Isa is made of a level that the machine lacks"),
+    }
+}
+
+/// What turns a row of activations into words at the level.
+pub(super) fn encoder(isa: Isa) -> unsafe fn(Form, &[f32], &mut [u32]) {
+    match isa.level() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => avx2::encode,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => avx512::encode,
+        _ => prepare::encode,
     }
 }
 

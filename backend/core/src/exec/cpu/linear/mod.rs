@@ -6,6 +6,10 @@
 //! and the threads. k is cut into chunks so that the weights stay in cache while all rows pass, and the
 //! accumulators are put down and taken up between chunks exactly. Instruction sets may differ in bits.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod kernel;
 mod portable;
 mod prepare;

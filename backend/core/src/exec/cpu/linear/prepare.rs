@@ -1,6 +1,8 @@
+#![allow(unsafe_code)]
 //! Activations in the form that the kernels broadcast: rounded or quantised once for all products that
 //! they enter.
 
+use super::kernel;
 use crate::exec::cpu::isa::Level;
 use crate::exec::cpu::{Isa, Pool};
 use crate::model::Dtype;
@@ -11,7 +13,7 @@ const PARALLEL: usize = 16 << 10;
 
 /// What a word of prepared activations holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     /// One f32 as it was.
     F32,
     /// One f32, rounded to bfloat16.
@@ -26,7 +28,7 @@ impl Form {
     fn of(isa: Isa, dtype: Dtype) -> Self {
         match (dtype, isa.level()) {
             (Dtype::Fp32 | Dtype::Fp16, _) => Form::F32,
-            (Dtype::Bf16 | Dtype::Fp8, Level::Avx512) => Form::RoundedF32,
+            (Dtype::Bf16 | Dtype::Fp8, Level::Avx512) => Form::Bf16Pair,
             (Dtype::Bf16 | Dtype::Fp8, _) => Form::RoundedF32,
             (Dtype::Int8, _) => Form::Int8Quad,
         }
@@ -79,8 +81,10 @@ pub fn prepare(
     let words = (k.next_multiple_of(4) / form.len() + 2).div_ceil(16) | 1;
     *out = Prepared { form, rows, k, stride: 16 * words, words: std::mem::take(&mut out.words) };
     out.words.resize(rows * out.stride, 0);
+    let encode = kernel::encoder(isa);
     let encode = |row: usize, words: &mut [u32]| {
-        encode(form, &x[row * k..(row + 1) * k], words);
+        // SAFETY: the encoder is of a level that the `Isa` vouches for.
+        unsafe { encode(form, &x[row * k..(row + 1) * k], words) };
     };
     if x.len() < PARALLEL {
         out.words.chunks_exact_mut(out.stride).enumerate().for_each(|(row, w)| encode(row, w));
@@ -114,7 +118,9 @@ impl Prepared {
     }
 }
 
-fn encode(form: Form, x: &[f32], words: &mut [u32]) {
+/// Inlined into functions compiled for each level; the results are the same at all.
+#[inline(always)]
+pub(super) fn encode(form: Form, x: &[f32], words: &mut [u32]) {
     let used = x.len().div_ceil(form.len());
     words[used..].fill(0);
     match form {
@@ -141,6 +147,7 @@ fn encode(form: Form, x: &[f32], words: &mut [u32]) {
 }
 
 /// Quantises a row and returns its scale and the sum of its quantised values.
+#[inline(always)]
 fn quantise(x: &[f32], words: &mut [u32]) -> (f32, i32) {
     let (largest, finite) = magnitude(x);
     let used = x.len().div_ceil(4);
@@ -168,6 +175,7 @@ fn quantise(x: &[f32], words: &mut [u32]) -> (f32, i32) {
 }
 
 /// The largest magnitude, and whether all values are finite.
+#[inline(always)]
 fn magnitude(x: &[f32]) -> (f32, bool) {
     // As integers magnitudes order like the numbers, with infinity and NaN on top.
     let largest = x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));

@@ -1,0 +1,289 @@
+#![allow(unsafe_code)]
+//! The kernels for AVX-512 with BF16, VNNI and VBMI: 64 outputs are four vectors, so a block of six rows
+//! keeps 24 accumulators in registers and reads every weight once.
+
+use super::kernel::{self, Block, Finish, Kernel, Path};
+use super::prepare::{self, Form};
+use crate::model::Dtype;
+use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
+use std::arch::x86_64::*;
+
+/// Rows for which fp8 weights are expanded in registers. For more rows the tables would push accumulators
+/// out, and expanding a chunk once into cache is cheaper than once a block.
+const FP8_DIRECT_ROWS: usize = 5;
+
+const FP32: [Kernel; 6] = kernels::<Fp32>();
+const FP16: [Kernel; 6] = kernels::<Fp16>();
+const BF16: [Kernel; 6] = kernels::<Bf16>();
+const FP8: [Kernel; FP8_DIRECT_ROWS] =
+    [rows::<Fp8, 1>, rows::<Fp8, 2>, rows::<Fp8, 3>, rows::<Fp8, 4>, rows::<Fp8, 5>];
+const INT8: [Kernel; 6] = kernels::<Int8>();
+
+const fn kernels<F: Format>() -> [Kernel; 6] {
+    [rows::<F, 1>, rows::<F, 2>, rows::<F, 3>, rows::<F, 4>, rows::<F, 5>, rows::<F, 6>]
+}
+
+pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
+    let (words, kernels): (_, &'static [Kernel]) = match dtype {
+        Dtype::Fp32 => (1, &FP32),
+        Dtype::Fp16 => (2, &FP16),
+        Dtype::Bf16 => (1, &BF16),
+        Dtype::Fp8 if rows <= FP8_DIRECT_ROWS => (2, &FP8),
+        Dtype::Fp8 => {
+            return Path {
+                expand: Some(expand_fp8),
+                expansion: 2,
+                words: 2,
+                kernels: &BF16,
+                finish,
+            };
+        }
+        Dtype::Int8 => (1, &INT8),
+    };
+    Path { expand: None, expansion: 1, words, kernels, finish }
+}
+
+/// # Safety
+/// The machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+unsafe fn finish(f: &Finish<'_>, out: &mut [f32]) {
+    kernel::finish(f, out);
+}
+
+/// # Safety
+/// The machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
+pub(super) unsafe fn encode(form: Form, x: &[f32], words: &mut [u32]) {
+    prepare::encode(form, x, words);
+}
+
+/// How the kernels read a stored format. All functions need the level's features.
+trait Format {
+    /// Constants kept in registers.
+    type Tables: Copy;
+    /// The weights of 16 outputs in a group: one vector for each word of activations.
+    type Vectors: AsRef<[__m512i]>;
+
+    unsafe fn tables() -> Self::Tables;
+    /// Reads the `quarter`-th 16 outputs of the group at `w`.
+    unsafe fn load(tables: Self::Tables, w: *const u8, quarter: usize) -> Self::Vectors;
+    /// acc + w * x in every lane.
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i;
+}
+
+struct Fp32;
+struct Fp16;
+struct Bf16;
+struct Fp8;
+struct Int8;
+
+impl Format for Fp32 {
+    type Tables = ();
+    type Vectors = [__m512i; 1];
+
+    #[inline]
+    unsafe fn tables() {}
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load(_: (), w: *const u8, quarter: usize) -> [__m512i; 1] {
+        // SAFETY: the caller's group has 256 bytes.
+        [unsafe { _mm512_loadu_si512(w.add(64 * quarter).cast()) }]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        let (acc, w) = (_mm512_castsi512_ps(acc), _mm512_castsi512_ps(w));
+        _mm512_castps_si512(_mm512_fmadd_ps(w, _mm512_set1_ps(f32::from_bits(x as u32)), acc))
+    }
+}
+
+impl Format for Fp16 {
+    type Tables = ();
+    type Vectors = [__m512i; 2];
+
+    #[inline]
+    unsafe fn tables() {}
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load(_: (), w: *const u8, quarter: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's group has 256 bytes: 64 halves of one k, then of the next.
+        let (even, odd) = unsafe {
+            let w = w.add(32 * quarter);
+            (_mm256_loadu_si256(w.cast()), _mm256_loadu_si256(w.add(GROUP_BYTES / 2).cast()))
+        };
+        [even, odd].map(|half| _mm512_castps_si512(_mm512_cvtph_ps(half)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        // SAFETY: same features.
+        unsafe { Fp32::dot(acc, w, x) }
+    }
+}
+
+impl Format for Bf16 {
+    type Tables = ();
+    type Vectors = [__m512i; 1];
+
+    #[inline]
+    unsafe fn tables() {}
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load(_: (), w: *const u8, quarter: usize) -> [__m512i; 1] {
+        // SAFETY: same contract.
+        unsafe { Fp32::load((), w, quarter) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        // SAFETY: both are 512 bits without invalid values.
+        let (w, x): (__m512bh, __m512bh) =
+            unsafe { (std::mem::transmute(w), std::mem::transmute(_mm512_set1_epi32(x))) };
+        _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(acc), w, x))
+    }
+}
+
+impl Format for Int8 {
+    type Tables = ();
+    type Vectors = [__m512i; 1];
+
+    #[inline]
+    unsafe fn tables() {}
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load(_: (), w: *const u8, quarter: usize) -> [__m512i; 1] {
+        // SAFETY: same contract.
+        unsafe { Fp32::load((), w, quarter) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x))
+    }
+}
+
+/// The low and the high bytes of the bfloat16 of every e4m3 code without sign.
+static BF16_BYTES: [[u8; 128]; 2] = {
+    let mut bytes = [[0; 128]; 2];
+    let mut code = 0;
+    while code < 128 {
+        let [_, _, low, high] = e4m3_to_f32(code as u8).to_le_bytes();
+        (bytes[0][code], bytes[1][code]) = (low, high);
+        code += 1;
+    }
+    bytes
+};
+
+#[derive(Clone, Copy)]
+struct Fp8Tables {
+    low: [__m512i; 2],
+    high: [__m512i; 2],
+    sign: __m512i,
+}
+
+impl Format for Fp8 {
+    type Tables = Fp8Tables;
+    type Vectors = [__m512i; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn tables() -> Fp8Tables {
+        let half = |table: &[u8; 128], i: usize| {
+            // SAFETY: the table has two vectors.
+            unsafe { _mm512_loadu_si512(table.as_ptr().add(64 * i).cast()) }
+        };
+        let [low, high] = &BF16_BYTES;
+        Fp8Tables {
+            low: [half(low, 0), half(low, 1)],
+            high: [half(high, 0), half(high, 1)],
+            sign: _mm512_set1_epi8(-128),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    unsafe fn load(t: Fp8Tables, w: *const u8, quarter: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's group has 256 bytes.
+        let codes = unsafe { _mm512_loadu_si512(w.add(64 * quarter).cast()) };
+        // The lookup takes the low seven bits of an index.
+        let low = _mm512_permutex2var_epi8(t.low[0], codes, t.low[1]);
+        let high = _mm512_permutex2var_epi8(t.high[0], codes, t.high[1]);
+        // high | (codes & sign)
+        let high = _mm512_ternarylogic_epi32::<0xf8>(high, codes, t.sign);
+        [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)]
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        // SAFETY: same features.
+        unsafe { Bf16::dot(acc, w, x) }
+    }
+}
+
+/// # Safety
+/// The block's pointers cover `R` rows, and the machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
+unsafe fn rows<F: Format, const R: usize>(block: &Block) {
+    let zero = _mm512_setzero_si512();
+    let mut acc = [[zero; 4]; R];
+    // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
+    // group, weights have `groups` groups; a prefetch may be of any address.
+    unsafe {
+        for (r, acc) in acc.iter_mut().enumerate() {
+            for (quarter, acc) in acc.iter_mut().enumerate() {
+                *acc = _mm512_loadu_si512(block.acc.add(r * PANEL + quarter * 16).cast());
+            }
+        }
+        let tables = F::tables();
+        let (mut w, mut x, mut next) = (block.w, block.x.cast::<i32>(), block.next);
+        for _ in 0..block.groups {
+            for quarter in 0..4 {
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * quarter).cast());
+                let vectors = F::load(tables, w, quarter);
+                for (word, w) in vectors.as_ref().iter().enumerate() {
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let x = x.add(r * block.stride + word).read();
+                        acc[quarter] = F::dot(acc[quarter], *w, x);
+                    }
+                }
+            }
+            w = w.add(GROUP_BYTES);
+            x = x.add(size_of::<F::Vectors>() / size_of::<__m512i>());
+            next = next.wrapping_add(block.next_step);
+        }
+        for (r, acc) in acc.iter().enumerate() {
+            for (quarter, acc) in acc.iter().enumerate() {
+                _mm512_storeu_si512(block.acc.add(r * PANEL + quarter * 16).cast(), *acc);
+            }
+        }
+    }
+}
+
+/// fp8 groups to twice as many bf16 groups.
+///
+/// # Safety
+/// `src` has `groups` groups, `dst` room for the result, and the machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+unsafe fn expand_fp8(src: *const u8, groups: usize, dst: *mut u8) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let tables = Fp8::tables();
+        for group in 0..groups {
+            let dst = dst.add(2 * GROUP_BYTES * group);
+            for quarter in 0..4 {
+                let [first, second] = Fp8::load(tables, src.add(GROUP_BYTES * group), quarter);
+                _mm512_storeu_si512(dst.add(64 * quarter).cast(), first);
+                _mm512_storeu_si512(dst.add(GROUP_BYTES + 64 * quarter).cast(), second);
+            }
+        }
+    }
+}
