@@ -1,5 +1,5 @@
-//! Prompts and recorded outputs, in `../shared/data` beside the repository; tests say that they skip
-//! where they are not.
+//! Prompts and recorded outputs, in `$SPEC_DATA` or `../shared/data` beside the repository; tests say
+//! that they skip where they are not.
 
 use super::cache::root;
 use serde_json::Value;
@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 /// Where a file of the recorded data is, if it is there.
 pub(crate) fn path(name: &str) -> Option<PathBuf> {
-    let path = root().join("../shared/data").join(name);
+    let folder =
+        std::env::var_os("SPEC_DATA").map_or_else(|| root().join("../shared/data"), PathBuf::from);
+    let path = folder.join(name);
     if !path.is_file() {
         eprintln!("skipped: there is no {}", path.display());
         return None;
