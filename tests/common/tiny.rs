@@ -79,16 +79,17 @@ fn shapes(num_layers: usize) -> Vec<(String, Vec<usize>, f64)> {
     shapes
 }
 
-/// One token a character, and one that ends texts.
+/// One token a character, one of two characters, and one that ends texts.
 fn tokenizer() -> GgufTokenizer {
-    let chars = (b'!'..).take(VOCAB - 1).map(|byte| char::from(byte).to_string());
+    let chars = (b'!'..).take(VOCAB - 2).map(|byte| char::from(byte).to_string());
     let mut token_types = vec![1; VOCAB - 1];
     token_types.push(3);
     GgufTokenizer {
         model: "gpt2".into(),
         pre: "gpt-2".into(),
-        tokens: chars.chain(["<end>".to_string()]).collect(),
+        tokens: chars.chain(["AB", "<end>"].map(String::from)).collect(),
         token_types,
+        merges: vec!["A B".into()],
         eos: Some(END),
         ..GgufTokenizer::default()
     }

@@ -1,0 +1,180 @@
+//! The promise that speculation does not change what is drawn without a seed, through the whole product:
+//! tiny random checkpoints are built into engines, thousands of requests run in batches, and the texts are
+//! tested against the exact distribution that follows from the target's logits.
+
+#[path = "../backend/core/tests/lossless/chi_square.rs"]
+mod chi_square;
+mod common;
+
+use chi_square::{ALPHA, p_value};
+use common::models::{MAX_BATCH_SIZE, MAX_DRAFT_LEN, Recipe};
+use common::{golden, running, tiny};
+use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::engine::Engine;
+use spec_core::model::Dtype;
+use spec_core::runtime::{Options, Request, TARGET_FILE};
+use spec_core::sampling::SamplingParams;
+use std::collections::BTreeMap;
+use tempfile::TempDir;
+
+/// Texts of each test.
+const NUM_TEXTS: usize = 20_000;
+
+/// Generated tokens: the first comes from the prefill, so that the others are drafted.
+const TEXT_LEN: usize = 4;
+
+/// A target of two layers and a drafter that is its first.
+struct Pair {
+    _dir: TempDir,
+    target: Engine,
+    /// The drafter's checkpoint as an engine of its own.
+    draft: Engine,
+}
+
+impl Pair {
+    fn build(by_lookup: bool) -> Self {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name);
+        tiny::write(&path("big"), 2, 1);
+        tiny::write(&path("small"), 1, 1);
+        let recipe = match by_lookup {
+            true => Recipe::ngram(path("big"), Dtype::Fp32),
+            false => Recipe::model(path("big"), Dtype::Fp32, path("small"), Dtype::Fp32),
+        };
+        recipe.build(&path("pair"));
+        Recipe::ngram(path("small"), Dtype::Fp32).build(&path("alone"));
+        let open =
+            |name: &str| Engine::open(path(name).join("1").join(TARGET_FILE)).expect("opens");
+        Self { target: open("pair"), draft: open("alone"), _dir: dir }
+    }
+}
+
+/// A draw of three tokens at most a position: every text of the test can be counted.
+fn three_likeliest() -> SamplingParams {
+    SamplingParams { temperature: 1.3, top_k: 3, ..SamplingParams::default() }
+}
+
+/// A prompt that ends with a token that stood in it before, where what followed may follow again, twice:
+/// look-up proposes something, and some of that is accepted.
+fn prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
+    const LAST: u32 = 5;
+    let mut model = golden::model(engine, 4);
+    let mut follow = |prompt: &[u32]| {
+        draws(golden::all_logits(&mut model, prompt).row(prompt.len() - 1), params)
+    };
+    let candidates = (0..tiny::END.pow(2)).map(|n| {
+        let (a, b) = (n % tiny::END, n / tiny::END);
+        vec![LAST, a, b, LAST]
+    });
+    let mut repeats = |prompt: &Vec<u32>| {
+        let (a, b) = (prompt[1], prompt[2]);
+        let mut may_follow = |text: &[u32], token| follow(text).iter().any(|&(id, _)| id == token);
+        may_follow(prompt, a) && may_follow(&[&prompt[..], &[a]].concat(), b)
+    };
+    candidates.into_iter().find(|prompt| repeats(prompt)).expect("one in a few hundred does")
+}
+
+/// The exact probabilities of all texts, from logits of whole texts without a cache.
+fn exact(engine: &Engine, params: &SamplingParams, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
+    let mut model = golden::model(engine, 4);
+    let mut texts = BTreeMap::from([(Vec::new(), 1.0)]);
+    for _ in 0..TEXT_LEN {
+        let mut longer = BTreeMap::new();
+        for (text, reached) in texts {
+            let tokens = [prompt, &text].concat();
+            let logits = golden::all_logits(&mut model, &tokens);
+            for (token, p) in draws(logits.row(tokens.len() - 1), params) {
+                longer.insert([&text[..], &[token]].concat(), reached * p);
+            }
+        }
+        texts = longer;
+    }
+    texts
+}
+
+/// Tokens that may be drawn, with their probabilities: temperature, then the likeliest `top_k`.
+fn draws(logits: &[f32], params: &SamplingParams) -> Vec<(u32, f64)> {
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+    ids.truncate(params.top_k);
+    let max = f64::from(logits[ids[0] as usize]);
+    let weight =
+        |id: u32| ((f64::from(logits[id as usize]) - max) / f64::from(params.temperature)).exp();
+    let total: f64 = ids.iter().map(|&id| weight(id)).sum();
+    ids.into_iter().map(|id| (id, weight(id) / total)).collect()
+}
+
+/// How often each text is generated, and drafted and accepted tokens.
+fn sample(
+    engine: &Engine,
+    params: &SamplingParams,
+    prompt: &[u32],
+    (policy, draft_len): (DraftPolicy, usize),
+) -> (BTreeMap<Vec<u32>, u64>, u64, u64) {
+    // The work of a step is too little to be shared out.
+    let options = Options { threads: Some(1), ..running::options(policy) };
+    let mut runtime = running::load(engine, &options);
+    let request = Request {
+        prompt: prompt.into(),
+        max_tokens: TEXT_LEN,
+        draft_len: Some(draft_len),
+        sampling: params.clone(),
+        ignore_eos: true,
+        ..Request::default()
+    };
+    let (mut counts, mut drafted, mut accepted) = (BTreeMap::new(), 0, 0);
+    // Requests of one go are all admitted, so the batch stays full until the last of them.
+    for _ in 0..NUM_TEXTS.div_ceil(16 * MAX_BATCH_SIZE) {
+        for done in running::run(&mut runtime, &vec![request.clone(); 16 * MAX_BATCH_SIZE]) {
+            *counts.entry(done.tokens).or_default() += 1;
+            drafted += done.counters.drafted;
+            accepted += done.counters.accepted;
+        }
+    }
+    (counts, drafted, accepted)
+}
+
+/// Requests without a seed differ from run to run, so one run in 10,000 is refused by chance: what is
+/// wrong is refused twice.
+fn assert_lossless(
+    what: &str,
+    expected: &BTreeMap<Vec<u32>, f64>,
+    run: impl Fn() -> BTreeMap<Vec<u32>, u64>,
+) {
+    let first = p_value(&run(), expected);
+    eprintln!("{what}: p = {first:.3}");
+    if first < ALPHA {
+        let second = p_value(&run(), expected);
+        assert!(second >= ALPHA, "{what}: p = {first:e}, and again {second:e}");
+    }
+}
+
+#[test]
+fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
+    let params = three_likeliest();
+    for by_lookup in [false, true] {
+        let pair = Pair::build(by_lookup);
+        let prompt = prompt(&pair.target, &params);
+        let expected = exact(&pair.target, &params, &prompt);
+        for drafts in [(Fixed, 0), (Fixed, 3), (Adaptive, MAX_DRAFT_LEN)] {
+            let what = format!("by look-up: {by_lookup}, {drafts:?}");
+            assert_lossless(&what, &expected, || {
+                let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, drafts);
+                eprintln!("{what}: {accepted} of {drafted} drafts accepted");
+                assert!(drafts != (Fixed, 3) || (0 < accepted && accepted < drafted), "{what}");
+                counts
+            });
+        }
+    }
+}
+
+#[test]
+fn the_same_test_tells_what_is_nearly_right_from_what_is_right() {
+    let (params, pair) = (three_likeliest(), Pair::build(false));
+    let prompt = prompt(&pair.target, &params);
+    let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3));
+    let p_value = |engine, params| p_value(&counts, &exact(engine, params, &prompt));
+    assert!(p_value(&pair.draft, &params) < ALPHA, "the drafter's distribution passes");
+    let warmer = SamplingParams { temperature: 1.8, ..params.clone() };
+    assert!(p_value(&pair.target, &warmer) < ALPHA, "another temperature passes");
+}
