@@ -7,12 +7,11 @@
 //! take turns and are far more bytes than the caches hold. The read bandwidth is measured in turns with
 //! the products, because both drift. Figures are of the fastest tenth of the samples.
 
+use spec_core::exec::cpu::roofline::{quiet, read_all, time};
 use spec_core::exec::cpu::{Arena, Isa, Pool, Prepared, Weight, linear, prepare};
 use spec_core::model::Dtype;
 use spec_core::model::panel::packed_bytes;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 /// Outputs and inputs of the matrices of a layer: qkv, o, gate and up, down.
 type Layer = [(usize, usize); 4];
@@ -66,7 +65,7 @@ fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
             seconds.push(time(|| runner.pass(&layers[turn], *rows)));
         }
         let part = plain.chunks_exact(layer_bytes).nth(turns.next().unwrap_or(0));
-        read.push(time(|| read_all(part.unwrap_or_default(), pool)));
+        read.push(time(|| read_all(pool, part.unwrap_or_default())));
         peak.push(time(arithmetic));
         let slice = round % slices.len();
         many[slice].push(time(|| runner.pass(&slices[slice..=slice], MANY_ROWS)));
@@ -121,24 +120,6 @@ impl<'a> Runner<'a> {
     }
 }
 
-fn read_all(data: &[u8], pool: &Pool) {
-    let data = data.as_chunks::<8>().0;
-    let part = data.len().div_ceil(pool.threads());
-    let total = AtomicU64::new(0);
-    pool.run(|worker| {
-        let part = data.chunks(part).nth(worker).unwrap_or_default();
-        let sum = part.iter().fold(0_u64, |sum, v| sum.wrapping_add(u64::from_ne_bytes(*v)));
-        total.fetch_add(sum, Ordering::Relaxed);
-    });
-    black_box(total);
-}
-
-fn time(work: impl FnOnce()) -> f64 {
-    let start = Instant::now();
-    work();
-    start.elapsed().as_secs_f64()
-}
-
 /// Multiply-adds of one vector instruction of 64 bytes.
 fn macs_of_a_dot(dtype: Dtype) -> usize {
     match dtype {
@@ -172,9 +153,3 @@ fn arithmetic() {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn arithmetic() {}
-
-/// The fastest tenth: what a sample takes when nothing else runs.
-fn quiet(seconds: &mut [f64]) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds[seconds.len() / 10]
-}
