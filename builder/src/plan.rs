@@ -8,7 +8,7 @@ use crate::sizes::{self, Capacity, Sizes};
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
 use spec_core::engine::{DrafterKind, Precision};
-use spec_core::exec::cpu::roofline::{multiply_rate, read_bandwidth};
+use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
 use spec_core::exec::cpu::{Isa, Pool};
 use spec_core::model::Dtype;
 use std::fmt::Write as _;
@@ -56,10 +56,9 @@ impl Machine {
         bandwidth: f64,
     ) -> Result<Roofline> {
         let product = |dtype: Dtype, macs: u64| -> Result<Product> {
-            let rates: Result<_, _> = (1..=rows.min(MAX_RATED_ROWS))
-                .map(|rows| multiply_rate(&self.pool, self.isa, dtype, rows))
-                .collect();
-            Ok(Product { macs: macs as f64, rates: rates? })
+            let rows = rows.min(MAX_RATED_ROWS);
+            let rates = multiply_rates(&self.pool, self.isa, dtype, rows)?;
+            Ok(Product { macs: macs as f64, rates })
         };
         let products = vec![
             product(precision.weights, sizes.layer_macs)?,

@@ -71,7 +71,7 @@ fn unknown_models_and_broken_configurations_are_refused() {
         c.config["model_type"] = json!("mamba");
         c.config["architectures"] = json!(["MambaForCausalLM"]);
     });
-    build_refused(&mamba, &[], &["config.json", "mamba"]);
+    build_refused(&mamba, &[], &["model type `mamba`", "expected one of llama"]);
     let huge = altered(|c| c.config["num_hidden_layers"] = json!(1_000_000));
     build_refused(&huge, &[], &["num_layers is 1000000, expected 1 to 1024"]);
     let text = altered(|c| c.config["hidden_size"] = json!("32"));

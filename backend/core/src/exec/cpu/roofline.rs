@@ -18,8 +18,8 @@ const ROUNDS: usize = 4;
 
 /// Outputs and inputs of the matrix that the rate is measured with: it stays in a cache.
 const MATRIX: (usize, usize) = (512, 1024);
-/// How long one rate is measured.
-const RATE_TIME: Duration = Duration::from_millis(15);
+/// How long the rates of a format are measured.
+const RATE_TIME: Duration = Duration::from_millis(200);
 
 /// Bytes a second that all threads of the pool read from memory together.
 pub fn read_bandwidth(pool: &Pool) -> Result<f64> {
@@ -44,25 +44,41 @@ pub fn read_all(pool: &Pool, data: &[u8]) {
     black_box(total);
 }
 
-/// Multiply-adds a second of a product of `rows` rows with weights of `dtype` that are in a cache.
-pub fn multiply_rate(pool: &Pool, isa: Isa, dtype: Dtype, rows: usize) -> Result<f64> {
+/// Multiply-adds a second of products with weights of `dtype` that are in a cache: of 1 row, of 2, up to
+/// `max_rows`.
+pub fn multiply_rates(pool: &Pool, isa: Isa, dtype: Dtype, max_rows: usize) -> Result<Vec<f64>> {
     let (n, k) = MATRIX;
     // Ordinary numbers in every format.
     let packed = vec![0x3c; packed_bytes(dtype, n, k)];
     let bytes = Arena::new(packed.len())?.push(pool, &packed);
     let scales = vec![1e-3; if dtype.is_scaled() { n } else { 0 }];
     let weight = Weight::new(dtype, n, k, bytes, scales, None);
-    let x: Vec<f32> = (0..rows * k).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect();
-    let (mut prepared, mut out) = (Prepared::default(), vec![0.0; rows * n]);
-    let mut seconds = Vec::new();
+    let x: Vec<f32> = (0..max_rows * k).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect();
+    let (mut prepared, mut out) = (Prepared::default(), vec![0.0; max_rows * n]);
+    let mut seconds = vec![Vec::new(); max_rows];
     let start = Instant::now();
-    while seconds.is_empty() || start.elapsed() < RATE_TIME {
-        seconds.push(time(|| {
-            prepare(isa, dtype, &x, rows, k, &mut prepared, pool);
-            linear(isa, pool, &weight, &prepared, rows, &mut out);
-        }));
+    // The row counts take turns, so that none of them has all of a bad moment.
+    while seconds[0].len() < 2 || start.elapsed() < RATE_TIME {
+        for (idx, seconds) in seconds.iter_mut().enumerate() {
+            let rows = idx + 1;
+            prepare(isa, dtype, &x[..rows * k], rows, k, &mut prepared, pool);
+            let out = &mut out[..rows * n];
+            seconds.push(time(|| linear(isa, pool, &weight, &prepared, rows, out)));
+        }
     }
-    Ok((rows * n * k) as f64 / quiet(&mut seconds))
+    let mut seconds: Vec<f64> = seconds.iter_mut().map(|seconds| quiet(seconds)).collect();
+    at_most_what_follows(&mut seconds);
+    let rate = |(idx, seconds)| ((idx + 1) * n * k) as f64 / seconds;
+    Ok(seconds.into_iter().enumerate().map(rate).collect())
+}
+
+/// Fewer rows take no longer than more: what says otherwise was disturbed.
+fn at_most_what_follows(seconds: &mut [f64]) {
+    let mut least = f64::INFINITY;
+    for seconds in seconds.iter_mut().rev() {
+        least = least.min(*seconds);
+        *seconds = least;
+    }
 }
 
 /// Seconds that `work` takes.
@@ -88,8 +104,11 @@ mod tests {
         let bandwidth = read_bandwidth(&pool).unwrap();
         assert!((1e8..1e14).contains(&bandwidth), "{bandwidth} bytes a second");
         for dtype in Dtype::ALL {
-            let rate = multiply_rate(&pool, Isa::detect(), dtype, 2).unwrap();
-            assert!((1e6..1e15).contains(&rate), "{rate} multiply-adds a second in {dtype}");
+            let rates = multiply_rates(&pool, Isa::detect(), dtype, 3).unwrap();
+            assert_eq!(rates.len(), 3);
+            for rate in rates {
+                assert!((1e6..1e15).contains(&rate), "{rate} multiply-adds a second in {dtype}");
+            }
         }
     }
 
@@ -98,5 +117,12 @@ mod tests {
         let mut seconds: Vec<f64> = (0..20).rev().map(f64::from).collect();
         assert_eq!(quiet(&mut seconds), 2.0);
         assert_eq!(quiet(&mut [5.0]), 5.0);
+    }
+
+    #[test]
+    fn a_time_above_one_of_more_rows_is_lowered_to_it() {
+        let mut seconds = [3.0, 1.0, 5.0, 2.0, 4.0];
+        at_most_what_follows(&mut seconds);
+        assert_eq!(seconds, [1.0, 1.0, 2.0, 2.0, 4.0]);
     }
 }
