@@ -168,6 +168,7 @@ impl Scheduler {
                 draft_computed: sequence.draft_computed,
                 speculates: part.draft_rows > 0,
                 draft_len: part.draft_len,
+                min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
                 sampler: &sequence.sampler,
             }

@@ -1,0 +1,71 @@
+//! Requests through a runtime, to their end.
+
+use spec_core::adapt::DraftPolicy;
+use spec_core::engine::Engine;
+use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::sequence::{Counters, FinishReason, SequenceId};
+use std::collections::HashMap;
+
+/// Bytes of KV cache where the test does not say: room for a batch of 32 short texts.
+const KV_BYTES: usize = 1 << 30;
+
+/// What became of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct Done {
+    /// The generated tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// What the sequence counted.
+    pub(crate) counters: Counters,
+    /// Why it ended.
+    pub(crate) reason: FinishReason,
+}
+
+/// Options of the tests: a bounded KV cache.
+pub(crate) fn options(draft_policy: DraftPolicy) -> Options {
+    Options { draft_policy, kv_bytes: Some(KV_BYTES), max_queue: 1 << 20, ..Options::default() }
+}
+
+/// Loads an engine.
+pub(crate) fn load(engine: &Engine, options: &Options) -> Runtime {
+    Runtime::load(engine, options).expect("loads")
+}
+
+/// Runs requests together.
+pub(crate) fn run(runtime: &mut Runtime, requests: &[Request]) -> Vec<Done> {
+    run_with(runtime, requests, |_, _| ())
+}
+
+/// Runs requests together; `meddle` may interfere before each step, given the ids of those that are
+/// not done. The answers come in the order of the requests.
+pub(crate) fn run_with(
+    runtime: &mut Runtime,
+    requests: &[Request],
+    mut meddle: impl FnMut(&mut Runtime, &[SequenceId]),
+) -> Vec<Done> {
+    let ids: Vec<SequenceId> = requests
+        .iter()
+        .map(|request| runtime.add(request.clone()).expect("the request is allowed"))
+        .collect();
+    let (mut emitted, mut done) = (HashMap::<SequenceId, Vec<u32>>::new(), HashMap::new());
+    let mut open = ids.clone();
+    while !runtime.is_idle() {
+        meddle(runtime, &open);
+        for event in runtime.step().expect("a step") {
+            let tokens = emitted.entry(event.id).or_default();
+            tokens.extend(event.emitted.iter().map(|emitted| emitted.token));
+            let Some(sequence) = event.finished else { continue };
+            assert_eq!(sequence.generated(), tokens, "events tell all that was generated");
+            open.retain(|&id| id != event.id);
+            let reason = sequence.finish.expect("an ended sequence has a reason");
+            let tokens = std::mem::take(tokens);
+            done.insert(event.id, Done { tokens, counters: sequence.counters, reason });
+        }
+    }
+    ids.iter().map(|id| done.remove(id).expect("every request ends")).collect()
+}
+
+/// Runs each request alone and without speculation: what all else is compared with.
+pub(crate) fn run_alone(runtime: &mut Runtime, requests: &[Request]) -> Vec<Vec<u32>> {
+    let plain = |request: &Request| Request { draft_len: Some(0), ..request.clone() };
+    requests.iter().map(|request| run(runtime, &[plain(request)]).remove(0).tokens).collect()
+}

@@ -1,0 +1,114 @@
+//! Tiny random checkpoints as Hugging Face folders: whole models that need no download.
+
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::json;
+use spec_build::tokenizer::GgufTokenizer;
+use std::fs;
+use std::path::Path;
+
+/// Tokens of every tiny model; the last one ends texts.
+pub(crate) const VOCAB: usize = 64;
+/// The token that ends texts.
+pub(crate) const END: u32 = VOCAB as u32 - 1;
+
+const HIDDEN: usize = 64;
+const HEAD_DIM: usize = 16;
+const NUM_HEADS: usize = 4;
+const NUM_KV_HEADS: usize = 2;
+const FF: usize = 128;
+
+/// Standard deviation of the logits: far from flat, and far from certain.
+const SPREAD: f64 = 1.5;
+
+/// Writes a model whose weights follow from `seed`.
+pub(crate) fn write(dir: &Path, num_layers: usize, seed: u64) {
+    fs::create_dir_all(dir).expect("a new folder");
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB,
+        "hidden_size": HIDDEN, "intermediate_size": FF, "num_hidden_layers": num_layers,
+        "num_attention_heads": NUM_HEADS, "num_key_value_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 1024,
+        "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": END,
+    });
+    fs::write(dir.join("config.json"), config.to_string()).expect("writes");
+    let mut normal = Normal(seed);
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes(num_layers)
+        .into_iter()
+        .map(|(name, shape, deviation)| {
+            let num: usize = shape.iter().product();
+            let value = |_| match shape.len() {
+                1 => 1.0,
+                _ => (normal.next() * deviation) as f32,
+            };
+            let bytes = (0..num).map(value).flat_map(f32::to_le_bytes).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("the sizes fit"))
+    });
+    safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("writes");
+    tokenizer().build().expect("builds").write(dir).expect("writes");
+}
+
+/// Name, shape and standard deviation of every tensor; norms are ones.
+fn shapes(num_layers: usize) -> Vec<(String, Vec<usize>, f64)> {
+    let by_inputs = |inputs: usize| 1.0 / (inputs as f64).sqrt();
+    let (q, kv) = (NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM);
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".into(), vec![VOCAB, HIDDEN], 1.0),
+        ("model.norm.weight".into(), vec![HIDDEN], 0.0),
+        ("lm_head.weight".into(), vec![VOCAB, HIDDEN], SPREAD * by_inputs(HIDDEN)),
+    ];
+    for layer in 0..num_layers {
+        let mut add = |name: &str, shape: &[usize]| {
+            let name = format!("model.layers.{layer}.{name}.weight");
+            let inputs = shape[shape.len() - 1];
+            shapes.push((name, shape.to_vec(), by_inputs(inputs)));
+        };
+        add("input_layernorm", &[HIDDEN]);
+        add("self_attn.q_proj", &[q, HIDDEN]);
+        add("self_attn.k_proj", &[kv, HIDDEN]);
+        add("self_attn.v_proj", &[kv, HIDDEN]);
+        add("self_attn.o_proj", &[HIDDEN, q]);
+        add("post_attention_layernorm", &[HIDDEN]);
+        add("mlp.gate_proj", &[FF, HIDDEN]);
+        add("mlp.up_proj", &[FF, HIDDEN]);
+        add("mlp.down_proj", &[HIDDEN, FF]);
+    }
+    shapes
+}
+
+/// One token a character, and one that ends texts.
+fn tokenizer() -> GgufTokenizer {
+    let chars = (b'!'..).take(VOCAB - 1).map(|byte| char::from(byte).to_string());
+    let mut token_types = vec![1; VOCAB - 1];
+    token_types.push(3);
+    GgufTokenizer {
+        model: "gpt2".into(),
+        pre: "gpt-2".into(),
+        tokens: chars.chain(["<end>".to_string()]).collect(),
+        token_types,
+        eos: Some(END),
+        ..GgufTokenizer::default()
+    }
+}
+
+/// Normal variates from SplitMix64, by Box and Muller.
+struct Normal(u64);
+
+impl Normal {
+    fn next(&mut self) -> f64 {
+        let radius = (-2.0 * self.uniform().ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+
+    /// Above 0, at most 1.
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON / 2.0
+    }
+}

@@ -1,0 +1,261 @@
+//! The promise that speculation changes nothing, on the real runtime and real models: greedy and seeded
+//! texts are the same tokens with any drafter, any draft length, any batch mates, chunked prefill and
+//! preemption as the request alone without speculation.
+
+mod common;
+
+use common::models::{self, MAX_DRAFT_LEN, Recipe, SMOLLM2};
+use common::running::{self, Done};
+use common::{data, turn};
+use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::engine::Engine;
+use spec_core::model::Dtype;
+use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
+use spec_core::tokenizer::Tokenizer;
+
+/// Layers of the poor drafter, of the model's 30.
+const FEW_LAYERS: usize = 12;
+
+/// Drafts by look-up.
+fn ngram() -> Option<Engine> {
+    Some(Recipe::ngram(models::hf(SMOLLM2)?, Dtype::Int8).engine("smollm2-135m-int8-ngram"))
+}
+
+/// Drafts with the same weights in a narrower format: most drafts are right.
+fn good_drafter(dtype: Dtype) -> Option<Engine> {
+    let whole = models::hf(SMOLLM2)?;
+    let recipe = Recipe::model(whole.clone(), dtype, whole, Dtype::Fp8);
+    Some(recipe.engine(&format!("smollm2-135m-{dtype}-by-fp8")))
+}
+
+/// Drafts with the model's first layers only: most drafts are wrong.
+fn poor_drafter() -> Option<Engine> {
+    let cut = models::first_layers(SMOLLM2, FEW_LAYERS)?;
+    let recipe = Recipe::model(models::hf(SMOLLM2)?, Dtype::Int8, cut, Dtype::Int8);
+    Some(recipe.engine("smollm2-135m-int8-by-cut"))
+}
+
+/// Greedy and seeded sampling, with and without what depends on the tokens before.
+fn sampling(idx: usize, prompt: &[u32]) -> SamplingParams {
+    let seeded = SamplingParams {
+        temperature: 0.8,
+        top_p: 0.95,
+        seed: Some(idx as u64),
+        ..SamplingParams::default()
+    };
+    match idx % 5 {
+        0 => SamplingParams::default(),
+        1 => seeded,
+        2 => SamplingParams {
+            repetition_penalty: 1.2,
+            presence_penalty: 0.3,
+            frequency_penalty: 0.2,
+            ..seeded
+        },
+        3 => SamplingParams {
+            top_k: 40,
+            logit_bias: vec![(prompt[0], 4.0), (198, -3.0), (prompt[prompt.len() / 2], 2.0)],
+            bad_words: vec![vec![prompt[1]], prompt[2..4].to_vec()],
+            min_tokens: 8,
+            ..seeded
+        },
+        _ => SamplingParams {
+            repetition_penalty: 1.1,
+            frequency_penalty: 0.3,
+            ..SamplingParams::default()
+        },
+    }
+}
+
+fn request(idx: usize, prompt: Vec<u32>, max_tokens: usize) -> Request {
+    let sampling = sampling(idx, &prompt);
+    Request { sampling, prompt, max_tokens, ..Request::default() }
+}
+
+/// Requests over the four shorter chats, one for each kind of sampling.
+fn few_requests(max_tokens: usize) -> Option<Vec<Request>> {
+    let prompts = data::six_prompts(SMOLLM2)?;
+    let request = |idx: usize| request(idx, prompts[[0, 3, 1, 2, 1][idx]].1.clone(), max_tokens);
+    Some((0..5).map(request).collect())
+}
+
+/// Requests over the six chats and over code to complete, of mixed lengths and kinds.
+fn many_requests(num: usize, tokenizer: &Tokenizer) -> Option<Vec<Request>> {
+    let mut prompts: Vec<Vec<u32>> =
+        data::six_prompts(SMOLLM2)?.into_iter().map(|(_, prompt)| prompt).collect();
+    for problem in data::json_lines("humaneval_dev.jsonl")? {
+        let text = problem["prompt"].as_str().expect("a text");
+        prompts.push(tokenizer.encode(text, true).expect("encodes"));
+    }
+    assert!(prompts.len() >= num, "{} prompts", prompts.len());
+    let request = |(idx, prompt)| request(idx, prompt, 12 + idx % 7);
+    Some(prompts.into_iter().take(num).enumerate().map(request).collect())
+}
+
+fn tokenizer(engine: &Engine) -> Tokenizer {
+    Tokenizer::open(engine.path().parent().expect("a version folder")).expect("opens")
+}
+
+/// What each request gives alone and without speculation.
+fn alone(engine: &Engine, requests: &[Request]) -> Vec<Vec<u32>> {
+    running::run_alone(&mut running::load(engine, &running::options(Fixed)), requests)
+}
+
+fn with_draft_len(
+    requests: &[Request],
+    draft_len: impl Fn(usize) -> Option<usize>,
+) -> Vec<Request> {
+    let requests = requests.iter().enumerate();
+    requests.map(|(idx, r)| Request { draft_len: draft_len(idx), ..r.clone() }).collect()
+}
+
+fn assert_same(what: &str, done: &[Done], expected: &[Vec<u32>]) {
+    assert_eq!(done.len(), expected.len());
+    for (idx, (done, expected)) in done.iter().zip(expected).enumerate() {
+        let same = done.tokens.iter().zip(expected).take_while(|(a, b)| a == b).count();
+        let (ours, theirs) = (&done.tokens, expected);
+        assert!(ours == theirs, "{what}: request {idx}, from token {same} on: {ours:?} {theirs:?}");
+    }
+}
+
+/// Drafted and accepted tokens.
+fn totals(done: &[Done]) -> (u64, u64) {
+    let drafted = done.iter().map(|done| done.counters.drafted).sum();
+    (drafted, done.iter().map(|done| done.counters.accepted).sum())
+}
+
+/// The test could not fail if every draft, or none, was right.
+fn assert_speculated(what: &str, (drafted, accepted): (u64, u64)) {
+    eprintln!("{what}: {accepted} of {drafted} drafts accepted");
+    assert!(0 < accepted && accepted < drafted, "{what}: {accepted} of {drafted} drafts accepted");
+}
+
+/// Every draft length, and lengths that follow the acceptance, against plain decoding.
+fn check_draft_lengths(what: &str, engine: &Engine, lengths: impl Iterator<Item = usize>) {
+    let Some(requests) = few_requests(32) else { return };
+    let expected = alone(engine, &requests);
+    let mut runtime = running::load(engine, &running::options(Fixed));
+    let (mut drafted, mut accepted) = (0, 0);
+    for length in lengths {
+        let done = running::run(&mut runtime, &with_draft_len(&requests, |_| Some(length)));
+        assert_same(&format!("{what}, {length} drafts"), &done, &expected);
+        let (num_drafted, num_accepted) = totals(&done);
+        (drafted, accepted) = (drafted + num_drafted, accepted + num_accepted);
+    }
+    assert_speculated(what, (drafted, accepted));
+    let mut runtime = running::load(engine, &running::options(Adaptive));
+    let done = running::run(&mut runtime, &requests);
+    assert_same(&format!("{what}, adaptive"), &done, &expected);
+}
+
+#[test]
+fn every_draft_length_of_the_ngram_drafter_gives_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_draft_lengths("ngram", &engine, 1..=MAX_DRAFT_LEN);
+}
+
+#[test]
+fn every_draft_length_of_a_good_drafter_gives_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_draft_lengths("good drafter", &engine, 1..=MAX_DRAFT_LEN);
+}
+
+#[test]
+fn every_draft_length_of_a_poor_drafter_gives_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = poor_drafter() else { return };
+    check_draft_lengths("poor drafter", &engine, 1..=MAX_DRAFT_LEN);
+}
+
+#[test]
+fn an_fp32_target_gives_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Fp32) else { return };
+    check_draft_lengths("fp32", &engine, [1, 5].into_iter());
+}
+
+/// Batches of 1, 8 and 32 with another draft length for each request, 0 among them.
+fn check_batches(what: &str, engine: &Engine, policy: DraftPolicy) {
+    let Some(requests) = many_requests(32, &tokenizer(engine)) else { return };
+    let expected = alone(engine, &requests);
+    let mixed = with_draft_len(&requests, |idx| Some(idx * 5 % (MAX_DRAFT_LEN + 1)));
+    let mut runtime = running::load(engine, &running::options(policy));
+    for batch_size in [1, 8, 32] {
+        let batches = mixed.chunks(batch_size);
+        let done: Vec<Done> = batches.flat_map(|batch| running::run(&mut runtime, batch)).collect();
+        assert_same(&format!("{what}, batches of {batch_size}"), &done, &expected);
+        assert_speculated(&format!("{what}, batches of {batch_size}"), totals(&done));
+    }
+}
+
+#[test]
+fn batch_mates_do_not_change_a_text_with_the_ngram_drafter() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_batches("ngram", &engine, Fixed);
+}
+
+#[test]
+fn batch_mates_do_not_change_a_text_with_a_model_as_the_drafter() {
+    let _turn = turn();
+    let Some(engine) = poor_drafter() else { return };
+    check_batches("poor drafter", &engine, Fixed);
+}
+
+/// The smallest cache that is allowed, found by asking for less.
+fn smallest_cache(engine: &Engine) -> Options {
+    let mut options = running::options(Fixed);
+    let mut mib = 1;
+    loop {
+        options.kv_bytes = Some(mib << 20);
+        match Runtime::load(engine, &options) {
+            Ok(_) => return options,
+            Err(error) => assert!(mib < 1024, "no cache is large enough: {error}"),
+        }
+        mib += 1;
+    }
+}
+
+/// Prompts in chunks of a few tokens, pages for a few sequences at a time, and sequences that lose
+/// theirs at any moment.
+fn check_preemption(what: &str, engine: &Engine) {
+    let Some(requests) = many_requests(12, &tokenizer(engine)) else { return };
+    let expected = alone(engine, &requests);
+    let mixed = with_draft_len(&requests, |idx| Some((idx * 5 + 3) % (MAX_DRAFT_LEN + 1)));
+    for (max_num_tokens, preempts) in [(16, false), (48, true)] {
+        let options = Options { max_num_tokens: Some(max_num_tokens), ..smallest_cache(engine) };
+        let mut runtime = running::load(engine, &options);
+        let (mut steps, mut random) = (0u64, 1u64);
+        let done = running::run_with(&mut runtime, &mixed, |runtime, open| {
+            steps += 1;
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(steps);
+            let victim = (random >> 33) as usize;
+            if preempts && victim.is_multiple_of(8) {
+                runtime.preempt(open[victim / 8 % open.len()]);
+            }
+        });
+        let what = format!("{what}, {max_num_tokens} rows, preempted at random: {preempts}");
+        assert_same(&what, &done, &expected);
+        assert_speculated(&what, totals(&done));
+        let preemptions: u64 = done.iter().map(|done| done.counters.preemptions).sum();
+        eprintln!("{what}: {steps} steps, {preemptions} preemptions");
+        assert!(preemptions > 0 || !preempts, "{what}: no sequence lost its pages");
+    }
+}
+
+#[test]
+fn preemption_and_chunked_prefill_do_not_change_a_text_with_the_ngram_drafter() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_preemption("ngram", &engine);
+}
+
+#[test]
+fn preemption_and_chunked_prefill_do_not_change_a_text_with_a_model_as_the_drafter() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_preemption("good drafter", &engine);
+}
