@@ -51,7 +51,7 @@ pub enum Command {
         engine: PathBuf,
     },
     /// Before building: sizes, KV capacity, predicted step times and break-even acceptance.
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Generate text from a built model folder, without a server.
     Try(Box<TryArgs>),
     /// Convert a GGUF file to a Hugging Face checkpoint folder in bf16.
@@ -217,12 +217,12 @@ pub enum DraftSource {
     Model(PathBuf),
 }
 
-impl From<&str> for DraftSource {
-    fn from(text: &str) -> Self {
-        match text {
-            "none" => Self::None,
-            "ngram" => Self::Ngram,
-            path => Self::Model(path.into()),
+impl From<OsString> for DraftSource {
+    fn from(text: OsString) -> Self {
+        match text.to_str() {
+            Some("none") => Self::None,
+            Some("ngram") => Self::Ngram,
+            _ => Self::Model(text.into()),
         }
     }
 }

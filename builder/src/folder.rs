@@ -31,6 +31,7 @@ const NGRAM: DrafterKind = DrafterKind::Ngram { max_ngram: 3, min_ngram: 2 };
 /// Builds the model folder.
 pub fn build(args: &BuildArgs) -> Result<()> {
     let plan = Plan::new(&args.model)?;
+    let config = config_text(&args.output, &plan)?;
     let staging = Staging::create(&args.output)?;
     let tokenizer = write_tokenizer(&plan.target.tokenizer, staging.path())
         .context("tokenizer of the target")?;
@@ -57,7 +58,7 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         }
         None => target.commit()?,
     }
-    staging.commit("1", &config_text(&args.output, &plan)?)
+    staging.commit("1", &config)
 }
 
 /// What is going to be built, checked as far as headers tell.
@@ -168,12 +169,14 @@ fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> 
             );
         }
     }
-    Ok(Limits {
+    let limits = Limits {
         max_draft_len,
         max_batch_size: args.max_batch_size,
         max_seq_len: args.max_seq_len.unwrap_or(longest.min(DEFAULT_SEQ_LEN)),
         max_num_tokens: args.max_num_tokens,
-    })
+    };
+    limits.validate(&target.config)?;
+    Ok(limits)
 }
 
 fn precision(args: &ModelArgs, weights: Dtype) -> Result<Precision> {
@@ -226,7 +229,9 @@ fn check_drafter(
 
 fn config_text(output: &Path, plan: &Plan) -> Result<String> {
     let name = output.file_name().and_then(|name| name.to_str());
-    let name = name.with_context(|| format!("--output {} has no name", output.display()))?;
+    let name = name.with_context(|| {
+        format!("--output {}: its last part is no name in UTF-8", output.display())
+    })?;
     let config = ModelConfigText {
         name: name.into(),
         max_batch_size: plan.limits.max_batch_size,

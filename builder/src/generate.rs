@@ -8,7 +8,7 @@ use spec_core::batch::Emitted;
 use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextStream};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason};
-use spec_core::tokenizer::{Message, Tokenizer};
+use spec_core::tokenizer::{Message, Tokenizer, check_stops};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,7 @@ fn prompt(args: &TryArgs, folder: &ModelFolder) -> Result<Vec<u32>> {
 
 fn request(args: &TryArgs, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Result<Request> {
     ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
+    check_stops(&args.stop)?;
     let bad_words: Result<Vec<Vec<u32>>, _> =
         args.bad_word.iter().map(|text| tokenizer.encode(text, false)).collect();
     Ok(Request {

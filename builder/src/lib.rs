@@ -1,13 +1,19 @@
 //! Checkpoint in, engine out: everything behind the `spec-build` command.
 
+pub mod check;
 pub mod checkpoint;
 pub mod cli;
 pub mod compile;
 pub mod export;
 pub mod folder;
 pub mod generate;
+pub mod inspect;
 pub mod pair;
 pub mod pbtxt;
+pub mod plan;
 pub mod progress;
+pub mod roofline;
+pub mod sizes;
 pub mod staging;
+pub mod table;
 pub mod tokenizer;

@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use spec_build::cli::{Cli, Command};
-use spec_build::{export, folder, generate};
+use spec_build::{check, export, folder, generate, inspect, plan};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     match run(Cli::from_args(std::env::args_os()).command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("spec-build: {error:#}");
+            eprintln!("spec-build: {}", one_line(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -22,6 +22,17 @@ fn run(command: Command) -> Result<()> {
         Command::Export { gguf, output } => export::export(&gguf, &output, |source, dir| {
             folder::write_tokenizer(source, dir).map(drop)
         }),
-        Command::Inspect { .. } | Command::Verify { .. } | Command::Plan(_) => Ok(()),
+        Command::Inspect { engine, json } => inspect::inspect(&engine, json),
+        Command::Verify { engine } => check::verify(&engine),
+        Command::Plan(args) => plan::plan(&args),
     }
+}
+
+/// Names from hostile files may hold anything: an error is one line that cannot steer a terminal.
+fn one_line(text: &str) -> String {
+    let escape = |c: char| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    };
+    text.chars().map(escape).collect()
 }

@@ -16,6 +16,8 @@ const PREFIX: &str = ".staging-";
 pub struct Staging {
     model: PathBuf,
     path: PathBuf,
+    /// Whether the model folder was made for this version.
+    is_first: bool,
     /// Held locked as long as the folder is in use, so that others can tell it from a leftover.
     _lock: File,
 }
@@ -25,13 +27,14 @@ impl Staging {
     /// killed left behind is removed.
     pub fn create(model: &Path) -> Result<Self> {
         let context = || format!("creating {}", model.display());
+        let is_first = !model.exists();
         fs::create_dir_all(model).with_context(context)?;
         remove_leftovers(model)?;
         let path = model.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&path).with_context(context)?;
         let lock = File::open(&path).with_context(context)?;
         lock.lock().with_context(context)?;
-        Ok(Self { model: model.to_path_buf(), path, _lock: lock })
+        Ok(Self { model: model.to_path_buf(), path, is_first, _lock: lock })
     }
 
     /// Where to write.
@@ -61,6 +64,10 @@ impl Drop for Staging {
     fn drop(&mut self) {
         // After a commit this is the version that was replaced, or nothing.
         let _ = fs::remove_dir_all(&self.path);
+        if self.is_first {
+            // Fails, as it should, where a version was committed.
+            let _ = fs::remove_dir(&self.model);
+        }
     }
 }
 
@@ -140,6 +147,8 @@ mod tests {
         version_with(dir.path(), "old").unwrap();
         drop(Staging::create(dir.path()).unwrap());
         assert_eq!(fs::read_to_string(dir.path().join("1/file")).unwrap(), "old");
+        assert_eq!(names(dir.path()), ["1", "config.pbtxt"]);
+        drop(Staging::create(&dir.path().join("never")).unwrap());
         assert_eq!(names(dir.path()), ["1", "config.pbtxt"]);
     }
 

@@ -1,6 +1,6 @@
 //! Times the attention of a 28-layer model with 12 query heads, 2 key and value heads and 128
 //! elements a head: decode steps of several batches and contexts, and a prefill of 512 tokens.
-//! One thread, best of several runs.
+//! One thread, best of several runs. Arguments pick the cases whose line contains all of them.
 
 use spec_core::exec::cpu::Isa;
 use spec_core::exec::cpu::attention::{Attention, Row};
@@ -28,6 +28,10 @@ fn main() {
 
 /// The last `num_rows` positions of `batch` sequences of `context` positions, in every layer.
 fn time(isa: Isa, dtype: Dtype, batch: usize, context: usize, num_rows: usize) {
+    let case = format!("{isa:?} {dtype}: {batch} x {num_rows} rows at {context}");
+    if !std::env::args().skip(1).all(|part| case.contains(&part)) {
+        return;
+    }
     let pages_each = context.div_ceil(PAGE_TOKENS);
     let kv = KvCache::new(dtype, LAYERS, batch * pages_each, KV_HEADS, HEAD_DIM)
         .expect("the cache is small");
@@ -59,10 +63,7 @@ fn time(isa: Isa, dtype: Dtype, batch: usize, context: usize, num_rows: usize) {
         }
         best = best.min(start.elapsed().as_secs_f64() * 1e3);
     }
-    let kind = format!("{isa:?} {dtype}");
-    println!(
-        "{kind:14} {batch:3} x {num_rows:3} rows at {context:4}: {best:8.2} ms, write {write_ns} ns"
-    );
+    println!("{case:40} {best:8.2} ms, write {write_ns} ns");
 }
 
 #[allow(unsafe_code)]

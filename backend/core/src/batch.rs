@@ -26,6 +26,8 @@ pub struct Entry<'a> {
     pub speculates: bool,
     /// Draft tokens to propose at most; 0 unless the chunk reaches the last known token.
     pub draft_len: usize,
+    /// A drafter goes on only while it holds its draft so far to be at least this likely; 0 is always.
+    pub min_confidence: f32,
     /// The sequence's pages, in order, enough for `computed + chunk + draft_len` positions.
     pub pages: &'a [PageId],
     /// How to turn logits into tokens.

@@ -127,6 +127,17 @@ impl Tuner {
         lens
     }
 
+    /// How likely a draft must be for one more pass of the drafter to pay: what the pass and the row that
+    /// verifies its token cost, in plain steps, each of which is worth one token.
+    pub fn min_confidence(&self) -> f32 {
+        if self.policy == DraftPolicy::Fixed {
+            return 0.0;
+        }
+        let plain = self.costs.target_ms(1);
+        let one_more = self.costs.pass_ms(1) + (self.costs.target_ms(2) - plain).max(0.0);
+        (one_more / plain).clamp(0.0, 1.0) as f32
+    }
+
     /// Takes in what became of a sequence's draft.
     pub fn record(&mut self, id: SequenceId, drafted: usize, accepted: usize) {
         if self.policy == DraftPolicy::Adaptive && drafted > 0 {

@@ -4,19 +4,33 @@
 use super::{Drafter, Proposal};
 use crate::Result;
 use crate::batch::{Entry, Forward, Segment};
-use crate::sampling::{Context, Sampler, Stream};
+use crate::sampling::{Context, Stream, confidence};
 use crate::sequence::SequenceId;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Drafts with a model.
 pub struct Model {
     model: Box<dyn Forward>,
+    /// Tokens that both models have; what lies behind in either is padding.
+    vocab_size: usize,
 }
 
 impl Model {
-    /// A drafter over `model`, whose vocabulary is the target's (padding aside).
-    pub fn new(model: Box<dyn Forward>) -> Self {
-        Self { model }
+    /// A drafter over `model`. `vocab_size` is the smaller one of the two models' vocabularies.
+    pub fn new(model: Box<dyn Forward>, vocab_size: usize) -> Self {
+        Self { model, vocab_size }
+    }
+
+    /// The entry's tokens to feed. A target may draw a token of its padding, which the drafter may not
+    /// have: any other token does instead, at the cost of a worse draft.
+    fn readable<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u32]> {
+        let tokens = &entry.tokens[rows_to_feed(entry)];
+        let is_known = |token: u32| (token as usize) < self.vocab_size;
+        if tokens.iter().all(|&token| is_known(token)) {
+            return Cow::Borrowed(tokens);
+        }
+        tokens.iter().map(|&token| if is_known(token) { token } else { 0 }).collect()
     }
 }
 
@@ -25,12 +39,15 @@ impl Drafter for Model {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let active: Vec<usize> =
             (0..entries.len()).filter(|&idx| !rows_to_feed(&entries[idx]).is_empty()).collect();
+        let fed: Vec<Cow<'_, [u32]>> =
+            active.iter().map(|&idx| self.readable(&entries[idx])).collect();
         let segments: Vec<Segment<'_>> = active
             .iter()
-            .map(|&idx| {
+            .zip(&fed)
+            .map(|(&idx, tokens)| {
                 let (entry, rows) = (&entries[idx], rows_to_feed(&entries[idx]));
                 Segment {
-                    tokens: &entry.tokens[rows.clone()],
+                    tokens,
                     first_position: rows.start,
                     pages: entry.pages,
                     num_logits: usize::from(entry.draft_len > 0),
@@ -43,11 +60,20 @@ impl Drafter for Model {
         let mut logits = self.model.forward(&segments)?;
         let mut drafting: Vec<usize> =
             active.into_iter().filter(|&idx| entries[idx].draft_len > 0).collect();
+        let mut likelihood = vec![1.0; entries.len()];
         loop {
             for (row, &idx) in drafting.iter().enumerate() {
-                extend(&entries[idx], logits.row(row), &mut proposals[idx]);
+                let row = &logits.row(row)[..self.vocab_size];
+                extend(&entries[idx], row, &mut proposals[idx]);
+                if entries[idx].min_confidence > 0.0 {
+                    likelihood[idx] *= confidence(row);
+                }
             }
-            drafting.retain(|&idx| proposals[idx].len() < entries[idx].draft_len);
+            // Whether to propose a position is settled before its token is drawn, or q would be biased.
+            drafting.retain(|&idx| {
+                proposals[idx].len() < entries[idx].draft_len
+                    && likelihood[idx] >= entries[idx].min_confidence
+            });
             if drafting.is_empty() {
                 return Ok(proposals);
             }
@@ -88,7 +114,7 @@ fn rows_to_feed(entry: &Entry<'_>) -> Range<usize> {
 
 /// Draws the next token of the chain from the drafter's own processed distribution.
 fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
-    let sampler: &Sampler = entry.sampler;
+    let sampler = entry.sampler;
     let context =
         Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted: &proposal.tokens };
     let q = sampler.distribution(logits, context);

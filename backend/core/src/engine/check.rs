@@ -5,6 +5,7 @@ use super::{
     CostTable, Device, DrafterKind, Limits, Manifest, Peer, Role, Section, SectionSpec,
     expected_sections,
 };
+use crate::Error;
 use crate::model::ModelConfig;
 
 /// Longest draft that the verify kernels and page counts are sized for.
@@ -51,6 +52,13 @@ fn check_device(device: &Device) -> Result<()> {
             Err("device cuda lists no architecture, expected at least one".into())
         }
         _ => Ok(()),
+    }
+}
+
+impl Limits {
+    /// Whether an engine of this model can be built for these limits.
+    pub fn validate(&self, model: &ModelConfig) -> crate::Result<()> {
+        check_limits(self, model).map_err(Error::BadModel)
     }
 }
 

@@ -101,7 +101,10 @@ impl Runtime {
             (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
                 Some(Box::new(draft::Ngram::new(*max_ngram, *min_ngram)))
             }
-            (_, Some(engine)) => Some(Box::new(draft::Model::new(load(engine)?))),
+            (_, Some(engine)) => {
+                let vocab_size = manifest.model.vocab_size.min(engine.manifest().model.vocab_size);
+                Some(Box::new(draft::Model::new(load(engine)?, vocab_size)))
+            }
             (_, None) => None,
         };
         let limits = manifest.limits.clone();

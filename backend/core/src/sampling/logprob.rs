@@ -22,10 +22,25 @@ pub fn report(logits: &[f32], token: u32, num_top: usize) -> (f32, Vec<(u32, f32
     (own, top)
 }
 
+/// The probability of the likeliest token in the softmax of the raw logits; 0 if there is none.
+pub fn confidence(logits: &[f32]) -> f32 {
+    let max = max(logits);
+    let weights: Vec<f32> = logits.iter().map(|&logit| exp(logit - max)).collect();
+    let total = sum(&weights);
+    if total >= 1.0 { (1.0 / total) as f32 } else { 0.0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn confidence_is_the_largest_probability() {
+        assert_eq!(confidence(&[0.0, 0.0, f32::NEG_INFINITY, 0.0, 0.0]), 0.25);
+        assert!((confidence(&[3f32.ln(), 0.0]) - 0.75).abs() < 1e-6);
+        assert_eq!(confidence(&[f32::NAN]), 0.0);
+    }
 
     proptest! {
         #[test]

@@ -131,6 +131,10 @@ impl Scheduler {
             let message = format!("{} exceeds max_draft_len {max_draft_len}", limits.draft_len);
             return Err(Error::bad_request("draft_len", message));
         }
+        if prompt_len >= max_seq_len {
+            let message = format!("{prompt_len} tokens, max_seq_len is {max_seq_len}");
+            return Err(Error::bad_request("prompt", message));
+        }
         let total = prompt_len.saturating_add(limits.max_tokens);
         let needs = format!("{} after a prompt of {prompt_len} needs", limits.max_tokens);
         if total > max_seq_len {
@@ -164,6 +168,7 @@ impl Scheduler {
                 draft_computed: sequence.draft_computed,
                 speculates: part.draft_rows > 0,
                 draft_len: part.draft_len,
+                min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
                 sampler: &sequence.sampler,
             }

@@ -1,7 +1,7 @@
 //! Chat templates: the Jinja of Hugging Face tokenizers, rendered as `transformers` renders it.
 //!
-//! A template comes with the checkpoint, so it is bounded in steps: one that does not end gives an
-//! error, not a server that hangs.
+//! A template comes with the checkpoint, so it is bounded in steps and in what it writes: one that does
+//! not end gives an error, not a server that hangs. Strings that it builds up inside are not bounded.
 
 mod python;
 
@@ -11,10 +11,13 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::Path;
 
 /// Instructions of one rendering. Real templates take some hundreds a message.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 5_000_000;
+/// Most bytes of a prompt: what a loop writes is bounded without waiting for the fuel to run out.
+const PROMPT_BYTES: usize = 16 << 20;
 /// The name that template errors give.
 const NAME: &str = "chat_template";
 
@@ -86,10 +89,30 @@ impl ChatTemplate {
             documents => (),
             ..self.specials.clone()
         };
+        let mut prompt = Prompt(Vec::new());
         self.environment
             .get_template(NAME)
-            .and_then(|template| template.render(variables))
-            .map_err(|e| Error::bad_request("messages", message(&e)))
+            .and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop))
+            .map_err(|e| Error::bad_request("messages", message(&e)))?;
+        String::from_utf8(prompt.0)
+            .map_err(|e| Error::bad_request("messages", format!("the chat template gave {e}")))
+    }
+}
+
+/// Takes what a template writes, up to the limit.
+struct Prompt(Vec<u8>);
+
+impl io::Write for Prompt {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > PROMPT_BYTES - self.0.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -98,6 +121,9 @@ impl ChatTemplate {
 fn message(error: &minijinja::Error) -> String {
     match (error.kind(), error.detail()) {
         (ErrorKind::OutOfFuel, _) => format!("the chat template took more than {FUEL} steps"),
+        (ErrorKind::WriteFailure, _) => {
+            format!("the chat template wrote more than {PROMPT_BYTES} bytes")
+        }
         (ErrorKind::InvalidOperation, Some(detail)) => {
             format!("refused by the chat template: {detail}")
         }
@@ -193,7 +219,16 @@ mod tests {
         let source = "{% set r = range(10000) %}{% for a in r %}{% for b in r %}\
             {% for c in r %}{% endfor %}{% endfor %}{% endfor %}";
         let error = render(source).expect_err("stops").to_string();
-        assert!(error.ends_with("took more than 20000000 steps"), "{error}");
+        assert!(error.ends_with("took more than 5000000 steps"), "{error}");
+    }
+
+    #[test]
+    fn a_template_that_writes_without_end_is_stopped() {
+        let source = "{% set s = 'x' * 1000000 %}{% for a in range(10000) %}{{ s }}{% endfor %}";
+        let error = render(source).expect_err("stops").to_string();
+        assert!(error.ends_with("wrote more than 16777216 bytes"), "{error}");
+        let error = render("{{ 'x' * 100000001 }}").expect_err("is refused").to_string();
+        assert!(error.ends_with("repeated string is too large"), "{error}");
     }
 
     #[test]

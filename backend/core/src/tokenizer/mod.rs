@@ -11,7 +11,7 @@ mod stop;
 
 pub use chat::{ChatTemplate, Message};
 pub use decode::Detokenizer;
-pub use stop::{StopMatcher, StopOutcome};
+pub use stop::{StopMatcher, StopOutcome, check_stops};
 
 use crate::{Error, Result};
 use decode::Decoding;

@@ -5,6 +5,28 @@
 //! is cut into chunks: neither draft length nor batching can change it. No byte of a matched stop is
 //! ever emitted, and nothing is held back but what may still become a stop.
 
+use crate::{Error, Result};
+
+/// Most stop strings of a request: each costs a step for every byte of the text.
+const MAX_STOPS: usize = 256;
+/// Most bytes of a stop string.
+const MAX_STOP_BYTES: usize = 1024;
+
+/// Checks the stop strings of a request against their limits.
+pub fn check_stops<S: AsRef<str>>(stops: &[S]) -> Result<()> {
+    if stops.len() > MAX_STOPS {
+        let message = format!("{} entries, at most {MAX_STOPS} are allowed", stops.len());
+        return Err(Error::bad_request("stop", message));
+    }
+    match stops.iter().map(|stop| stop.as_ref().len()).find(|&bytes| bytes > MAX_STOP_BYTES) {
+        Some(bytes) => Err(Error::bad_request(
+            "stop",
+            format!("{bytes} bytes in an entry, at most {MAX_STOP_BYTES} are allowed"),
+        )),
+        None => Ok(()),
+    }
+}
+
 /// What a push makes of its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopOutcome {
@@ -120,6 +142,15 @@ mod tests {
             .map(|(start, _)| &text[start..])
             .find(|tail| could_grow(tail))
             .map_or(0, str::len)
+    }
+
+    #[test]
+    fn too_many_and_too_long_stops_are_refused() {
+        assert!(check_stops(&vec!["x"; 256]).is_ok() && check_stops(&["x".repeat(1024)]).is_ok());
+        let many = check_stops(&vec!["x"; 257]).unwrap_err().to_string();
+        assert_eq!(many, "stop: 257 entries, at most 256 are allowed");
+        let long = check_stops(&["a", &"x".repeat(1025)]).unwrap_err().to_string();
+        assert_eq!(long, "stop: 1025 bytes in an entry, at most 1024 are allowed");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod linear;
 mod model;
 pub mod ops;
 mod pool;
+pub mod roofline;
 mod simd;
 mod weights;
 

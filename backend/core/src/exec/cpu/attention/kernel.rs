@@ -5,6 +5,7 @@ use super::{CHUNK, Run};
 use crate::exec::cpu::kv::Element;
 use crate::exec::cpu::simd::{LANES, Simd, exp, prefix, sum};
 use crate::pages::PAGE_TOKENS;
+use std::ops::Range;
 
 /// Pages in a chunk.
 const CHUNK_PAGES: usize = CHUNK / PAGE_TOKENS;
@@ -98,10 +99,14 @@ fn blocks<S: Simd>(num_lines: usize) -> Vec<(usize, usize)> {
 /// Scaled queries as `[block][element][line]`.
 fn pack_queries(run: &Run<'_>, blocks: &[(usize, usize)], scale: f32) -> Vec<f32> {
     let head_dim = run.attention.kv.head_dim();
-    let mut packed = Vec::with_capacity(run.task.rows.len() * run.attention.group() * head_dim);
+    let num_lines = run.task.rows.len() * run.attention.group();
+    let mut packed = vec![0.0; num_lines * head_dim];
     for &(first, len) in blocks {
-        for element in 0..head_dim {
-            packed.extend((first..first + len).map(|line| run.query(line)[element] * scale));
+        let block = &mut packed[first * head_dim..(first + len) * head_dim];
+        for line in 0..len {
+            for (packed, &q) in block.chunks_exact_mut(len).zip(run.query(first + line)) {
+                packed[line] = q * scale;
+            }
         }
     }
     packed
@@ -244,57 +249,84 @@ fn softmax<S: Simd>(s: S, weights: &mut Weights, end: usize) -> Total {
     Total { max, sum: sum(s, total) }
 }
 
-/// The weighted values of `R` lines, `B` vectors of the head at a time.
+/// The weighted values of `R` lines, `B` vectors of the head at a time. What lies behind a line's
+/// end may be NaN, so that a weight of 0 would not do: the lines part where the first one ends.
 #[inline(always)]
 fn weigh<S: Simd, E: Element, const R: usize, const B: usize>(
     s: S,
     chunk: &Chunk<'_, E>,
     block: &mut Block<'_>,
 ) {
+    let shared = block.ends[0];
+    block.partial.fill([0.0; LANES]);
+    weigh_range::<S, E, R, B>(s, chunk, block.weights, block.partial, 0..shared);
+    for line in 1..R {
+        if block.ends[line] > shared {
+            let weights = &block.weights[line..];
+            let partial = &mut block.partial[line * chunk.vectors..];
+            weigh_range::<S, E, 1, 4>(s, chunk, weights, partial, shared..block.ends[line]);
+        }
+    }
+}
+
+#[inline(always)]
+fn weigh_range<S: Simd, E: Element, const R: usize, const B: usize>(
+    s: S,
+    chunk: &Chunk<'_, E>,
+    weights: &[Weights],
+    partial: &mut [[f32; LANES]],
+    range: Range<usize>,
+) {
     let mut vector = 0;
     while vector + B <= chunk.vectors {
-        weigh_vectors::<S, E, R, B>(s, chunk, block, vector);
+        weigh_vectors::<S, E, R, B>(s, chunk, weights, partial, range.clone(), vector);
         vector += B;
     }
     while vector < chunk.vectors {
-        weigh_vectors::<S, E, R, 1>(s, chunk, block, vector);
+        weigh_vectors::<S, E, R, 1>(s, chunk, weights, partial, range.clone(), vector);
         vector += 1;
     }
 }
 
-/// Adds positions in order. Behind the first line's end, where lines begin to end, each adds what is
-/// still its own: a weight of 0 would not do, for what lies behind may be NaN.
+/// Adds the positions of a range in order, to `B` vectors from `first` on.
 #[inline(always)]
 fn weigh_vectors<S: Simd, E: Element, const R: usize, const B: usize>(
     s: S,
     chunk: &Chunk<'_, E>,
-    block: &mut Block<'_>,
+    weights: &[Weights],
+    partial: &mut [[f32; LANES]],
+    range: Range<usize>,
     first: usize,
 ) {
-    let ends: &[usize; R] = block.ends.try_into().unwrap_or(&[0; R]);
-    let weights: &[Weights] = &block.weights[..R];
-    let (shared, last) = (ends[0], ends[R - 1]);
     let mut acc = [[s.splat(0.0); B]; R];
-    for (page, values) in chunk.values[..last.div_ceil(PAGE_TOKENS)].iter().enumerate() {
+    for (acc, partial) in acc.iter_mut().zip(partial.chunks_exact(chunk.vectors)) {
+        for (acc, partial) in acc.iter_mut().zip(&partial[first..]) {
+            *acc = s.load(partial);
+        }
+    }
+    for page in range.start / PAGE_TOKENS..range.end.div_ceil(PAGE_TOKENS) {
+        let mut lines = [&[0.0; LANES]; R];
+        for (line, weights) in lines.iter_mut().zip(weights) {
+            *line = &weights[page];
+        }
         let start = page * PAGE_TOKENS;
-        for slot in 0..PAGE_TOKENS.min(last - start) {
-            let values = &values[slot * chunk.vectors + first..][..B];
+        let (begin, end) = (range.start.saturating_sub(start), PAGE_TOKENS.min(range.end - start));
+        let rows = chunk.values[page].chunks_exact(chunk.vectors);
+        for (slot, row) in rows.enumerate().take(end).skip(begin) {
+            let values = &row[first..][..B];
             let mut value = [s.splat(0.0); B];
             for vector in 0..B {
                 value[vector] = E::load(s, &values[vector]);
             }
-            let all = start + slot < shared;
             for line in 0..R {
-                if all || start + slot < ends[line] {
-                    let weight = s.splat(weights[line][page][slot]);
-                    for vector in 0..B {
-                        acc[line][vector] = s.mul_add(weight, value[vector], acc[line][vector]);
-                    }
+                let weight = s.splat(lines[line][slot]);
+                for vector in 0..B {
+                    acc[line][vector] = s.mul_add(weight, value[vector], acc[line][vector]);
                 }
             }
         }
     }
-    for (acc, partial) in acc.iter().zip(block.partial.chunks_exact_mut(chunk.vectors)) {
+    for (acc, partial) in acc.iter().zip(partial.chunks_exact_mut(chunk.vectors)) {
         for (&sum, partial) in acc.iter().zip(&mut partial[first..]) {
             s.store(sum, partial);
         }

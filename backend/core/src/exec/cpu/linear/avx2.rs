@@ -31,7 +31,7 @@ pub(super) fn path(dtype: Dtype) -> Path {
     };
     let expansion = if expand.is_some() { group_len(dtype) } else { 1 };
     let kernels: &'static [Kernel] = if dtype == Dtype::Int8 { &INT8 } else { &F32 };
-    Path { expand, expansion, words: expansion, kernels, finish }
+    Path { expand, expansion, words: expansion, is_streamed: false, kernels, finish }
 }
 
 /// # Safety

@@ -8,39 +8,57 @@ use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
 use std::arch::x86_64::*;
 
-/// Rows for which fp8 weights are expanded in registers. For more rows the tables would push accumulators
-/// out, and expanding a chunk once into cache is cheaper than once a block.
-const FP8_DIRECT_ROWS: usize = 5;
-
 const FP32: [Kernel; 6] = kernels::<Fp32>();
 const FP16: [Kernel; 6] = kernels::<Fp16>();
 const BF16: [Kernel; 6] = kernels::<Bf16>();
-const FP8: [Kernel; FP8_DIRECT_ROWS] =
-    [rows::<Fp8, 1>, rows::<Fp8, 2>, rows::<Fp8, 3>, rows::<Fp8, 4>, rows::<Fp8, 5>];
+/// From six rows on the lookup tables leave registers for half of the outputs at a time. Beyond ten rows a
+/// chunk is expanded once into cache instead.
+const FP8: [Kernel; 10] = [
+    rows::<Fp8, 1, 4>,
+    rows::<Fp8, 2, 4>,
+    rows::<Fp8, 3, 4>,
+    rows::<Fp8, 4, 4>,
+    rows::<Fp8, 5, 4>,
+    rows::<Fp8, 6, 2>,
+    rows::<Fp8, 7, 2>,
+    rows::<Fp8, 8, 2>,
+    rows::<Fp8, 9, 2>,
+    rows::<Fp8, 10, 2>,
+];
 const INT8: [Kernel; 6] = kernels::<Int8>();
 
 const fn kernels<F: Format>() -> [Kernel; 6] {
-    [rows::<F, 1>, rows::<F, 2>, rows::<F, 3>, rows::<F, 4>, rows::<F, 5>, rows::<F, 6>]
+    [
+        rows::<F, 1, 4>,
+        rows::<F, 2, 4>,
+        rows::<F, 3, 4>,
+        rows::<F, 4, 4>,
+        rows::<F, 5, 4>,
+        rows::<F, 6, 4>,
+    ]
 }
 
 pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
-    let (words, kernels): (_, &'static [Kernel]) = match dtype {
-        Dtype::Fp32 => (1, &FP32),
-        Dtype::Fp16 => (2, &FP16),
-        Dtype::Bf16 => (1, &BF16),
-        Dtype::Fp8 if rows <= FP8_DIRECT_ROWS => (2, &FP8),
-        Dtype::Fp8 => {
-            return Path {
-                expand: Some(expand_fp8),
-                expansion: 2,
-                words: 2,
-                kernels: &BF16,
-                finish,
-            };
-        }
-        Dtype::Int8 => (1, &INT8),
-    };
-    Path { expand: None, expansion: 1, words, kernels, finish }
+    match dtype {
+        Dtype::Fp32 => direct(1, true, &FP32),
+        Dtype::Fp16 if rows <= FP16.len() => direct(2, true, &FP16),
+        Dtype::Fp16 => expanded(expand::<Fp16>, &FP32),
+        Dtype::Bf16 => direct(1, true, &BF16),
+        // With one row there is still time between the loads to leave them to the processor.
+        Dtype::Fp8 if rows <= FP8.len() => direct(2, rows == 1, &FP8),
+        Dtype::Fp8 => expanded(expand::<Fp8>, &BF16),
+        Dtype::Int8 => direct(1, true, &INT8),
+    }
+}
+
+/// Kernels that read the stored form, with `words` words of activations a group.
+fn direct(words: usize, is_streamed: bool, kernels: &'static [Kernel]) -> Path {
+    Path { expand: None, expansion: 1, words, is_streamed, kernels, finish }
+}
+
+/// Kernels that read each word's weights as a group of its own.
+fn expanded(expand: unsafe fn(*const u8, usize, *mut u8), kernels: &'static [Kernel]) -> Path {
+    Path { expand: Some(expand), expansion: 2, words: 2, is_streamed: false, kernels, finish }
 }
 
 /// # Safety
@@ -229,26 +247,43 @@ impl Format for Fp8 {
     }
 }
 
+/// `R` rows, `Q` quarters of the outputs at a time.
+///
 /// # Safety
 /// The block's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
-unsafe fn rows<F: Format, const R: usize>(block: &Block) {
+unsafe fn rows<F: Format, const R: usize, const Q: usize>(block: &Block) {
+    for first in (0..4).step_by(Q) {
+        // SAFETY: as promised by the caller.
+        unsafe { strip::<F, R, Q>(block, first) };
+    }
+}
+
+/// The quarters `first..first + Q` of the outputs.
+///
+/// # Safety
+/// As for `rows`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
+unsafe fn strip<F: Format, const R: usize, const Q: usize>(block: &Block, first: usize) {
     let zero = _mm512_setzero_si512();
-    let mut acc = [[zero; 4]; R];
+    let mut acc = [[zero; Q]; R];
     // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
     // group, weights have `groups` groups; a prefetch may be of any address.
     unsafe {
+        let acc_at = |r: usize, quarter: usize| block.acc.add(r * PANEL + (first + quarter) * 16);
         for (r, acc) in acc.iter_mut().enumerate() {
             for (quarter, acc) in acc.iter_mut().enumerate() {
-                *acc = _mm512_loadu_si512(block.acc.add(r * PANEL + quarter * 16).cast());
+                *acc = _mm512_loadu_si512(acc_at(r, quarter).cast());
             }
         }
         let tables = F::tables();
         let (mut w, mut x, mut next) = (block.w, block.x.cast::<i32>(), block.next);
         for _ in 0..block.groups {
-            for quarter in 0..4 {
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * quarter).cast());
-                let vectors = F::load(tables, w, quarter);
+            for quarter in 0..Q {
+                let line = 64 * (first + quarter);
+                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                let vectors = F::load(tables, w, first + quarter);
                 for (word, w) in vectors.as_ref().iter().enumerate() {
                     for (r, acc) in acc.iter_mut().enumerate() {
                         let x = x.add(r * block.stride + word).read();
@@ -262,25 +297,25 @@ unsafe fn rows<F: Format, const R: usize>(block: &Block) {
         }
         for (r, acc) in acc.iter().enumerate() {
             for (quarter, acc) in acc.iter().enumerate() {
-                _mm512_storeu_si512(block.acc.add(r * PANEL + quarter * 16).cast(), *acc);
+                _mm512_storeu_si512(acc_at(r, quarter).cast(), *acc);
             }
         }
     }
 }
 
-/// fp8 groups to twice as many bf16 groups.
+/// Groups to twice as many of those that the format's vectors are.
 ///
 /// # Safety
 /// `src` has `groups` groups, `dst` room for the result, and the machine has the level's features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-unsafe fn expand_fp8(src: *const u8, groups: usize, dst: *mut u8) {
+unsafe fn expand<F: Format<Vectors = [__m512i; 2]>>(src: *const u8, groups: usize, dst: *mut u8) {
     // SAFETY: as promised by the caller.
     unsafe {
-        let tables = Fp8::tables();
+        let tables = F::tables();
         for group in 0..groups {
             let dst = dst.add(2 * GROUP_BYTES * group);
             for quarter in 0..4 {
-                let [first, second] = Fp8::load(tables, src.add(GROUP_BYTES * group), quarter);
+                let [first, second] = F::load(tables, src.add(GROUP_BYTES * group), quarter);
                 _mm512_storeu_si512(dst.add(64 * quarter).cast(), first);
                 _mm512_storeu_si512(dst.add(GROUP_BYTES + 64 * quarter).cast(), second);
             }

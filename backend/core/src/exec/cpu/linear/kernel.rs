@@ -49,6 +49,8 @@ pub(super) struct Path {
     pub expansion: usize,
     /// Words of prepared activations for one stored group.
     pub words: usize,
+    /// Whether a kernel reads a chunk once, front to back, with little work between the loads.
+    pub is_streamed: bool,
     /// For 1, 2, ... rows.
     pub kernels: &'static [Kernel],
     pub finish: unsafe fn(&Finish<'_>, &mut [f32]),

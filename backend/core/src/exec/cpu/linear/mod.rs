@@ -176,7 +176,7 @@ impl Job<'_> {
                     w = expanded;
                 }
             }
-            let ahead = Ahead::new(chunk, groups * path.expansion, num_blocks);
+            let ahead = Ahead::new(chunk, groups * path.expansion, num_blocks, path.is_streamed);
             let first_word = chunk_idx * chunk_groups * path.words;
             let mut row = 0;
             for block_idx in 0..num_blocks {
@@ -237,9 +237,13 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn new(chunk: &[u8], groups: usize, num_blocks: usize) -> Self {
+    fn new(chunk: &[u8], groups: usize, num_blocks: usize, is_streamed: bool) -> Self {
         let step = chunk.len().div_ceil(groups * num_blocks).next_multiple_of(64);
-        Self { start: chunk.as_ptr_range().end, bytes: chunk.len(), groups, step }
+        // A kernel that reads straight through as fast as memory delivers is better served by the
+        // processor's own prefetcher: it then fetches what it is about to read, which costs nothing.
+        let alone = is_streamed && num_blocks == 1;
+        let start = if alone { chunk.as_ptr() } else { chunk.as_ptr_range().end };
+        Self { start, bytes: chunk.len(), groups, step }
     }
 
     /// Where a block starts to fetch and how far it moves on with each of its groups.

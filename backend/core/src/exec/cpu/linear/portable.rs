@@ -19,7 +19,8 @@ pub(super) fn path(dtype: Dtype) -> Path {
             Dtype::Int8 => (None, &INT8),
         };
     let words = if dtype == Dtype::Int8 { 1 } else { panel::group_len(dtype) };
-    Path { expand, expansion: if expand.is_some() { words } else { 1 }, words, kernels, finish }
+    let expansion = if expand.is_some() { words } else { 1 };
+    Path { expand, expansion, words, is_streamed: false, kernels, finish }
 }
 
 fn finish(f: &Finish<'_>, out: &mut [f32]) {

@@ -1,0 +1,174 @@
+//! `spec-build inspect`: says what an engine file or a model folder is.
+
+use crate::sizes::{self, Sizes};
+use crate::table;
+use anyhow::{Context, Result};
+use serde_json::{Map, json};
+use spec_core::engine::{Device, DrafterKind, Engine, Manifest};
+use spec_core::runtime::ModelFolder;
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// An engine and, where it drafts by a model that is there, that model's.
+pub struct Engines {
+    /// The engine that was named, or the target of the folder.
+    pub first: Engine,
+    /// The drafter of a folder.
+    pub draft: Option<Engine>,
+    /// The opened folder, without its target.
+    pub tokenizer: Option<spec_core::tokenizer::Tokenizer>,
+}
+
+impl Engines {
+    /// Opens an engine file alone, or everything of a model folder.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.is_dir() {
+            return Ok(Self { first: Engine::open(path)?, draft: None, tokenizer: None });
+        }
+        let folder = ModelFolder::open(path)?;
+        let draft = folder.target.open_drafter()?;
+        Ok(Self { first: folder.target, draft, tokenizer: Some(folder.tokenizer) })
+    }
+
+    /// The engines by their roles.
+    pub fn iter(&self) -> impl Iterator<Item = &Engine> {
+        [&self.first].into_iter().chain(&self.draft)
+    }
+}
+
+/// Runs the command.
+pub fn inspect(path: &Path, as_json: bool) -> Result<()> {
+    let engines = Engines::open(path)?;
+    match as_json {
+        true => println!("{}", json(&engines)?),
+        false => print!("{}", report(&engines)?),
+    }
+    Ok(())
+}
+
+/// The manifest of a file, or those of a folder by role.
+fn json(engines: &Engines) -> Result<String> {
+    let manifests: Result<Map<_, _>, serde_json::Error> = engines
+        .iter()
+        .map(|engine| {
+            let manifest = engine.manifest();
+            Ok((role(manifest), serde_json::to_value(manifest)?))
+        })
+        .collect();
+    let manifests = manifests.context("manifest")?;
+    let whole = match engines.tokenizer {
+        Some(_) => json!(manifests),
+        None => json!(engines.first.manifest()),
+    };
+    Ok(serde_json::to_string_pretty(&whole)?)
+}
+
+fn report(engines: &Engines) -> Result<String> {
+    let mut text = String::new();
+    for engine in engines.iter() {
+        describe(&mut text, engine)?;
+        writeln!(text)?;
+    }
+    let manifests = engines.iter().map(Engine::manifest);
+    let sizes: Vec<(String, Sizes)> = manifests
+        .map(|manifest| (role(manifest), Sizes::new(&manifest.model, &manifest.precision)))
+        .collect();
+    let columns: Vec<_> = sizes.iter().map(|(role, sizes)| (role.as_str(), sizes)).collect();
+    write!(text, "{}", sizes::table(&columns))?;
+    Ok(text)
+}
+
+fn role(manifest: &Manifest) -> String {
+    format!("{:?}", manifest.role).to_lowercase()
+}
+
+/// One engine, a line a fact. Exhaustive, so that a new fact of the manifest cannot be forgotten.
+fn describe(text: &mut String, engine: &Engine) -> Result<()> {
+    let Manifest {
+        builder,
+        kernels,
+        device,
+        role: _,
+        identity,
+        drafter,
+        target,
+        model,
+        precision,
+        limits,
+        tokenizer,
+        end_tokens,
+        bos_token,
+        costs,
+        sections,
+    } = engine.manifest();
+    let sizes = Sizes::new(model, precision);
+    writeln!(text, "{}: a {}", engine.path().display(), role(engine.manifest()))?;
+    let mut fact = |name: &str, value: String| writeln!(text, "  {name:<11} {value}");
+    fact("built by", format!("{builder}, kernels {kernels}"))?;
+    fact("device", shown_device(device))?;
+    fact("model", shape(engine.manifest()))?;
+    fact("parameters", table::count(sizes.parameters))?;
+    fact(
+        "precision",
+        format!(
+            "weights {}, embedding and head {}, kv {}",
+            precision.weights, precision.head, precision.kv
+        ),
+    )?;
+    fact(
+        "limits",
+        format!(
+            "max_draft_len {}, max_batch_size {}, max_seq_len {}, max_num_tokens {}",
+            limits.max_draft_len, limits.max_batch_size, limits.max_seq_len, limits.max_num_tokens
+        ),
+    )?;
+    fact(
+        "drafter",
+        match drafter {
+            DrafterKind::None => "none".into(),
+            DrafterKind::Ngram { max_ngram, min_ngram } => {
+                format!("look-up of the last {max_ngram} to {min_ngram} tokens")
+            }
+            DrafterKind::Model(peer) => format!("{}, identity {}", peer.file, peer.identity),
+        },
+    )?;
+    if let Some(peer) = target {
+        fact("target", format!("{}, identity {}", peer.file, peer.identity))?;
+    }
+    fact("identity", identity.clone())?;
+    let bos = bos_token.map_or("no token put before it".into(), |id| format!("begins with {id}"));
+    fact("text", format!("{bos}, ends with {end_tokens:?}"))?;
+    fact("tokenizer", tokenizer.clone())?;
+    let costs = costs.as_ref().map_or("not measured".into(), |table| {
+        format!("{:.2} ms for {} row(s)", table.step_ms[0], table.rows[0])
+    });
+    fact("step times", costs)?;
+    fact("sections", format!("{}, {}", sections.len(), table::bytes(sizes.total())))?;
+    Ok(())
+}
+
+fn shown_device(device: &Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Cuda { archs, min_driver } => {
+            format!("cuda:{}, driver {min_driver} or newer", archs.join(","))
+        }
+    }
+}
+
+fn shape(manifest: &Manifest) -> String {
+    let model = &manifest.model;
+    let tied = if model.tied_head { "tied" } else { "untied" };
+    format!(
+        "{:?}: {} layers of {} (mlp {}), {} heads of {} over {}, vocabulary {} ({tied} head), {} positions",
+        model.family,
+        model.num_layers,
+        model.hidden_size,
+        model.intermediate_size,
+        model.num_heads,
+        model.head_dim,
+        model.num_kv_heads,
+        model.vocab_size,
+        model.max_position
+    )
+}

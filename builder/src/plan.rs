@@ -1,0 +1,167 @@
+//! `spec-build plan`: what a build would give, from the headers of the checkpoints and two measurements
+//! of this machine.
+
+use crate::cli::PlanArgs;
+use crate::folder::Plan;
+use crate::roofline::{Product, Roofline, Step};
+use crate::sizes::{self, Capacity, Sizes};
+use crate::table::{self, Table};
+use anyhow::{Result, ensure};
+use spec_core::engine::{DrafterKind, Precision};
+use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
+use spec_core::exec::cpu::{Isa, Pool};
+use spec_core::model::Dtype;
+use std::fmt::Write as _;
+
+/// Rows up to which the rate of the products is measured.
+const MAX_RATED_ROWS: usize = 17;
+/// Longest draft of which every length is shown; beyond it, those that double.
+const MAX_DENSE_LEN: usize = 8;
+/// Acceptances that speeds are shown for.
+const ACCEPTANCES: [f64; 3] = [0.6, 0.8, 0.9];
+/// Context that its cost is shown for.
+const CONTEXT_TOKENS: u64 = 1000;
+
+/// Runs the command.
+pub fn plan(args: &PlanArgs) -> Result<()> {
+    if let Some(bandwidth) = args.bandwidth {
+        ensure!(
+            bandwidth > 0.0 && bandwidth.is_finite(),
+            "--bandwidth {bandwidth}: expected more than 0 GB/s"
+        );
+    }
+    let plan = Plan::new(&args.model)?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let machine = Machine { pool: Pool::new(threads), isa: Isa::detect() };
+    let bandwidth = match args.bandwidth {
+        Some(gigabytes) => gigabytes * 1e9,
+        None => read_bandwidth(&machine.pool)?,
+    };
+    print!("{}", report(&plan, args, &machine, bandwidth)?);
+    Ok(())
+}
+
+/// What multiplies.
+struct Machine {
+    pool: Pool,
+    isa: Isa,
+}
+
+impl Machine {
+    fn roofline(
+        &self,
+        sizes: &Sizes,
+        precision: &Precision,
+        rows: usize,
+        bandwidth: f64,
+    ) -> Result<Roofline> {
+        let product = |dtype: Dtype, macs: u64| -> Result<Product> {
+            let rows = rows.min(MAX_RATED_ROWS);
+            let rates = multiply_rates(&self.pool, self.isa, dtype, rows)?;
+            Ok(Product { macs: macs as f64, rates })
+        };
+        let products = vec![
+            product(precision.weights, sizes.layer_macs)?,
+            product(precision.head, sizes.head_macs)?,
+        ];
+        Ok(Roofline { bytes: sizes.step_bytes as f64, bandwidth, products })
+    }
+}
+
+fn report(plan: &Plan, args: &PlanArgs, machine: &Machine, bandwidth: f64) -> Result<String> {
+    let target = Sizes::new(&plan.target.config, &plan.precision);
+    let draft = plan.draft.as_ref().map(|d| Sizes::new(&d.config, &plan.draft_precision));
+    let mut engines = vec![("target", &target)];
+    engines.extend(draft.iter().map(|sizes| ("draft", sizes)));
+    let mut text = sizes::table(&engines).to_string();
+
+    let kv_bytes: u64 = engines.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum();
+    let max_seq_len = plan.limits.max_seq_len;
+    let capacity = Capacity::new((args.kv_memory as u64) << 20, kv_bytes, max_seq_len);
+    writeln!(
+        text,
+        "\n{} MiB of keys and values hold {} tokens: {} sequences of max_seq_len {max_seq_len}",
+        args.kv_memory,
+        table::count(capacity.tokens),
+        capacity.sequences,
+    )?;
+    let source = if args.bandwidth.is_some() { "given" } else { "measured" };
+    writeln!(
+        text,
+        "{:.1} GB/s ({source}), {} threads, {}; {CONTEXT_TOKENS} tokens of context add {:.3} ms to a step\n",
+        bandwidth / 1e9,
+        machine.pool.threads(),
+        machine.isa,
+        1e3 * (CONTEXT_TOKENS * target.kv_token_bytes) as f64 / bandwidth,
+    )?;
+
+    let rows = plan.limits.max_draft_len + 1;
+    let target = machine.roofline(&target, &plan.precision, rows, bandwidth)?;
+    let draft = draft.map(|sizes| machine.roofline(&sizes, &plan.draft_precision, 1, bandwidth));
+    let draft = draft.transpose()?;
+    let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
+        .map(|draft_len| Step::new(draft_len, &target, draft.as_ref()))
+        .collect();
+    write!(text, "{}", step_table(&steps))?;
+    if matches!(plan.drafter, DrafterKind::Ngram { .. }) {
+        writeln!(
+            text,
+            "look-ups are taken to cost nothing; a step without a match is a plain one"
+        )?;
+    }
+    Ok(text)
+}
+
+/// 0 to 8, then 16, 32 .. and the longest.
+fn draft_lens(longest: usize) -> impl Iterator<Item = usize> {
+    (0..=longest)
+        .filter(move |&len| len <= MAX_DENSE_LEN || len.is_power_of_two() || len == longest)
+}
+
+fn step_table(steps: &[Step]) -> Table {
+    let heading = ["draft length", "verify ms", "draft ms", "step ms", "break-even acceptance"];
+    let rates = ACCEPTANCES.map(|acceptance| format!("tokens/s at {acceptance}"));
+    let mut table = Table::new(heading.map(String::from).into_iter().chain(rates));
+    let plain_ms = steps.first().map_or(f64::NAN, Step::ms);
+    for step in steps {
+        let break_even = match (step.draft_len, step.break_even(plain_ms)) {
+            (0, _) => "-".into(),
+            (_, Some(acceptance)) => format!("{acceptance:.2}"),
+            (_, None) => "never".into(),
+        };
+        let mut cells = vec![step.draft_len.to_string()];
+        cells.extend([step.verify_ms, step.draft_ms, step.ms()].map(|ms| format!("{ms:.2}")));
+        cells.push(break_even);
+        cells.extend(ACCEPTANCES.map(|acceptance| format!("{:.1}", step.rate(acceptance))));
+        table.row(cells);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_drafts_are_shown_where_they_double() {
+        assert_eq!(draft_lens(3).collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!(draft_lens(40).skip(8).collect::<Vec<_>>(), [8, 16, 32, 40]);
+    }
+
+    #[test]
+    fn the_table_shows_hand_computed_steps() {
+        let steps = [
+            Step { draft_len: 0, verify_ms: 10.0, draft_ms: 0.0 },
+            Step { draft_len: 1, verify_ms: 10.0, draft_ms: 2.0 },
+            Step { draft_len: 2, verify_ms: 31.0, draft_ms: 4.0 },
+        ];
+        let text = step_table(&steps).to_string();
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["0", "10.00", "0.00", "10.00", "-", "100.0", "100.0", "100.0"]);
+        // 1.6, 1.8 and 1.9 tokens in 12 ms.
+        assert_eq!(rows[1], ["1", "10.00", "2.00", "12.00", "0.20", "133.3", "150.0", "158.3"]);
+        // 1.96, 2.44 and 2.71 tokens in 35 ms; three plain steps take 30.
+        assert_eq!(rows[2], ["2", "31.00", "4.00", "35.00", "never", "56.0", "69.7", "77.4"]);
+    }
+}

@@ -1,0 +1,159 @@
+//! Predicts steps from two limits, memory and arithmetic, and what speculation makes of them. Pure.
+
+/// Matrix products of a pass: multiply-adds of one row, and how many a second the machine does.
+#[derive(Clone, Debug)]
+pub struct Product {
+    /// Multiply-adds of a row.
+    pub macs: f64,
+    /// `rates[n]`: multiply-adds a second with `n + 1` rows; the last holds for more.
+    pub rates: Vec<f64>,
+}
+
+/// What limits the passes of one model.
+#[derive(Clone, Debug)]
+pub struct Roofline {
+    /// Bytes of weights that a pass reads.
+    pub bytes: f64,
+    /// Bytes a second.
+    pub bandwidth: f64,
+    /// Its products, one after the other.
+    pub products: Vec<Product>,
+}
+
+impl Roofline {
+    /// Milliseconds of a pass of `rows` rows: the longer of reading the weights and multiplying.
+    pub fn ms(&self, rows: usize) -> f64 {
+        let multiply = |product: &Product| {
+            let rate = product.rates[(rows - 1).min(product.rates.len() - 1)];
+            rows as f64 * product.macs / rate
+        };
+        let multiplying: f64 = self.products.iter().map(multiply).sum();
+        1e3 * multiplying.max(self.bytes / self.bandwidth)
+    }
+}
+
+/// A predicted step of one sequence that drafts `draft_len` tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// Draft tokens.
+    pub draft_len: usize,
+    /// The target's pass over them and one more row.
+    pub verify_ms: f64,
+    /// The drafter's passes, one a token.
+    pub draft_ms: f64,
+}
+
+impl Step {
+    /// The step of a target with a drafter that is a model, or with one that costs nothing.
+    pub fn new(draft_len: usize, target: &Roofline, draft: Option<&Roofline>) -> Self {
+        Self {
+            draft_len,
+            verify_ms: target.ms(draft_len + 1),
+            draft_ms: draft.map_or(0.0, |draft| draft_len as f64 * draft.ms(1)),
+        }
+    }
+
+    /// All of it.
+    pub fn ms(&self) -> f64 {
+        self.verify_ms + self.draft_ms
+    }
+
+    /// Tokens a second when each draft token is accepted with this probability.
+    pub fn rate(&self, acceptance: f64) -> f64 {
+        1e3 * expected_tokens(acceptance, self.draft_len) / self.ms()
+    }
+
+    /// The acceptance from which on the step is no slower than plain ones of `plain_ms`; none if it is
+    /// slower even when everything is accepted.
+    pub fn break_even(&self, plain_ms: f64) -> Option<f64> {
+        let needed = self.ms() / plain_ms;
+        if needed > (self.draft_len + 1) as f64 {
+            return None;
+        }
+        // The expected tokens rise with the acceptance: halve the interval to the last bit that matters.
+        let (mut low, mut high) = (0.0, 1.0);
+        for _ in 0..50 {
+            let middle = 0.5 * (low + high);
+            match expected_tokens(middle, self.draft_len) < needed {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Some(high)
+    }
+}
+
+/// Tokens of a step: the accepted drafts up to the first refusal, and one of the target's own.
+pub fn expected_tokens(acceptance: f64, draft_len: usize) -> f64 {
+    (0..=draft_len).map(|accepted| acceptance.powi(accepted as i32)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1000 bytes at 1e6 bytes a second: 1 ms. 100 multiply-adds a row at 1e5 a second: 1 ms a row, and
+    /// at twice the rate from two rows on.
+    fn target() -> Roofline {
+        let products = vec![Product { macs: 100.0, rates: vec![1e5, 2e5] }];
+        Roofline { bytes: 1000.0, bandwidth: 1e6, products }
+    }
+
+    fn close(a: f64, b: f64) -> bool {
+        (a - b).abs() < 1e-9
+    }
+
+    #[test]
+    fn a_pass_takes_the_longer_of_reading_and_multiplying() {
+        let times: Vec<f64> = (1..=5).map(|rows| target().ms(rows)).collect();
+        // 1, 1, 1.5, 2 and 2.5 ms of multiplying; reading takes 1 ms.
+        for (time, expected) in times.into_iter().zip([1.0, 1.0, 1.5, 2.0, 2.5]) {
+            assert!(close(time, expected), "{time} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn products_of_several_formats_add_up() {
+        let head = Product { macs: 50.0, rates: vec![1e4] };
+        let both = Roofline { products: [target().products, vec![head]].concat(), ..target() };
+        assert!(close(both.ms(1), 1.0 + 5.0));
+        assert!(close(both.ms(4), 2.0 + 20.0));
+    }
+
+    #[test]
+    fn expected_tokens_are_the_geometric_sum() {
+        assert!(close(expected_tokens(0.5, 0), 1.0));
+        assert!(close(expected_tokens(0.5, 3), 1.0 + 0.5 + 0.25 + 0.125));
+        assert!(close(expected_tokens(1.0, 4), 5.0));
+        assert!(close(expected_tokens(0.0, 4), 1.0));
+    }
+
+    #[test]
+    fn a_drafter_is_run_once_a_token() {
+        let draft = Roofline {
+            bytes: 100.0,
+            bandwidth: 1e6,
+            products: vec![Product { macs: 1.0, rates: vec![1e9] }],
+        };
+        let step = Step::new(3, &target(), Some(&draft));
+        assert!(close(step.verify_ms, 2.0) && close(step.draft_ms, 0.3) && close(step.ms(), 2.3));
+        // 1 + 0.5 + 0.25 + 0.125 tokens in 2.3 ms.
+        assert!(close(step.rate(0.5), 1875.0 / 2.3));
+    }
+
+    #[test]
+    fn break_even_is_where_the_step_pays_for_itself() {
+        // One draft token: 1 + a = 1.2.
+        let step = Step { draft_len: 1, verify_ms: 1.0, draft_ms: 0.2 };
+        assert!(close(step.break_even(1.0).unwrap(), 0.2));
+        assert!(close(step.rate(0.2), 1000.0));
+        // Two: 1 + a + a^2 = 1.75 at a = 0.5.
+        let step = Step { draft_len: 2, verify_ms: 1.5, draft_ms: 0.25 };
+        assert!(close(step.break_even(1.0).unwrap(), 0.5));
+        // Drafts that cost nothing pay at once, and a step of more than K + 1 plain ones never.
+        let free = Step { draft_len: 4, verify_ms: 1.0, draft_ms: 0.0 };
+        assert!(free.break_even(1.0).unwrap() < 1e-9);
+        let dear = Step { draft_len: 1, verify_ms: 1.0, draft_ms: 1.01 };
+        assert_eq!(dear.break_even(1.0), None);
+    }
+}

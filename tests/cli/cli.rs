@@ -1,0 +1,7 @@
+//! The `spec-build` command as its users meet it: a child process, its exit status and what it prints.
+
+mod bad_engine;
+mod bad_input;
+mod commands;
+mod killed;
+mod support;
