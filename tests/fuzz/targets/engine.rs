@@ -42,7 +42,9 @@ fn run(engine: &Engine) {
 
 fn framed(json: &[u8]) -> Option<Vec<u8>> {
     let mut manifest: Manifest = serde_json::from_slice(json).ok()?;
-    if manifest.sections.iter().map(|section| section.bytes).try_fold(0u64, u64::checked_add)? > MAX_BYTES {
+    if manifest.sections.iter().map(|section| section.bytes).try_fold(0u64, u64::checked_add)?
+        > MAX_BYTES
+    {
         return None;
     }
     manifest.identity = manifest.compute_identity();
