@@ -61,6 +61,8 @@ pub struct Outcome {
     pub drafted: usize,
     /// How many of them were accepted.
     pub accepted: usize,
+    /// Forward passes of a drafter model that they took.
+    pub draft_passes: usize,
     /// Positions whose drafter KV is valid now.
     pub draft_computed: usize,
 }

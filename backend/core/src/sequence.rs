@@ -207,6 +207,7 @@ mod tests {
             tokens: tokens.iter().map(|&token| fake::emitted(token)).collect(),
             drafted,
             accepted: tokens.len() - 1,
+            draft_passes: 0,
             draft_computed: 3,
         }
     }

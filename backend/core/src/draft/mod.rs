@@ -1,8 +1,10 @@
 //! Where draft tokens come from: the interface and its implementations.
 
+mod combined;
 mod model;
 mod ngram;
 
+pub use combined::Combined;
 pub use model::Model;
 pub use ngram::Ngram;
 
@@ -50,6 +52,9 @@ pub trait Drafter: Send {
 
     /// Positions whose drafter state is valid after a step in which `accepted` drafts were kept.
     fn computed_after(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize;
+
+    /// Forward passes of a model that the entry's proposal took.
+    fn passes(&self, entry: &Entry<'_>, proposed: usize) -> usize;
 
     /// The sequence has left or lost its pages.
     fn forget(&mut self, id: SequenceId);

@@ -93,6 +93,10 @@ impl Drafter for Ngram {
         entry.computed + entry.chunk + accepted
     }
 
+    fn passes(&self, _entry: &Entry<'_>, _proposed: usize) -> usize {
+        0
+    }
+
     fn forget(&mut self, id: SequenceId) {
         self.sequences.remove(&id);
     }

@@ -43,10 +43,6 @@ impl Host {
             .collect();
         self.target.forward(&segments)
     }
-
-    fn drafted_to(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
-        self.drafter.as_ref().map_or(0, |drafter| drafter.computed_after(entry, proposed, accepted))
-    }
 }
 
 impl Executor for Host {
@@ -57,7 +53,11 @@ impl Executor for Host {
         let mut outcomes = Vec::with_capacity(entries.len());
         for (entry, proposal) in entries.iter().zip(&proposals) {
             let mut outcome = accept(entry, proposal, &logits, first_row);
-            outcome.draft_computed = self.drafted_to(entry, proposal.len(), outcome.accepted);
+            if let Some(drafter) = &self.drafter {
+                outcome.draft_passes = drafter.passes(entry, proposal.len());
+                outcome.draft_computed =
+                    drafter.computed_after(entry, proposal.len(), outcome.accepted);
+            }
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);
         }
@@ -101,7 +101,7 @@ fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: us
         tokens: tokens.map(|(node, token)| report(entry, token, row(node))).collect(),
         drafted: proposal.len(),
         accepted: verdict.accepted(),
-        draft_computed: 0,
+        ..Outcome::default()
     }
 }
 

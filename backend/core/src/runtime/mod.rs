@@ -24,6 +24,11 @@ use std::time::Instant;
 
 pub use crate::scheduler::Event;
 
+/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
+/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
+const MAX_LOOKUP: usize = 5;
+const MIN_LOOKUP: usize = 3;
+
 /// How an engine is run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -103,7 +108,13 @@ impl Runtime {
             }
             (_, Some(engine)) => {
                 let vocab_size = manifest.model.vocab_size.min(engine.manifest().model.vocab_size);
-                Some(Box::new(draft::Model::new(load(engine)?, vocab_size)))
+                let model = draft::Model::new(load(engine)?, vocab_size);
+                match options.draft_policy {
+                    DraftPolicy::Fixed => Some(Box::new(model)),
+                    DraftPolicy::Adaptive => {
+                        Some(Box::new(draft::Combined::new(draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP), model)))
+                    }
+                }
             }
             (_, None) => None,
         };

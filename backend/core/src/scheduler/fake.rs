@@ -181,7 +181,7 @@ impl Fake {
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
         let draft_computed = draft_computed + accepted.min(drafted.saturating_sub(1));
-        Outcome { tokens, drafted, accepted, draft_computed }
+        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: drafted }
     }
 }
 

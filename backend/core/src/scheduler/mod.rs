@@ -182,12 +182,13 @@ impl Scheduler {
         let drafts_only =
             |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
         if schedule.parts.iter().all(drafts_only) {
-            let drafted = || outcomes.iter().map(|outcome| outcome.drafted);
+            let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
+            let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
             let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
             let step = Step {
-                rows: chunks + drafted().sum::<usize>(),
-                drafting: drafted().filter(|&drafted| drafted > 0).count(),
-                draft_passes: drafted().max().unwrap_or(0),
+                rows: chunks + drafted,
+                drafting: passes().filter(|&passes| passes > 0).count(),
+                draft_passes: passes().max().unwrap_or(0),
             };
             self.tuner.observe(step, ms);
         }
