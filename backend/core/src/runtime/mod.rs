@@ -111,9 +111,10 @@ impl Runtime {
                 let model = draft::Model::new(load(engine)?, vocab_size);
                 match options.draft_policy {
                     DraftPolicy::Fixed => Some(Box::new(model)),
-                    DraftPolicy::Adaptive => {
-                        Some(Box::new(draft::Combined::new(draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP), model)))
-                    }
+                    DraftPolicy::Adaptive => Some(Box::new(draft::Combined::new(
+                        draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP),
+                        model,
+                    ))),
                 }
             }
             (_, None) => None,

@@ -161,8 +161,8 @@ impl Format for Bf16 {
     #[target_feature(enable = "avx512f,avx512bf16")]
     unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
         // SAFETY: both are 512 bits without invalid values.
-        let (w, x): (__m512bh, __m512bh) =
-            unsafe { (std::mem::transmute(w), std::mem::transmute(_mm512_set1_epi32(x))) };
+        let pairs = |words: __m512i| unsafe { std::mem::transmute::<__m512i, __m512bh>(words) };
+        let (w, x) = (pairs(w), pairs(_mm512_set1_epi32(x)));
         _mm512_castps_si512(_mm512_dpbf16_ps(_mm512_castsi512_ps(acc), w, x))
     }
 }

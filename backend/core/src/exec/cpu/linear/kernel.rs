@@ -40,11 +40,13 @@ pub(super) struct Finish<'a> {
 /// Runs one block; the kernel's place in its table says how many rows.
 pub(super) type Kernel = unsafe fn(&Block);
 
+/// Rewrites groups of the stored form (source, number, target) into those that the kernels read.
+pub(super) type Expand = unsafe fn(*const u8, usize, *mut u8);
+
 /// How a format is multiplied at a level.
 pub(super) struct Path {
-    /// Rewrites groups of the stored form (source, number, target) into those that the kernels read, if
-    /// these differ.
-    pub expand: Option<unsafe fn(*const u8, usize, *mut u8)>,
+    /// Where the kernels read another form than the stored one.
+    pub expand: Option<Expand>,
     /// Expanded groups of one stored group.
     pub expansion: usize,
     /// Words of prepared activations for one stored group.

@@ -2,7 +2,7 @@
 //! The kernels in plain Rust: the level of last resort. 16-bit and fp8 weights are expanded to f32 a chunk
 //! at a time; the loops over outputs are left to the compiler to vectorise.
 
-use super::kernel::{self, Block, Finish, Kernel, Path};
+use super::kernel::{self, Block, Expand, Finish, Kernel, Path};
 use crate::model::Dtype;
 use crate::model::panel::{self, GROUP_BYTES, PANEL};
 
@@ -10,14 +10,13 @@ const F32: [Kernel; 4] = [f32_rows::<1>, f32_rows::<2>, f32_rows::<3>, f32_rows:
 const INT8: [Kernel; 4] = [int8_rows::<1>, int8_rows::<2>, int8_rows::<3>, int8_rows::<4>];
 
 pub(super) fn path(dtype: Dtype) -> Path {
-    let (expand, kernels): (Option<unsafe fn(*const u8, usize, *mut u8)>, &'static [Kernel]) =
-        match dtype {
-            Dtype::Fp32 => (None, &F32),
-            Dtype::Fp16 => (Some(expand::<2, Fp16>), &F32),
-            Dtype::Bf16 => (Some(expand::<2, Bf16>), &F32),
-            Dtype::Fp8 => (Some(expand::<4, Fp8>), &F32),
-            Dtype::Int8 => (None, &INT8),
-        };
+    let (expand, kernels): (Option<Expand>, &'static [Kernel]) = match dtype {
+        Dtype::Fp32 => (None, &F32),
+        Dtype::Fp16 => (Some(expand::<2, Fp16>), &F32),
+        Dtype::Bf16 => (Some(expand::<2, Bf16>), &F32),
+        Dtype::Fp8 => (Some(expand::<4, Fp8>), &F32),
+        Dtype::Int8 => (None, &INT8),
+    };
     let words = if dtype == Dtype::Int8 { 1 } else { panel::group_len(dtype) };
     let expansion = if expand.is_some() { words } else { 1 };
     Path { expand, expansion, words, is_streamed: false, kernels, finish }
