@@ -1,6 +1,7 @@
 //! The promise that speculation does not change what is drawn without a seed, through the whole product:
 //! tiny random checkpoints are built into engines, thousands of requests run in batches, and the texts are
 //! tested against the exact distribution that follows from the target's logits.
+#![allow(clippy::unwrap_used)]
 
 #[path = "../backend/core/tests/lossless/chi_square.rs"]
 mod chi_square;

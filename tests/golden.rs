@@ -1,6 +1,7 @@
 //! Real models against recorded outputs of the reference implementation in fp32: logits, greedy texts,
 //! and how far narrower number formats are from them. The models are exported to Hugging Face folders in
 //! bf16 first, as the reference ran on these weights.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

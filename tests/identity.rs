@@ -1,6 +1,7 @@
 //! The promise that speculation changes nothing, on the real runtime and real models: greedy and seeded
 //! texts are the same tokens with any drafter, any draft length, any batch mates, chunked prefill and
 //! preemption as the request alone without speculation.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

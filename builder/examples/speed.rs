@@ -177,7 +177,8 @@ const WAYS: [(&str, Option<usize>, DraftPolicy); 4] = [
 
 fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usize) -> Result<()> {
     println!(
-        "\n{name}: decode tokens/s, medians of {rounds} interleaved rounds, {MAX_TOKENS} tokens, greedy\n"
+        "\n{name}: decode tokens/s over {MAX_TOKENS} greedy tokens; medians of {rounds} interleaved rounds, \
+         ratios to plain of the same round\n"
     );
     println!(
         "| prompt | plain | K=4 | K=8 | auto | accepted/drafted K=4 | auto | steps K=4 | auto | same tokens |"
@@ -188,13 +189,11 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
         let options = Options { draft_policy, kv_bytes: Some(1 << 30), ..Options::default() };
         runtimes.push(Runtime::load(&folder.target, &options)?);
     }
-    let mut totals: Vec<Vec<f64>> = vec![vec![0.0; rounds]; WAYS.len()];
-    let mut num_tokens = 0.0;
-    let mut drafts = [(0, 0, 0); WAYS.len()];
+    let mut all = Row::new("**all**", rounds);
     for prompt in prompts {
-        let mut seconds: Vec<Vec<f64>> = vec![Vec::new(); WAYS.len()];
-        let mut last: Vec<Option<Run>> = WAYS.iter().map(|_| None).collect();
+        let mut row = Row::new(&prompt.name, rounds);
         for round in 0..rounds {
+            let mut first: Option<Vec<u32>> = None;
             for (way, runtime) in runtimes.iter_mut().enumerate() {
                 let request = Request {
                     prompt: prompt.ids.clone(),
@@ -203,52 +202,75 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
                     ..Request::default()
                 };
                 let done = run(runtime, request, |_| Ok(true))?;
-                seconds[way].push(done.decode.as_secs_f64());
-                totals[way][round] += done.decode.as_secs_f64();
-                last[way] = Some(done);
+                row.seconds[way][round] += done.decode.as_secs_f64();
+                row.same &= *first.get_or_insert_with(|| done.tokens()) == done.tokens();
+                row.num_tokens = done.emitted.len() as f64 - 1.0;
+                row.drafts[way] = counts(&done);
             }
         }
-        let runs: Vec<Run> = last.into_iter().flatten().collect();
-        let decoded = runs[0].emitted.len() as f64 - 1.0;
-        num_tokens += decoded;
-        let rates: Vec<f64> = seconds.iter_mut().map(|s| decoded / median(s)).collect();
-        for (total, run) in drafts.iter_mut().zip(&runs) {
-            total.0 += run.counters.accepted;
-            total.1 += run.counters.drafted;
-            total.2 += run.counters.steps;
-        }
-        let same = runs.iter().all(|run| run.tokens() == runs[0].tokens());
-        row(
-            &prompt.name,
-            &rates,
-            [1, 3].map(|way| {
-                let counters = &runs[way].counters;
-                (counters.accepted, counters.drafted, counters.steps)
-            }),
-            same,
-        );
+        row.print();
+        all.add(&row);
     }
-    let rates: Vec<f64> = totals.iter_mut().map(|s| num_tokens / median(s)).collect();
-    row("**all**", &rates, [drafts[1], drafts[3]], true);
+    all.print();
     Ok(())
 }
 
-fn row(name: &str, rates: &[f64], counts: [(u64, u64, u64); 2], same: bool) {
-    let shown: Vec<String> =
-        rates[1..].iter().map(|rate| format!("{rate:.1} ({:.2}x)", rate / rates[0])).collect();
-    let [fixed, auto] = counts;
-    println!(
-        "| {name} | {:.1} | {} | {}/{} | {}/{} | {} | {} | {} |",
-        rates[0],
-        shown.join(" | "),
-        fixed.0,
-        fixed.1,
-        auto.0,
-        auto.1,
-        fixed.2,
-        auto.2,
-        if same { "yes" } else { "NO" }
-    );
+/// Accepted, drafted, steps.
+fn counts(run: &Run) -> [u64; 3] {
+    [run.counters.accepted, run.counters.drafted, run.counters.steps]
+}
+
+/// A prompt, or all of them.
+struct Row {
+    name: String,
+    num_tokens: f64,
+    /// By way and round.
+    seconds: Vec<Vec<f64>>,
+    drafts: [[u64; 3]; WAYS.len()],
+    same: bool,
+}
+
+impl Row {
+    fn new(name: &str, rounds: usize) -> Self {
+        let seconds = vec![vec![0.0; rounds]; WAYS.len()];
+        Self { name: name.into(), num_tokens: 0.0, seconds, drafts: Default::default(), same: true }
+    }
+
+    fn add(&mut self, other: &Row) {
+        self.num_tokens += other.num_tokens;
+        self.same &= other.same;
+        for (sums, values) in self.seconds.iter_mut().zip(&other.seconds) {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+        for (sums, values) in self.drafts.iter_mut().zip(&other.drafts) {
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+
+    fn print(&self) {
+        let plain = &self.seconds[0];
+        let way = |seconds: &Vec<f64>| {
+            let rate = self.num_tokens / median(&mut seconds.clone());
+            let mut ratios: Vec<f64> =
+                plain.iter().zip(seconds).map(|(plain, own)| plain / own).collect();
+            format!("{rate:.1} ({:.2}x)", median(&mut ratios))
+        };
+        let shown: Vec<String> = self.seconds[1..].iter().map(way).collect();
+        let rate = self.num_tokens / median(&mut plain.clone());
+        let [_, fixed, _, auto] = self.drafts;
+        println!(
+            "| {} | {rate:.1} | {} | {}/{} | {}/{} | {} | {} | {} |",
+            self.name,
+            shown.join(" | "),
+            fixed[0],
+            fixed[1],
+            auto[0],
+            auto[1],
+            fixed[2],
+            auto[2],
+            if self.same { "yes" } else { "NO" }
+        );
+    }
 }
 
 fn median(values: &mut [f64]) -> f64 {

@@ -1,5 +1,6 @@
 //! How often lookup drafts are right on real greedy text, against counts that were taken with an independent
 //! implementation. Skipped where the recorded texts are not at hand.
+#![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
 use spec_core::draft::Ngram;

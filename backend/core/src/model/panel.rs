@@ -4,7 +4,7 @@
 //! with zeros. A panel is a run of 256-byte groups, k ascending, each holding 4 bytes of every output: one
 //! k of fp32, two of fp16 / bf16, four of fp8 / int8; k is padded with zeros to whole groups. So a kernel
 //! streams a panel front to back, with outputs in its lanes. Inside a group the four bytes of an output
-//! lie together, except where [`halves`] says otherwise.
+//! lie together, except where `halves` says otherwise.
 
 use super::Dtype;
 pub use super::e4m3::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3};

@@ -10,7 +10,7 @@ use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
 use crate::model::panel::PANEL;
 
-/// A few rows times a chunk of a panel: acc[r][o] += sum over the chunk's k of w[k][o] * x[r][k].
+/// A few rows times a chunk of a panel: `acc[r][o]` += sum over the chunk's k of `w[k][o] * x[r][k]`.
 pub(super) struct Block {
     /// Groups of 256 bytes, stored or expanded.
     pub w: *const u8,
