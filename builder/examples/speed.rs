@@ -99,7 +99,8 @@ fn passes(
     let mut model = Model::load(engine, PAGES as usize, Isa::detect(), Arc::clone(pool))?;
     let pages: Vec<u32> = (0..PAGES).collect();
     let vocab = engine.manifest().model.vocab_size as u32;
-    let tokens: Vec<u32> = (0..PREFILL as u32).map(|i| (i * 7919 + 13) % vocab.min(20_000)).collect();
+    let tokens: Vec<u32> =
+        (0..PREFILL as u32).map(|i| (i * 7919 + 13) % vocab.min(20_000)).collect();
     let mut forward = |first_position: usize, rows: usize| -> Result<f64> {
         let tokens = &tokens[..rows];
         let num_logits = if rows == PREFILL { 1 } else { rows };
@@ -151,7 +152,8 @@ struct Prompt {
 }
 
 fn prompts(file: &Path, tokenizer: &str) -> Result<Vec<Prompt>> {
-    let text = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
     let all: Value = serde_json::from_str(&text)?;
     let list = all.get(tokenizer).and_then(Value::as_array);
     let list = list.with_context(|| format!("{}: no list `{tokenizer}`", file.display()))?;
@@ -174,8 +176,12 @@ const WAYS: [(&str, Option<usize>, DraftPolicy); 4] = [
 ];
 
 fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usize) -> Result<()> {
-    println!("\n{name}: decode tokens/s, medians of {rounds} interleaved rounds, {MAX_TOKENS} tokens, greedy\n");
-    println!("| prompt | plain | K=4 | K=8 | auto | accepted/drafted K=4 | auto | steps K=4 | auto | same tokens |");
+    println!(
+        "\n{name}: decode tokens/s, medians of {rounds} interleaved rounds, {MAX_TOKENS} tokens, greedy\n"
+    );
+    println!(
+        "| prompt | plain | K=4 | K=8 | auto | accepted/drafted K=4 | auto | steps K=4 | auto | same tokens |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut runtimes = Vec::new();
     for (_, _, draft_policy) in WAYS {
@@ -212,10 +218,15 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
             total.2 += run.counters.steps;
         }
         let same = runs.iter().all(|run| run.tokens() == runs[0].tokens());
-        row(&prompt.name, &rates, [1, 3].map(|way| {
-            let counters = &runs[way].counters;
-            (counters.accepted, counters.drafted, counters.steps)
-        }), same);
+        row(
+            &prompt.name,
+            &rates,
+            [1, 3].map(|way| {
+                let counters = &runs[way].counters;
+                (counters.accepted, counters.drafted, counters.steps)
+            }),
+            same,
+        );
     }
     let rates: Vec<f64> = totals.iter_mut().map(|s| num_tokens / median(s)).collect();
     row("**all**", &rates, [drafts[1], drafts[3]], true);
@@ -223,10 +234,8 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
 }
 
 fn row(name: &str, rates: &[f64], counts: [(u64, u64, u64); 2], same: bool) {
-    let shown: Vec<String> = rates[1..]
-        .iter()
-        .map(|rate| format!("{rate:.1} ({:.2}x)", rate / rates[0]))
-        .collect();
+    let shown: Vec<String> =
+        rates[1..].iter().map(|rate| format!("{rate:.1} ({:.2}x)", rate / rates[0])).collect();
     let [fixed, auto] = counts;
     println!(
         "| {name} | {:.1} | {} | {}/{} | {}/{} | {} | {} | {} |",
