@@ -13,6 +13,7 @@ use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
+use spec_core::sequence::SequenceId;
 use spec_core::tokenizer::Tokenizer;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
@@ -226,31 +227,47 @@ fn smallest_cache(engine: &Engine) -> Options {
     }
 }
 
-/// Prompts in chunks of a few tokens, pages for a few sequences at a time, and sequences that lose
-/// theirs at any moment.
+/// Prompts in chunks of a few tokens, and sequences that lose their pages at any moment.
 fn check_preemption(what: &str, engine: &Engine) {
     let Some(requests) = many_requests(12, &tokenizer(engine)) else { return };
-    let expected = alone(engine, &requests);
-    let mixed = with_draft_len(&requests, |idx| Some((idx * 5 + 3) % (MAX_DRAFT_LEN + 1)));
-    for (max_num_tokens, preempts) in [(16, false), (48, true)] {
-        let options = Options { max_num_tokens: Some(max_num_tokens), ..smallest_cache(engine) };
-        let mut runtime = running::load(engine, &options);
-        let (mut steps, mut random) = (0u64, 1u64);
-        let done = running::run_with(&mut runtime, &mixed, |runtime, open| {
-            steps += 1;
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(steps);
-            let victim = (random >> 33) as usize;
-            if preempts && victim.is_multiple_of(8) {
-                runtime.preempt(open[victim / 8 % open.len()]);
-            }
-        });
-        let what = format!("{what}, {max_num_tokens} rows, preempted at random: {preempts}");
-        assert_same(&what, &done, &expected);
-        assert_speculated(&what, totals(&done));
-        let preemptions: u64 = done.iter().map(|done| done.counters.preemptions).sum();
-        eprintln!("{what}: {steps} steps, {preemptions} preemptions");
-        assert!(preemptions > 0 || !preempts, "{what}: no sequence lost its pages");
+    let options = Options { max_num_tokens: Some(24), ..smallest_cache(engine) };
+    let mut random = 1u64;
+    check_preempted(what, engine, &requests, &options, |runtime, open| {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let victim = (random >> 33) as usize;
+        if victim.is_multiple_of(8) {
+            runtime.preempt(open[victim / 8 % open.len()]);
+        }
+    });
+}
+
+/// Texts that outgrow the cache together, so that the newest lose their pages again and again.
+fn check_crowd(what: &str, engine: &Engine) {
+    let Some(mut requests) = many_requests(20, &tokenizer(engine)) else { return };
+    for request in &mut requests {
+        request.prompt.truncate(20);
+        request.max_tokens = 44;
+        request.ignore_eos = true;
     }
+    check_preempted(what, engine, &requests, &smallest_cache(engine), |_, _| ());
+}
+
+fn check_preempted(
+    what: &str,
+    engine: &Engine,
+    requests: &[Request],
+    options: &Options,
+    meddle: impl FnMut(&mut Runtime, &[SequenceId]),
+) {
+    let expected = alone(engine, requests);
+    let mixed = with_draft_len(requests, |idx| Some((idx * 5 + 3) % (MAX_DRAFT_LEN + 1)));
+    let done = running::run_with(&mut running::load(engine, options), &mixed, meddle);
+    assert_same(what, &done, &expected);
+    assert_speculated(what, totals(&done));
+    let preemptions: u64 = done.iter().map(|done| done.counters.preemptions).sum();
+    eprintln!("{what}: {preemptions} preemptions");
+    assert!(preemptions > 0, "{what}: no sequence lost its pages");
 }
 
 #[test]
@@ -265,4 +282,13 @@ fn preemption_and_chunked_prefill_do_not_change_a_text_with_a_model_as_the_draft
     let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_preemption("good drafter", &engine);
+}
+
+#[test]
+fn a_cache_that_is_too_small_for_the_batch_does_not_change_a_text() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_crowd("ngram, crowded", &engine);
+    let Some(engine) = poor_drafter() else { return };
+    check_crowd("poor drafter, crowded", &engine);
 }
