@@ -24,7 +24,9 @@ impl Table {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column| self.0.iter().filter_map(|row| row.get(column)).map(width_of).max();
+        let width = |column| {
+            self.0.iter().filter_map(|row| row.get(column)).map(|cell| width_of(cell)).max()
+        };
         let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
         for row in &self.0 {
             let mut line = String::new();
@@ -41,7 +43,7 @@ impl fmt::Display for Table {
     }
 }
 
-fn width_of(cell: &String) -> usize {
+fn width_of(cell: &str) -> usize {
     cell.chars().count()
 }
 
