@@ -6,7 +6,6 @@ when drafting, drafted and accepted; counts that an engine does not report are l
 
 import json
 import os
-import re
 import resource
 import socket
 import subprocess
@@ -83,13 +82,15 @@ class Ours(Engine):
     def __init__(self, spec_build, folder, draft_len, threads):
         need(spec_build, "cargo build --release")
         need(folder, "spec-build build, see --help")
-        self.command = [str(spec_build), "try", str(folder), "--json", "--draft-len", str(draft_len), "--threads", str(threads)]
+        options = ["--json", "--draft-len", str(draft_len), "--threads", str(threads)]
+        self.command = [str(spec_build), "try", str(folder), *options]
         self.version = "this tree"
 
     def generate(self, ids, num_tokens):
         """See the module."""
         prompt = ["--prompt-ids", ",".join(map(str, ids)), "--max-tokens", str(num_tokens)]
-        done = subprocess.run(self.command + prompt, stdout=subprocess.PIPE, text=True, check=True, timeout=GENERATE_SECONDS)
+        done = subprocess.run(
+            self.command + prompt, stdout=subprocess.PIPE, text=True, check=True, timeout=GENERATE_SECONDS)
         answer = json.loads(done.stdout)
         run = {"tokens": answer["output_ids"]}
         run.update((key, answer[key]) for key in ("prefill_ms", "decode_ms", "steps", "drafted", "accepted"))
@@ -103,7 +104,7 @@ class LlamaServer(Engine):
         server = binaries / "llama-server"
         for path in [server, target, *([draft] if draft_len else [])]:
             need(path, "install-peers")
-        self.version = llama_version(server)
+        self.version = llama_version(binaries)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.address = "http://127.0.0.1:%d" % free.getsockname()[1]
@@ -111,7 +112,8 @@ class LlamaServer(Engine):
                    "--host", "127.0.0.1", "--port", self.address.rsplit(":", 1)[1]]
         if draft_len:
             command += ["--spec-type", "draft-simple", "-md", draft, "--spec-draft-n-max", draft_len]
-        self.process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             self.wait()
         except BaseException:
@@ -156,7 +158,7 @@ class LlamaBench(Engine):
         for path in (bench, target):
             need(path, "install-peers")
         self.command = [str(bench), "-m", str(target), "-t", str(threads), "-n", "0", "-r", "1", "-o", "json"]
-        self.version = llama_version(binaries / "llama-server")
+        self.version = llama_version(binaries)
 
     def generate(self, ids, _num_tokens):
         """See the module."""
@@ -165,11 +167,10 @@ class LlamaBench(Engine):
         return {"tokens": [], "prefill_ms": json.loads(done.stdout)[0]["avg_ns"] / 1e6, "decode_ms": 0.0}
 
 
-def llama_version(server):
-    """The build's number; the copy of the sdist has no commit of its own."""
-    done = subprocess.run([str(server), "--version"], capture_output=True, text=True)
-    found = re.search(r"version: (.*)", done.stdout + done.stderr)
-    return found[1] if found else "unknown"
+def llama_version(binaries):
+    """What install-peers noted: the copy that it builds knows no version of its own."""
+    with open(binaries.parent.parent / "peer-version") as version:
+        return version.read().strip()
 
 
 class OpenVino(Engine):
@@ -179,7 +180,8 @@ class OpenVino(Engine):
         for path in [python, target, *([draft] if draft_len else [])]:
             need(path, "install-peers")
         command = [python, worker, target, threads, *([draft, draft_len] if draft_len else [])]
-        self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.version = self.answer()["version"]
 
     def answer(self):

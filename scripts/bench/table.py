@@ -4,6 +4,8 @@ from statistics import median
 
 # Name of the prompt that only the prefill is measured with.
 PREFILL = "prefill"
+# Share of the CPU that something else may take; beyond it, peers that spin between threads lose many times that.
+MAX_OTHER_CPU = 0.05
 
 
 def decode_rate(rows):
@@ -97,17 +99,16 @@ def decode_table(measured):
             continue
         plain = label.split(" + ")[0]
         plain = plain if plain != label and plain in measured.labels else None
-        steps = [row["steps"] for row in rows if "steps" in row]
-        # Each step of an engine that does not count them gives one token more than it accepts.
-        num_steps = sum(steps) if steps else sum(len(row["tokens"]) - 1 - row.get("accepted", 0) for row in rows)
         accepted = sum(row.get("accepted", 0) for row in rows)
+        # Beyond the first token, a step gives one token more than it accepts.
+        num_steps = sum(len(row["tokens"]) - 1 for row in rows) - accepted
         lines.append(line([
             label,
             *[cell(median_of(measured.rates(label, prompt))) for prompt in measured.prompts],
             f"**{cell(median_of(measured.rates(label)))}**",
             cell(measured.ratio(label, plain), 2) if plain else "",
             *[cell(measured.ratio(label, other), 2) for other in plain_labels],
-            cell(accepted / num_steps, 2) if accepted else "",
+            cell(accepted / num_steps, 2) if accepted and num_steps else "",
             measured.identical(label, plain) if plain else "",
             f"{max(row['other_cpu'] for row in rows):.0%}",
         ]))
@@ -137,6 +138,15 @@ def round_table(measured, bandwidth):
     return lines
 
 
+def contention(rows):
+    """A warning, where the machine was not idle enough."""
+    num_contended = sum(row["other_cpu"] > MAX_OTHER_CPU for row in rows)
+    if not num_contended:
+        return []
+    return [f"**Not to be quoted:** other programs took more than {MAX_OTHER_CPU:.0%} of the CPU "
+            f"in {num_contended} of {len(rows)} measurements."]
+
+
 def markdown(result):
     """The report."""
     measured = Measured(result)
@@ -145,6 +155,7 @@ def markdown(result):
         f"{result['cpu']}, {result['threads']} threads, {result['tokens']} new tokens, greedy, {len(measured.rounds)} rounds; "
         f"commit {result['commit']}, {result['date']}.",
         f"Versions: {versions}.",
+        *contention(result["rows"]),
         "",
         *decode_table(measured),
         "",
