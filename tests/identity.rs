@@ -236,8 +236,8 @@ fn check_preemption(what: &str, engine: &Engine) {
         random =
             random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let victim = (random >> 33) as usize;
-        if victim.is_multiple_of(8) {
-            runtime.preempt(open[victim / 8 % open.len()]);
+        if victim.is_multiple_of(4) {
+            runtime.preempt(open[victim / 4 % open.len()]);
         }
     });
 }
