@@ -24,7 +24,7 @@ impl Table {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column| {
+        let width = |column: usize| {
             self.0.iter().filter_map(|row| row.get(column)).map(|cell| width_of(cell)).max()
         };
         let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
