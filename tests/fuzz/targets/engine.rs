@@ -48,7 +48,7 @@ fn framed(json: &[u8]) -> Option<Vec<u8>> {
         return None;
     }
     manifest.identity = manifest.compute_identity();
-    let mut start = 0;
+    let mut start: u64 = 0;
     loop {
         let mut end = start;
         for section in &mut manifest.sections {
