@@ -150,21 +150,23 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(len) = rest[open..].find("%}") else { break };
-        let inner = &rest[open + 2..open + len];
+        // From behind the opening: in `{%}` the percent sign does not close.
+        let start = open + 2;
+        let Some(len) = rest[start..].find("%}") else { break };
+        let inner = &rest[start..start + len];
         let name = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let replacement = match name {
             "generation" => Some("if true"),
             "endgeneration" => Some("endif"),
             _ => None,
         };
-        out.push_str(&rest[..open + 2]);
+        out.push_str(&rest[..start]);
         match replacement {
             Some(tag) => out.push_str(&inner.replacen(name, tag, 1)),
             None => out.push_str(inner),
         }
         out.push_str("%}");
-        rest = &rest[open + len + 2..];
+        rest = &rest[start + len + 2..];
     }
     out.push_str(rest);
     out
@@ -204,6 +206,8 @@ mod tests {
         let source = "a {%- generation -%} b {% if true %}c{% endif %}{%- endgeneration %} d{% x";
         let expected = "a {%- if true -%} b {% if true %}c{% endif %}{%- endif %} d{% x";
         assert_eq!(without_generation_tags(source), expected);
+        assert_eq!(without_generation_tags("{%} {% generation %}"), "{%} {% generation %}");
+        assert_eq!(without_generation_tags("{%}{%%}{%}"), "{%}{%%}{%}");
     }
 
     #[test]

@@ -96,6 +96,7 @@ impl<'a> Parsed<'a> {
             .or_else(|| self.refusal::<t::PreTokenizerWrapper>("pre_tokenizer"))
             .or_else(|| self.refusal::<t::PostProcessorWrapper>("post_processor"))
             .or_else(|| self.refusal::<t::DecoderWrapper>("decoder"))
+            .or_else(|| broken_template(self.section("post_processor")))
     }
 
     fn refusal<T: DeserializeOwned>(&self, name: &str) -> Option<String> {
@@ -107,6 +108,32 @@ impl<'a> Parsed<'a> {
         let kind = part["type"].as_str().unwrap_or("(no type)");
         Some(format!("{name} `{kind}` is not one that this build reads: {error}"))
     }
+}
+
+/// What a template of a post-processor names but does not have: the tokenizers crate panics when it
+/// encodes with such a one.
+fn broken_template(processor: &Value) -> Option<String> {
+    if processor["type"] == "Sequence" {
+        return processor["processors"].as_array()?.iter().find_map(broken_template);
+    }
+    if processor["type"] != "TemplateProcessing" {
+        return None;
+    }
+    for (name, sequences) in [("single", &["A"][..]), ("pair", &["A", "B"])] {
+        for piece in processor[name].as_array().into_iter().flatten() {
+            if let Some(id) = piece["SpecialToken"]["id"].as_str()
+                && processor["special_tokens"].get(id).is_none()
+            {
+                return Some(format!("post_processor: `{name}` has {id:?}, no special token"));
+            }
+            if let Some(id) = piece["Sequence"]["id"].as_str()
+                && !sequences.contains(&id)
+            {
+                return Some(format!("post_processor: `{name}` has sequence {id:?}, expected A"));
+            }
+        }
+    }
+    None
 }
 
 /// The special tokens by role (`bos_token`, ...), and the config that they come from.

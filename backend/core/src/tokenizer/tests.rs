@@ -144,6 +144,23 @@ fn an_added_token_with_another_id_than_promised_is_refused() {
 }
 
 #[test]
+fn a_template_of_tokens_or_texts_that_are_not_there_is_refused() {
+    let mut json = byte_fallback();
+    json["post_processor"]["single"][0]["SpecialToken"]["id"] = json!("<s~");
+    let message = "tokenizer.json: post_processor: `single` has \"<s~\", no special token";
+    assert_eq!(refusal(&json), message);
+    let inner = json["post_processor"].take();
+    json["post_processor"] = json!({ "type": "Sequence", "processors": [inner] });
+    assert_eq!(refusal(&json), message);
+    let mut json = byte_fallback();
+    json["post_processor"]["single"][1]["Sequence"]["id"] = json!("B");
+    assert_eq!(
+        refusal(&json),
+        "tokenizer.json: post_processor: `single` has sequence \"B\", expected A"
+    );
+}
+
+#[test]
 fn truncation_and_padding_of_the_file_are_not_followed() {
     let mut json = byte_level();
     json["truncation"] = json!({ "direction": "Right", "max_length": 2,
