@@ -96,7 +96,13 @@ impl<'a> Parsed<'a> {
             .or_else(|| self.refusal::<t::PreTokenizerWrapper>("pre_tokenizer"))
             .or_else(|| self.refusal::<t::PostProcessorWrapper>("post_processor"))
             .or_else(|| self.refusal::<t::DecoderWrapper>("decoder"))
-            .or_else(|| broken_template(self.section("post_processor")))
+            .or_else(|| {
+                // As it was understood: the tokenizers crate reads other spellings too, and other names
+                // of the type.
+                let part = self.section("post_processor").clone();
+                let read: t::PostProcessorWrapper = serde_json::from_value(part).ok()?;
+                broken_template(&serde_json::to_value(read).ok()?)
+            })
     }
 
     fn refusal<T: DeserializeOwned>(&self, name: &str) -> Option<String> {

@@ -149,6 +149,8 @@ fn a_template_of_tokens_or_texts_that_are_not_there_is_refused() {
     json["post_processor"]["single"][0]["SpecialToken"]["id"] = json!("<s~");
     let message = "tokenizer.json: post_processor: `single` has \"<s~\", no special token";
     assert_eq!(refusal(&json), message);
+    json["post_processor"]["type"] = json!("TemplatePhocessing");
+    assert_eq!(refusal(&json), message, "the type is not what decides how a part is read");
     let inner = json["post_processor"].take();
     json["post_processor"] = json!({ "type": "Sequence", "processors": [inner] });
     assert_eq!(refusal(&json), message);
