@@ -37,21 +37,18 @@ pub fn generate(args: &TryArgs) -> Result<()> {
         println!("{}", run.to_json(&request.prompt, &text, screen.stopped));
         return Ok(());
     }
-    println!("{}", run.summary());
+    let mut summary = run.summary();
     if args.compare {
         let plain = Request { draft_len: Some(0), ..request };
         let plain = self::run(&mut runtime, plain, |_| Ok(true))?;
-        let same = plain.tokens() == run.tokens();
-        println!(
-            "draft-len 0: {:.1} tokens/s, so {:.2}x; {}",
-            plain.rate(),
-            run.rate() / plain.rate(),
-            match same {
-                true => "same tokens",
-                false => "other tokens: draws without a seed differ from run to run",
-            }
-        );
+        let same = match plain.tokens() == run.tokens() {
+            true => "the same tokens",
+            false => "other tokens, as draws without a seed differ from run to run",
+        };
+        let (rate, ratio) = (plain.rate(), run.rate() / plain.rate());
+        summary += &format!("; with draft length 0 {rate:.1} tokens/s, so {ratio:.2}x, and {same}");
     }
+    println!("[{summary}]");
     Ok(())
 }
 
@@ -168,8 +165,8 @@ impl Run {
         let Counters { steps, drafted, accepted, .. } = &self.counters;
         let per_step = *accepted as f64 / (*steps).max(1) as f64;
         format!(
-            "[{} tokens, {:.1} tokens/s, {steps} steps, {drafted} drafted, {accepted} accepted, mean \
-             accepted length {per_step:.2}; prefill {:.0} ms]",
+            "{} tokens, {:.1} tokens/s, {steps} steps, {drafted} drafted, {accepted} accepted, mean \
+             accepted length {per_step:.2}; prefill {:.0} ms",
             self.emitted.len(),
             self.rate(),
             self.prefill.as_secs_f64() * 1e3
