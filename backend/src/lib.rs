@@ -1,0 +1,3 @@
+//! `libtriton_spec.so`: serves the engines of `spec-build` from NVIDIA Triton.
+
+pub mod triton;
