@@ -19,6 +19,10 @@ pub enum FinishReason {
     Length,
     /// The caller wanted no more of it.
     Cancelled,
+    /// The caller's time for it was up.
+    Deadline,
+    /// The executor failed in a step that it took part in.
+    Failed,
 }
 
 /// What scheduling needs to know of a request, beside its prompt.
@@ -110,6 +114,16 @@ impl Sequence {
     /// What was generated.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
+    }
+
+    /// Whether it has run before and lost its pages, as long as it waits to run again.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.counters.preemptions > 0
+    }
+
+    /// Whether all its known tokens but the last are computed, and that one was generated.
+    pub(crate) fn decodes(&self) -> bool {
+        self.pending() == 1 && !self.generated().is_empty()
     }
 
     /// Known tokens that the target has not computed.
