@@ -110,17 +110,19 @@ impl Engine {
 
     fn admit(&mut self, job: Job) {
         let Job { ticket, requests, probe, deadline } = job;
-        let open = Open { probe, deadline, sequences: Vec::new(), started: false };
-        self.open.insert(ticket, open);
+        let mut open = Open { probe, deadline, sequences: Vec::new(), started: false };
         for (row_idx, request) in requests.into_iter().enumerate() {
             let row = RowId { ticket, row_idx };
             match self.runtime.add(request) {
                 Ok(id) => {
                     self.rows.insert(id, row);
-                    self.open.entry(ticket).and_modify(|open| open.sequences.push(id));
+                    open.sequences.push(id);
                 }
-                Err(error) => self.tell(News::refused(row, error)),
+                Err(error) => self.tell(News::Refused { ticket, error }),
             }
+        }
+        if !open.sequences.is_empty() {
+            self.open.insert(ticket, open);
         }
     }
 

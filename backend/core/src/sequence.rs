@@ -45,6 +45,8 @@ pub struct Limits {
 /// What a sequence has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Steps that verified a draft.
+    pub drafts: u64,
     /// Steps that gave tokens.
     pub steps: u64,
     /// Draft tokens verified.
@@ -60,6 +62,7 @@ pub struct Counters {
 impl Counters {
     fn count(&mut self, drafted: usize, accepted: usize) {
         self.steps += 1;
+        self.drafts += u64::from(drafted > 0);
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
         if self.accepted_per_position.len() < accepted {

@@ -230,7 +230,7 @@ pub unsafe fn ready<B: Backend>(
 macro_rules! export_backend {
     ($backend:ty) => {
         /// The C functions that Triton calls.
-        #[allow(unsafe_code, missing_docs, clippy::missing_safety_doc)]
+        #[allow(unsafe_code, missing_docs, unreachable_pub, clippy::missing_safety_doc)]
         mod exported {
             use super::*;
             use $crate::triton::{entry, sys};

@@ -12,6 +12,8 @@ pub struct Usage {
     pub paused: usize,
     /// Sequences that run: `prefilling` and `decoding` together.
     pub running: usize,
+    /// Sequences that can run at once.
+    pub max_running: usize,
     /// Running sequences whose known tokens are not all computed: prompts, and what was preempted.
     pub prefilling: usize,
     /// Running sequences that generate a token or more a step.
@@ -41,6 +43,7 @@ impl Scheduler {
             waiting: self.num_waiting(),
             paused: self.num_paused,
             running: self.running.len(),
+            max_running: self.config.max_batch_size,
             prefilling: self.running.len() - decoding,
             decoding,
             pages,

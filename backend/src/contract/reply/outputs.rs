@@ -20,6 +20,8 @@ pub(crate) fn reason(finish: &Finish) -> &'static str {
         FinishReason::Stop(_) | FinishReason::StopWord => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
+        // Told to clients as errors.
+        FinishReason::Deadline | FinishReason::Failed => "error",
     }
 }
 
