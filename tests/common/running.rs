@@ -50,7 +50,9 @@ pub(crate) fn run_with(
     let mut open = ids.clone();
     while !runtime.is_idle() {
         meddle(runtime, &open);
-        for event in runtime.step().expect("a step") {
+        let step = runtime.step();
+        assert!(step.failure.is_none(), "a step failed: {:?}", step.failure);
+        for event in step.events {
             let tokens = emitted.entry(event.id).or_default();
             tokens.extend(event.emitted.iter().map(|emitted| emitted.token));
             let Some(sequence) = event.finished else { continue };

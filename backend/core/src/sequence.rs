@@ -19,6 +19,10 @@ pub enum FinishReason {
     Length,
     /// The caller wanted no more of it.
     Cancelled,
+    /// The caller's time for it was up.
+    Deadline,
+    /// The executor failed in a step that it took part in.
+    Failed,
 }
 
 /// What scheduling needs to know of a request, beside its prompt.
@@ -41,6 +45,8 @@ pub struct Limits {
 /// What a sequence has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Steps that verified a draft.
+    pub drafts: u64,
     /// Steps that gave tokens.
     pub steps: u64,
     /// Draft tokens verified.
@@ -56,6 +62,7 @@ pub struct Counters {
 impl Counters {
     fn count(&mut self, drafted: usize, accepted: usize) {
         self.steps += 1;
+        self.drafts += u64::from(drafted > 0);
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
         if self.accepted_per_position.len() < accepted {
@@ -110,6 +117,16 @@ impl Sequence {
     /// What was generated.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
+    }
+
+    /// Whether it has run before and lost its pages, as long as it waits to run again.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.counters.preemptions > 0
+    }
+
+    /// Whether all its known tokens but the last are computed, and that one was generated.
+    pub(crate) fn decodes(&self) -> bool {
+        self.pending() == 1 && !self.generated().is_empty()
     }
 
     /// Known tokens that the target has not computed.

@@ -8,7 +8,7 @@
 use super::{Key, Part, Scheduler};
 use crate::adapt::Candidate;
 use crate::pages::{PAGE_TOKENS, pages_for};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceId};
 
 /// A drafter that lags this far behind catches up even if nothing is drafted: what it has to catch
 /// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
@@ -22,6 +22,8 @@ struct Plan {
     /// Rows left of the drafter's first pass.
     draft_rows_left: usize,
     preempted: bool,
+    /// Sequences that are let in for the first time.
+    started: Vec<SequenceId>,
 }
 
 impl Plan {
@@ -48,20 +50,22 @@ impl Plan {
 }
 
 impl Scheduler {
-    pub(super) fn plan(&mut self) -> Vec<Part> {
+    /// The parts of the next step, and who takes part in one for the first time.
+    pub(super) fn plan(&mut self) -> (Vec<Part>, Vec<SequenceId>) {
         let budget = self.config.max_num_tokens;
         let mut plan = Plan {
             parts: Vec::new(),
             rows_left: budget,
             draft_rows_left: budget,
             preempted: false,
+            started: Vec::new(),
         };
         self.plan_decodes(&mut plan);
         self.plan_drafts(&mut plan);
         self.lend_pages(&mut plan);
         self.plan_prefills(&mut plan);
         self.admit(&mut plan);
-        plan.parts
+        (plan.parts, plan.started)
     }
 
     /// One row for every sequence whose last token alone is to be computed.
@@ -192,7 +196,10 @@ impl Scheduler {
             if !self.admits(&self.waiting[&key]) || (speculates && plan.draft_rows_left == 0) {
                 return;
             }
-            if let Some(sequence) = self.waiting.remove(&key) {
+            if let Some(sequence) = self.leave_queue(key) {
+                if !sequence.is_paused() {
+                    plan.started.push(sequence.id);
+                }
                 self.running.insert(key, sequence);
                 self.plan_chunk(plan, key);
             }

@@ -89,7 +89,8 @@ impl World {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
             if let Some(sequence) = event.finished {
-                self.finished.insert(event.id, *sequence);
+                let before = self.finished.insert(event.id, *sequence);
+                assert!(before.is_none(), "sequence {} ends twice", event.id);
             }
         }
         self.check_pages();
@@ -107,7 +108,9 @@ impl World {
             assert!(part.draft_len <= sequence.useful_draft_len(max_seq_len));
             assert_eq!(entry.speculates, part.draft_rows > 0);
             assert!(!entry.speculates || sequence.limits.draft_len > 0);
-            if !self.started.contains(&part.id) {
+            let is_new = schedule.started.contains(&part.id);
+            assert_eq!(is_new, !self.started.contains(&part.id), "sequence {}", part.id);
+            if is_new {
                 self.started.push(part.id);
             }
         }
@@ -139,6 +142,11 @@ impl World {
         assert_eq!(unique.len(), held().count(), "a page has two owners");
         assert_eq!(unique.len() + self.scheduler.pool.free_pages(), self.config.num_pages);
         assert!(self.scheduler.waiting.values().all(|sequence| sequence.pages.is_empty()));
+        let paused =
+            self.scheduler.waiting.values().filter(|sequence| sequence.is_paused()).count();
+        assert_eq!(paused, self.scheduler.num_paused);
+        let num_sequences = self.scheduler.waiting.len() + self.scheduler.running.len();
+        assert_eq!(self.scheduler.keys.len(), num_sequences);
         for sequence in self.scheduler.running.values() {
             assert!(sequence.pages.len() <= pages_for(sequence.tokens.len()), "rows left behind");
         }
