@@ -114,7 +114,7 @@ def _reply(result, final=None):
     outputs = {name: result.as_numpy(name) for name in names}
     if final is None:
         final = message.parameters["triton_final_response"].bool_param
-    return Reply(outputs, final, message["id"] if isinstance(message, dict) else message.id)
+    return Reply(outputs, final, message.get("id", "") if isinstance(message, dict) else message.id)
 
 
 def _outputs(message):

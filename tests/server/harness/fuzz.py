@@ -166,7 +166,8 @@ def _bytes(draw):
     inner = draw.choice([0, 5, len(body), 2**31, -1, "x"])
     binary = f"Inference-Header-Content-Length: {inner}\r\n" if draw.random() < 0.5 else ""
     path = draw.choice(["infer", "generate", "generate_stream", "%00", "../../x", "load", "stats", ""])
-    head = f"{draw.choice(['POST', 'PUT', 'GET', 'P\0ST'])} /v2/models/whole/{path} HTTP/1.1\r\nHost: x\r\n{binary}"
+    method = draw.choice(["POST", "PUT", "GET", "P\0ST"])
+    head = f"{method} /v2/models/whole/{path} HTTP/1.1\r\nHost: x\r\n{binary}"
     if draw.random() < 0.15:
         return draw.randbytes(draw.randrange(1, 300))
     return f"{head}Content-Length: {claimed}\r\n\r\n".encode() + body
