@@ -80,8 +80,9 @@ impl Engine {
             };
             self.take(mail);
             self.drop_unwanted();
+            let began = monotonic_ns();
             let step = self.runtime.step();
-            self.report(step);
+            self.report(step, began);
         }
     }
 
@@ -171,16 +172,16 @@ impl Engine {
         Some(row)
     }
 
-    fn report(&mut self, step: Step) {
-        let at = monotonic_ns();
+    fn report(&mut self, step: Step, began: u64) {
         for id in step.started {
             let Some(ticket) = self.rows.get(&id).map(|row| row.ticket) else { continue };
             let first = self.open.get_mut(&ticket).filter(|open| !open.started);
             if let Some(open) = first {
                 open.started = true;
-                self.tell(News::Started { ticket, at });
+                self.tell(News::Started { ticket, at: began });
             }
         }
+        let at = monotonic_ns();
         let failure = step.failure.map(|error| error.to_string());
         for event in step.events {
             self.report_event(event, failure.as_deref(), at);
