@@ -2,7 +2,7 @@
 //! what it has counted. The scheduler alone changes one while it runs.
 
 use crate::batch::{Emitted, Outcome};
-use crate::pages::PageId;
+use crate::pages::{PageId, PageKey};
 use crate::sampling::Sampler;
 
 /// Names a sequence for as long as the runtime lives.
@@ -57,6 +57,12 @@ pub struct Counters {
     pub accepted_per_position: Vec<u64>,
     /// Times that it lost its pages and was computed again.
     pub preemptions: u64,
+    /// Known tokens that it found computed when it started, or started again.
+    pub reused_tokens: u64,
+    /// The pages that held them.
+    pub reused_pages: u64,
+    /// Pages that it took empty, without those of rejected drafts.
+    pub new_pages: u64,
 }
 
 impl Counters {
@@ -87,6 +93,10 @@ pub struct Sequence {
     pub draft_computed: usize,
     /// Its pages, in order.
     pub pages: Vec<PageId>,
+    /// How many of `pages` are kept for others, the first ones: they are not written any more.
+    pub(crate) kept_pages: usize,
+    /// What its first pages hold, once full; known before they are computed.
+    pub(crate) page_keys: Vec<PageKey>,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
@@ -107,6 +117,8 @@ impl Sequence {
             computed: 0,
             draft_computed: 0,
             pages: Vec::new(),
+            kept_pages: 0,
+            page_keys: Vec::new(),
             sampler,
             limits,
             counters: Counters::default(),

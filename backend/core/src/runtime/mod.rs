@@ -46,6 +46,8 @@ pub struct Options {
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
     pub max_queue: usize,
+    /// Whether requests that begin alike share the KV cache of their beginning.
+    pub kv_reuse: bool,
     /// Instruction set of the CPU executor; `None` is the best this machine has.
     pub isa: Option<Isa>,
 }
@@ -58,6 +60,7 @@ impl Default for Options {
             draft_policy: DraftPolicy::Adaptive,
             max_num_tokens: None,
             max_queue: 1024,
+            kv_reuse: true,
             isa: None,
         }
     }
@@ -146,6 +149,8 @@ impl Runtime {
             max_draft_len,
             num_pages,
             max_queue: options.max_queue,
+            reuse: options.kv_reuse,
+            drafter_caches: draft.is_some(),
         };
         let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
         let tuner =

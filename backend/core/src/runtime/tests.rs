@@ -35,6 +35,8 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         max_draft_len: 4,
         num_pages: NUM_PAGES,
         max_queue: 8,
+        reuse: true,
+        drafter_caches: true,
     };
     let fails = Arc::new(AtomicBool::new(false));
     let runtime = Runtime {
@@ -45,7 +47,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
             max_num_tokens: 32,
         },
         scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
-        executor: Box::new(Fragile { fake: Fake::new(80, 1), fails: Arc::clone(&fails) }),
+        executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
         memory: Memory::default(),
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
@@ -91,7 +93,7 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
     assert_eq!(step.failure.unwrap().to_string(), "device: out of order");
     assert!(step.started.is_empty());
     let usage = runtime.usage();
-    assert_eq!((usage.running, usage.waiting, usage.free_pages), (0, 2, NUM_PAGES));
+    assert_eq!((usage.running, usage.waiting, usage.used_pages), (0, 2, 0));
 
     // The step that fails may be a sequence's first.
     let step = runtime.step();
@@ -104,6 +106,18 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
     let ended = run(&mut runtime);
     assert_eq!((ended[0].id, ended[0].finish), (id, Some(FinishReason::Length)));
     assert_eq!(ended[0].generated().len(), 9);
+}
+
+#[test]
+fn pages_of_a_failed_step_are_not_kept() {
+    let (mut runtime, fails) = runtime();
+    runtime.add(request(60, 9)).unwrap();
+    runtime.step();
+    fails.store(true, Ordering::Relaxed);
+    runtime.step();
+    // Two pages were full before it; the step would have filled a third.
+    let usage = runtime.usage();
+    assert_eq!((usage.cached_pages, usage.free_pages), (2, NUM_PAGES - 2));
 }
 
 #[test]
@@ -138,9 +152,9 @@ fn a_sequence_can_be_ended_wherever_it_is() {
     assert_eq!(ended.finish, Some(FinishReason::Deadline));
     assert!(!ended.generated().is_empty());
     assert_eq!(runtime.usage().paused, 0);
-    assert!(runtime.usage().free_pages < NUM_PAGES);
+    assert!(runtime.usage().used_pages > 0);
     assert_eq!(runtime.cancel(prefilling).unwrap().finish, Some(FinishReason::Cancelled));
-    assert_eq!(runtime.usage().free_pages, NUM_PAGES);
+    assert_eq!(runtime.usage().used_pages, 0);
     assert!(runtime.cancel(prefilling).is_none());
     assert!(runtime.cancel(waiting).unwrap().generated().is_empty());
     assert!(runtime.is_idle());
@@ -149,7 +163,7 @@ fn a_sequence_can_be_ended_wherever_it_is() {
     (0..3).for_each(|_| drop(runtime.step()));
     assert!(runtime.usage().used_pages > 0);
     assert!(runtime.cancel(id).is_some());
-    assert_eq!(runtime.usage().free_pages, NUM_PAGES);
+    assert_eq!(runtime.usage().used_pages, 0);
     assert!(run(&mut runtime).is_empty());
 }
 
@@ -177,5 +191,7 @@ fn usage_tells_what_the_last_step_left() {
     runtime.step();
     assert_eq!(runtime.usage().context_tokens, 0);
     run(&mut runtime);
-    assert_eq!(runtime.usage().used_pages, 0);
+    let usage = runtime.usage();
+    // All three begin with the same page, and none fills a second one.
+    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
 }

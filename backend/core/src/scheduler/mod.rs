@@ -4,6 +4,7 @@
 
 mod commit;
 mod plan;
+mod reuse;
 mod usage;
 
 pub use usage::Usage;
@@ -36,6 +37,10 @@ pub struct SchedulerConfig {
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
     pub max_queue: usize,
+    /// Whether texts that begin alike share the pages of their beginning.
+    pub reuse: bool,
+    /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
+    pub drafter_caches: bool,
 }
 
 /// Place in the order of service: priority, then arrival.
@@ -128,7 +133,7 @@ impl Scheduler {
     }
 
     /// Takes a request into the queue, if it can ever be served.
-    pub fn add(&mut self, sequence: Sequence) -> Result<()> {
+    pub fn add(&mut self, mut sequence: Sequence) -> Result<()> {
         self.check(&sequence)?;
         if !self.has_room() {
             let (waiting, max_queue) = (self.num_waiting(), self.config.max_queue);
@@ -136,6 +141,7 @@ impl Scheduler {
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
+        self.name_pages(&mut sequence);
         self.num_arrived += 1;
         let key = (sequence.limits.priority, self.num_arrived);
         let before = self.keys.insert(sequence.id, key);
