@@ -37,9 +37,14 @@ const MIN_LOOKUP: usize = 3;
 pub struct Options {
     /// Threads of the CPU executor; `None` is one a core.
     pub threads: Option<usize>,
-    /// Bytes for the KV caches of target and drafter together; `None` holds `max_batch_size` sequences of
-    /// `max_seq_len`, or a quarter of the machine's free memory if that is less.
+    /// Bytes for the KV caches of target and drafter together. The least of this and the two limits below
+    /// counts; without any, a quarter of the machine's free memory. Never more than `max_batch_size` sequences
+    /// of `max_seq_len` need.
     pub kv_bytes: Option<usize>,
+    /// Part of the machine's free memory for the KV caches.
+    pub kv_free_fraction: Option<f64>,
+    /// Tokens that the KV caches hold at most.
+    pub kv_tokens: Option<usize>,
     /// How draft lengths are chosen.
     pub draft_policy: DraftPolicy,
     /// Rows in a step, at most the engine's `max_num_tokens`.
@@ -57,6 +62,8 @@ impl Default for Options {
         Self {
             threads: None,
             kv_bytes: None,
+            kv_free_fraction: None,
+            kv_tokens: None,
             draft_policy: DraftPolicy::Adaptive,
             max_num_tokens: None,
             max_queue: 1024,
@@ -165,6 +172,15 @@ impl Runtime {
             next_id: 0,
             entropy: RandomState::new(),
         })
+    }
+
+    /// Puts something around the executor: a recorder, or a fault to be tested.
+    pub fn wrap_executor(
+        mut self,
+        wrap: impl FnOnce(Box<dyn Executor>) -> Box<dyn Executor>,
+    ) -> Self {
+        self.executor = wrap(self.executor);
+        self
     }
 
     /// What the engine was built for.
