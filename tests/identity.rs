@@ -13,7 +13,7 @@ use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
-use spec_core::sequence::SequenceId;
+use spec_core::sequence::{Counters, SequenceId};
 use spec_core::tokenizer::Tokenizer;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
@@ -22,6 +22,12 @@ const FEW_LAYERS: usize = 22;
 /// Drafts by look-up.
 fn ngram() -> Option<Engine> {
     Some(Recipe::ngram(models::hf(SMOLLM2)?, Dtype::Int8).engine("smollm2-135m-int8-ngram"))
+}
+
+/// Does not draft.
+fn no_drafter() -> Option<Engine> {
+    let hf = models::hf(SMOLLM2)?;
+    Some(Recipe::plain(hf, Dtype::Int8).engine("smollm2-135m-int8"))
 }
 
 /// Drafts with the same weights in a narrower format: most drafts are right.
@@ -105,9 +111,10 @@ fn tokenizer(engine: &Engine) -> Tokenizer {
     Tokenizer::open(engine.path().parent().expect("a version folder")).expect("opens")
 }
 
-/// What each request gives alone and without speculation.
+/// What each request gives alone, without speculation and without what others computed.
 fn alone(engine: &Engine, requests: &[Request]) -> Vec<Vec<u32>> {
-    running::run_alone(&mut running::load(engine, &running::options(Fixed)), requests)
+    let options = Options { kv_reuse: false, ..running::options(Fixed) };
+    running::run_alone(&mut running::load(engine, &options), requests)
 }
 
 fn with_draft_len(
@@ -137,6 +144,80 @@ fn totals(done: &[Done]) -> (u64, u64) {
 fn assert_speculated(what: &str, (drafted, accepted): (u64, u64)) {
     eprintln!("{what}: {accepted} of {drafted} drafts accepted");
     assert!(0 < accepted && accepted < drafted, "{what}: {accepted} of {drafted} drafts accepted");
+}
+
+/// Runs requests one by one, twice, and then all of them together with copies of themselves: once with
+/// every text computed on its own, once with shared beginnings.
+fn check_reuse(what: &str, engine: &Engine) {
+    let Some(mut requests) = many_requests(12, &tokenizer(engine)) else { return };
+    for request in &mut requests {
+        request.sampling.logprobs = Some(2);
+    }
+    let again = with_draft_len(&requests, |idx| [None, Some(0), Some(3)][idx % 3]);
+    let crowd = [requests.as_slice(), &again].concat();
+    let [own, shared] = [false, true].map(|kv_reuse| {
+        let options = Options { kv_reuse, max_num_tokens: Some(256), ..running::options(Fixed) };
+        let mut runtime = running::load(engine, &options);
+        let mut done = Vec::new();
+        for request in requests.iter().chain(&requests) {
+            done.extend(running::run(&mut runtime, std::slice::from_ref(request)));
+        }
+        done.extend(running::run(&mut runtime, &crowd));
+        done
+    });
+    let reused = |done: &[Done]| done.iter().map(|d| d.counters.reused_tokens).sum::<u64>();
+    let (num_alone, texts) = (2 * requests.len(), own.iter().map(|done| done.tokens.clone()));
+    assert_eq!(reused(&own), 0);
+    let hits = [reused(&shared[requests.len()..num_alone]), reused(&shared[num_alone..])];
+    eprintln!("{what}: {hits:?} tokens reused");
+    assert!(hits.iter().all(|&hits| hits > 0), "{what}: {hits:?} tokens reused");
+    assert_same(what, &shared, &texts.collect::<Vec<_>>());
+    for (idx, (own, shared)) in own.iter().zip(&shared).enumerate() {
+        assert_eq!(own.logprobs, shared.logprobs, "{what}: log-probabilities of request {idx}");
+    }
+    // Alone, a request drafts the same tokens whoever computed its beginning.
+    let drafts = [totals(&own[..num_alone]), totals(&shared[..num_alone])];
+    assert_speculated(what, drafts[0]);
+    assert_eq!(drafts[0], drafts[1], "{what}: drafted and accepted without and with reuse");
+}
+
+#[test]
+fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_reuse("good drafter", &engine);
+    let Some(engine) = ngram() else { return };
+    check_reuse("ngram", &engine);
+}
+
+/// Drafts that come with the requests: right ones, wrong ones, and such that are right for a while.
+fn check_given(what: &str, engine: &Engine, draft_len: usize) {
+    let Some(requests) = few_requests(12) else { return };
+    let expected = alone(engine, &requests);
+    let mut runtime = running::load(engine, &running::options(Fixed));
+    for num_right in [0, 3, MAX_DRAFT_LEN] {
+        let given = |(request, text): (&Request, &Vec<u32>)| {
+            let token = |(idx, &token)| if idx < num_right { token } else { token ^ 1 };
+            let given_draft = text.iter().enumerate().map(token).take(MAX_DRAFT_LEN).collect();
+            Request { given_draft, draft_len: Some(draft_len), ..request.clone() }
+        };
+        let given: Vec<Request> = requests.iter().zip(&expected).map(given).collect();
+        let done = running::run(&mut runtime, &given);
+        assert_same(&format!("{what}, {num_right} given drafts right"), &done, &expected);
+        for done in done.iter().filter(|_| draft_len == 0) {
+            let Counters { drafted, accepted, .. } = done.counters;
+            assert_eq!((drafted, accepted), (MAX_DRAFT_LEN as u64, num_right as u64), "{what}");
+        }
+    }
+}
+
+#[test]
+fn given_drafts_right_or_wrong_do_not_change_a_text() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_given("good drafter", &engine, 4);
+    let Some(engine) = no_drafter() else { return };
+    check_given("no drafter", &engine, 0);
 }
 
 /// Every draft length, and lengths that follow the acceptance, against plain decoding.

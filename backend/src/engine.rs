@@ -80,8 +80,9 @@ impl Engine {
             };
             self.take(mail);
             self.drop_unwanted();
+            let began = monotonic_ns();
             let step = self.runtime.step();
-            self.report(step);
+            self.report(step, began);
         }
     }
 
@@ -155,7 +156,12 @@ impl Engine {
         let sequence = self.runtime.finish(id, reason);
         let Some(row) = self.close(id) else { return };
         let ending = Ending::new(outcome, sequence.as_ref());
-        self.tell(News::Progress { row, emitted: Vec::new(), ending: Some(ending), at: monotonic_ns() });
+        self.tell(News::Progress {
+            row,
+            emitted: Vec::new(),
+            ending: Some(ending),
+            at: monotonic_ns(),
+        });
     }
 
     /// Forgets a sequence, and its request with the last of its rows.
@@ -171,16 +177,16 @@ impl Engine {
         Some(row)
     }
 
-    fn report(&mut self, step: Step) {
-        let at = monotonic_ns();
+    fn report(&mut self, step: Step, began: u64) {
         for id in step.started {
             let Some(ticket) = self.rows.get(&id).map(|row| row.ticket) else { continue };
             let first = self.open.get_mut(&ticket).filter(|open| !open.started);
             if let Some(open) = first {
                 open.started = true;
-                self.tell(News::Started { ticket, at });
+                self.tell(News::Started { ticket, at: began });
             }
         }
+        let at = monotonic_ns();
         let failure = step.failure.map(|error| error.to_string());
         for event in step.events {
             self.report_event(event, failure.as_deref(), at);

@@ -275,10 +275,10 @@ impl Progress {
         self.ended = true;
         self.next.finish = Some(Finish {
             reason,
+            pages_new: ending.counters.new_pages as usize,
+            pages_reused: ending.counters.reused_pages as usize,
             counters: ending.counters,
             times: self.times,
-            pages_new: 0,
-            pages_reused: 0,
         });
         Ok(())
     }

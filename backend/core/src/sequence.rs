@@ -2,7 +2,7 @@
 //! what it has counted. The scheduler alone changes one while it runs.
 
 use crate::batch::{Emitted, Outcome};
-use crate::pages::PageId;
+use crate::pages::{PageId, PageKey};
 use crate::sampling::Sampler;
 
 /// Names a sequence for as long as the runtime lives.
@@ -57,6 +57,12 @@ pub struct Counters {
     pub accepted_per_position: Vec<u64>,
     /// Times that it lost its pages and was computed again.
     pub preemptions: u64,
+    /// Known tokens that it found computed when it started, or started again.
+    pub reused_tokens: u64,
+    /// The pages that held them.
+    pub reused_pages: u64,
+    /// Pages that it took empty, without those of rejected drafts.
+    pub new_pages: u64,
 }
 
 impl Counters {
@@ -87,10 +93,16 @@ pub struct Sequence {
     pub draft_computed: usize,
     /// Its pages, in order.
     pub pages: Vec<PageId>,
+    /// How many of `pages` are kept for others, the first ones: they are not written any more.
+    pub(crate) kept_pages: usize,
+    /// What its first pages hold, once full; known before they are computed.
+    pub(crate) page_keys: Vec<PageKey>,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
     pub limits: Limits,
+    /// Draft tokens that came with the request, for the step that ends the prompt.
+    pub given: Vec<u32>,
     /// What it has counted.
     pub counters: Counters,
     /// Why it ended, once it has.
@@ -107,8 +119,11 @@ impl Sequence {
             computed: 0,
             draft_computed: 0,
             pages: Vec::new(),
+            kept_pages: 0,
+            page_keys: Vec::new(),
             sampler,
             limits,
+            given: Vec::new(),
             counters: Counters::default(),
             finish: None,
         }
@@ -139,6 +154,11 @@ impl Sequence {
         self.computed - self.draft_computed
     }
 
+    /// Tokens it has at most when it ends.
+    pub fn max_len(&self) -> usize {
+        self.prompt_len + self.limits.max_tokens
+    }
+
     /// Tokens it may still generate under `max_seq_len`.
     pub fn remaining(&self, max_seq_len: usize) -> usize {
         let by_request = self.limits.max_tokens.saturating_sub(self.generated().len());
@@ -149,6 +169,14 @@ impl Sequence {
     /// fewer than remain.
     pub fn useful_draft_len(&self, max_seq_len: usize) -> usize {
         self.limits.draft_len.min(self.remaining(max_seq_len).saturating_sub(1))
+    }
+
+    /// How many of the given draft tokens are worth verifying, behind the prompt.
+    pub fn useful_given_len(&self, max_seq_len: usize) -> usize {
+        match self.generated() {
+            [] => self.given.len().min(self.remaining(max_seq_len).saturating_sub(1)),
+            _ => 0,
+        }
     }
 
     /// Takes in what a step did with `chunk` known tokens, and returns the tokens that count: none

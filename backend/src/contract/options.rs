@@ -1,6 +1,6 @@
 //! The options of a request, each once: profiles give them names.
 
-use super::table::{Action, Checked, Opt};
+use super::table::{Action, Checked, Opt, Wrong};
 use crate::triton::DataType;
 
 pub(super) const TEXT_INPUT: Opt =
@@ -68,9 +68,7 @@ pub(super) const TEMPERATURE: Opt = Opt {
 pub(super) const LENGTH_PENALTY: Opt = Opt {
     action: Action::Float(|_, penalty| match penalty {
         0.0 | 1.0 => Ok(()),
-        _ => Err(format!(
-            "{penalty} is not 0 or 1: it acts on beam search alone, which is not built in"
-        )),
+        _ => Err(Wrong::NotBuilt(format!("{penalty}, only 0 and 1: there is no beam search"))),
     }),
     help: "0 or 1, which do nothing",
 };
@@ -106,7 +104,7 @@ pub(super) const RETURN_LOG_PROBS: Opt = Opt {
 };
 pub(super) const RETURN_LOGITS: Opt = Opt {
     action: Action::Flag(|_, flag| match flag {
-        true => Err(NOT_BUILT.into()),
+        true => Err(Wrong::NotBuilt("logits are not sent".into())),
         false => Ok(()),
     }),
     help: "only false: logits are not sent",
@@ -114,7 +112,7 @@ pub(super) const RETURN_LOGITS: Opt = Opt {
 pub(super) const ONE_ONLY: Opt = Opt {
     action: Action::Int(|_, n| match n {
         1 => Ok(()),
-        _ => Err(format!("{n}, only 1 is supported")),
+        _ => Err(Wrong::NotBuilt(format!("{n}, only 1 is supported"))),
     }),
     help: "only 1",
 };
@@ -155,29 +153,31 @@ pub(super) const RETURN_FINISH_REASON: Opt = Opt {
     help: "send `finish_reason`",
 };
 
-/// How a setter says that a thing is known and not built: the answer is UNSUPPORTED then.
-pub(super) const NOT_BUILT: &str = "is not supported";
+pub(super) const NO_LORA: &str = "LoRA adapters are not built in";
+pub(super) const NO_GUIDE: &str = "guided decoding is not built in";
+pub(super) const NO_EMBEDDINGS: &str = "prompts of embeddings are not built in";
+pub(super) const NO_ENCODER: &str = "only decoder models are served";
 
 /// An input that is declared so that a client who sends it hears why not.
 pub(super) const fn refused(datatype: DataType, dims: &'static [i64], why: &'static str) -> Opt {
     Opt { action: Action::Refused(datatype, dims), help: why }
 }
 
-fn write<T>(slot: &mut T, value: T) -> Checked {
+pub(super) fn write<T>(slot: &mut T, value: T) -> Checked {
     *slot = value;
     Ok(())
 }
 
-fn put<T>(slot: &mut Option<T>, value: T) -> Checked {
+pub(super) fn put<T>(slot: &mut Option<T>, value: T) -> Checked {
     write(slot, Some(value))
 }
 
-fn at_least(low: i64, value: i64) -> Checked<usize> {
+pub(super) fn at_least(low: i64, value: i64) -> Checked<usize> {
     let allowed = if value >= low { usize::try_from(value).ok() } else { None };
-    allowed.ok_or_else(|| format!("{value}, at least {low} is needed"))
+    allowed.ok_or_else(|| format!("{value}, at least {low} is needed").into())
 }
 
 /// Whether the vocabulary has it is checked where the vocabulary is known.
 pub(super) fn token(id: i64) -> Checked<u32> {
-    u32::try_from(id).map_err(|_| format!("{id} is no token"))
+    u32::try_from(id).map_err(|_| format!("{id} is no token").into())
 }

@@ -35,6 +35,9 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         max_draft_len: 4,
         num_pages: NUM_PAGES,
         max_queue: 8,
+        admission: AdmissionPolicy::MaxUtilization,
+        reuse: true,
+        drafter_caches: true,
     };
     let fails = Arc::new(AtomicBool::new(false));
     let runtime = Runtime {
@@ -45,7 +48,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
             max_num_tokens: 32,
         },
         scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
-        executor: Box::new(Fragile { fake: Fake::new(80, 1), fails: Arc::clone(&fails) }),
+        executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
         memory: Memory::default(),
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
@@ -91,7 +94,7 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
     assert_eq!(step.failure.unwrap().to_string(), "device: out of order");
     assert!(step.started.is_empty());
     let usage = runtime.usage();
-    assert_eq!((usage.running, usage.waiting, usage.free_pages), (0, 2, NUM_PAGES));
+    assert_eq!((usage.running, usage.waiting, usage.used_pages), (0, 2, 0));
 
     // The step that fails may be a sequence's first.
     let step = runtime.step();
@@ -104,6 +107,18 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
     let ended = run(&mut runtime);
     assert_eq!((ended[0].id, ended[0].finish), (id, Some(FinishReason::Length)));
     assert_eq!(ended[0].generated().len(), 9);
+}
+
+#[test]
+fn pages_of_a_failed_step_are_not_kept() {
+    let (mut runtime, fails) = runtime();
+    runtime.add(request(60, 9)).unwrap();
+    runtime.step();
+    fails.store(true, Ordering::Relaxed);
+    runtime.step();
+    // Two pages were full before it; the step would have filled a third.
+    let usage = runtime.usage();
+    assert_eq!((usage.cached_pages, usage.free_pages), (2, NUM_PAGES - 2));
 }
 
 #[test]
@@ -138,9 +153,9 @@ fn a_sequence_can_be_ended_wherever_it_is() {
     assert_eq!(ended.finish, Some(FinishReason::Deadline));
     assert!(!ended.generated().is_empty());
     assert_eq!(runtime.usage().paused, 0);
-    assert!(runtime.usage().free_pages < NUM_PAGES);
+    assert!(runtime.usage().used_pages > 0);
     assert_eq!(runtime.cancel(prefilling).unwrap().finish, Some(FinishReason::Cancelled));
-    assert_eq!(runtime.usage().free_pages, NUM_PAGES);
+    assert_eq!(runtime.usage().used_pages, 0);
     assert!(runtime.cancel(prefilling).is_none());
     assert!(runtime.cancel(waiting).unwrap().generated().is_empty());
     assert!(runtime.is_idle());
@@ -149,7 +164,7 @@ fn a_sequence_can_be_ended_wherever_it_is() {
     (0..3).for_each(|_| drop(runtime.step()));
     assert!(runtime.usage().used_pages > 0);
     assert!(runtime.cancel(id).is_some());
-    assert_eq!(runtime.usage().free_pages, NUM_PAGES);
+    assert_eq!(runtime.usage().used_pages, 0);
     assert!(run(&mut runtime).is_empty());
 }
 
@@ -177,5 +192,21 @@ fn usage_tells_what_the_last_step_left() {
     runtime.step();
     assert_eq!(runtime.usage().context_tokens, 0);
     run(&mut runtime);
-    assert_eq!(runtime.usage().used_pages, 0);
+    let usage = runtime.usage();
+    // All three begin with the same page, and none fills a second one.
+    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
+}
+
+#[test]
+fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
+    let (mut runtime, _) = runtime();
+    let mut refusal = |given_draft| {
+        runtime.add(Request { given_draft, ..request(5, 9) }).unwrap_err().to_string()
+    };
+    assert_eq!(refusal(vec![1; 5]), "given_draft: 5 tokens, at most 4 are verified at once");
+    assert_eq!(refusal(vec![1, 50]), "given_draft: token 50, the vocabulary has 50");
+    runtime.limits.max_draft_len = 0;
+    let mut add = |len| runtime.add(Request { given_draft: vec![1; len], ..request(5, 9) });
+    assert!(add(MAX_GIVEN_LEN).is_ok() && add(MAX_GIVEN_LEN + 1).is_err());
+    assert_eq!(run(&mut runtime)[0].generated().len(), 9);
 }

@@ -11,8 +11,10 @@ impl Scheduler {
     /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
     /// the drafter computed more than it does to draft say nothing about that.
     pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
-        let drafts_only =
-            |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
+        let drafts_only = |part: &Part| {
+            let drafts = part.draft_len > 0 && !part.given;
+            part.draft_rows == 0 || (part.draft_rows <= 2 && drafts)
+        };
         if schedule.parts.iter().all(drafts_only) {
             let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
             let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
@@ -36,15 +38,20 @@ impl Scheduler {
     fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
         assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
-        self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        if !part.given {
+            self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        }
         let max_seq_len = self.config.max_seq_len;
         let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
         // What the next plain step needs stays: the pages of rejected rows go back.
+        let held = sequence.pages.len();
         self.pool.trim(&mut sequence.pages, pages_for(sequence.tokens.len()));
+        sequence.counters.new_pages -= (held - sequence.pages.len()) as u64;
         let finished = match sequence.finish {
             Some(reason) => self.finish(part.id, reason).map(Box::new),
             None => None,
         };
+        self.keep_computed(part.key);
         (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
     }
 
@@ -71,7 +78,11 @@ impl Scheduler {
             Some(sequence) => sequence,
             None => self.leave_queue(key)?,
         };
-        self.pool.trim(&mut sequence.pages, 0);
+        match reason {
+            // What a failed step did to its pages is not known.
+            FinishReason::Failed => self.pool.trim(&mut sequence.pages, 0),
+            _ => self.release(&mut sequence),
+        }
         self.tuner.forget(id);
         self.forgotten.push(id);
         sequence.finish = Some(reason);
@@ -91,7 +102,7 @@ impl Scheduler {
 
     pub(super) fn preempt_key(&mut self, key: Key) {
         let Some(mut sequence) = self.running.remove(&key) else { return };
-        self.pool.trim(&mut sequence.pages, 0);
+        self.release(&mut sequence);
         sequence.computed = 0;
         sequence.draft_computed = 0;
         sequence.counters.preemptions += 1;

@@ -7,7 +7,7 @@ use crate::batch::{Emitted, Entry, Executor, Outcome};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 /// Tokens are below this.
 pub(crate) const VOCAB_SIZE: u32 = 50;
@@ -90,20 +90,22 @@ pub(crate) struct Fake {
     percent: u64,
     random: u64,
     target: Cache,
-    draft: Cache,
-    remembered: BTreeSet<SequenceId>,
+    /// None if the drafter needs none.
+    draft: Option<Cache>,
+    /// How far each sequence was computed.
+    remembered: BTreeMap<SequenceId, usize>,
     /// Steps run.
     pub(crate) num_steps: u64,
 }
 
 impl Fake {
-    pub(crate) fn new(percent: u64, seed: u64) -> Self {
+    pub(crate) fn new(percent: u64, seed: u64, drafter_caches: bool) -> Self {
         Self {
             percent,
             random: seed,
             target: Cache::default(),
-            draft: Cache::default(),
-            remembered: BTreeSet::new(),
+            draft: drafter_caches.then(Cache::default),
+            remembered: BTreeMap::new(),
             num_steps: 0,
         }
     }
@@ -119,11 +121,12 @@ impl Fake {
     }
 
     fn check(entry: &Entry<'_>) {
-        let Entry { tokens, computed, chunk, draft_len, draft_computed, pages, .. } = *entry;
+        let Entry { tokens, computed, chunk, draft_len, given, draft_computed, pages, .. } = *entry;
         assert!(chunk >= 1 && computed + chunk <= tokens.len());
         assert!(draft_len == 0 || (entry.samples() && entry.speculates));
+        assert!(given.is_empty() || (entry.samples() && draft_len == 0));
         assert!(draft_computed <= computed);
-        assert!(pages.len() >= pages_for(computed + chunk + draft_len));
+        assert!(pages.len() >= pages_for(computed + chunk + draft_len + given.len()));
     }
 
     /// Up to `draft_len` tokens after `context`; now and then fewer.
@@ -140,8 +143,10 @@ impl Fake {
 
     fn run(&mut self, entry: &Entry<'_>) -> Outcome {
         Self::check(entry);
-        let first = self.remembered.insert(entry.id);
-        assert_eq!(first, entry.computed == 0, "sequence {} was not forgotten", entry.id);
+        match self.remembered.get(&entry.id) {
+            Some(&computed) => assert_eq!(entry.computed, computed, "sequence {}", entry.id),
+            None => assert_eq!(entry.computed % PAGE_TOKENS, 0, "only full pages are shared"),
+        }
         let end = entry.computed + entry.chunk;
         let hash = |context: &mut u64, &token: &u32| {
             *context = mix(*context, token);
@@ -150,20 +155,24 @@ impl Fake {
         let contexts: Vec<u64> = entry.tokens[..end].iter().scan(0, hash).collect();
         self.target.check(entry.pages, &contexts[..entry.computed], "target");
         (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
-        if entry.speculates {
-            self.draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
-            (entry.draft_computed..end).for_each(|p| self.draft.write(entry.pages, p, contexts[p]));
+        if let Some(draft) = self.draft.as_mut().filter(|_| entry.speculates) {
+            draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
+            (entry.draft_computed..end).for_each(|p| draft.write(entry.pages, p, contexts[p]));
         }
         // An executor need not know how far a drafter is that it did not run.
         let draft_computed = if entry.speculates { end } else { 0 };
-        if !entry.samples() {
-            return Outcome { draft_computed, ..Outcome::default() };
-        }
-        self.verify(entry, contexts[end - 1], draft_computed)
+        let outcome = match entry.samples() {
+            true => self.verify(entry, contexts[end - 1], draft_computed),
+            false => Outcome { draft_computed, ..Outcome::default() },
+        };
+        self.remembered.insert(entry.id, end + outcome.accepted);
+        outcome
     }
 
     fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {
-        let draft = self.propose(context, entry.draft_len);
+        let mut draft = self.propose(context, entry.draft_len);
+        let proposed = draft.len();
+        draft.extend(entry.given);
         let (len, drafted) = (entry.tokens.len(), draft.len());
         let mut drafts_context = context;
         let mut tokens = Vec::new();
@@ -174,14 +183,14 @@ impl Fake {
             }
             drafts_context = mix(drafts_context, token);
             self.target.write(entry.pages, len + idx, drafts_context);
-            if idx + 1 < drafted {
-                self.draft.write(entry.pages, len + idx, drafts_context);
+            if let Some(draft) = self.draft.as_mut().filter(|_| idx + 1 < proposed) {
+                draft.write(entry.pages, len + idx, drafts_context);
             }
         }
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
-        let draft_computed = draft_computed + accepted.min(drafted.saturating_sub(1));
-        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: drafted }
+        let draft_computed = draft_computed + accepted.min(proposed.saturating_sub(1));
+        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: proposed }
     }
 }
 

@@ -22,7 +22,9 @@ pub struct Usage {
     pub pages: usize,
     /// Pages that running sequences hold.
     pub used_pages: usize,
-    /// Pages that can be lent: `pages` without `used_pages`.
+    /// Pages that nobody holds but that are kept for texts that begin alike. They give way to others.
+    pub cached_pages: usize,
+    /// Pages with nothing in them: `pages` without `used_pages` and `cached_pages`.
     pub free_pages: usize,
     /// Positions in a page.
     pub page_tokens: usize,
@@ -38,7 +40,8 @@ impl Scheduler {
     /// How full it is.
     pub fn usage(&self) -> Usage {
         let decoding = self.running.values().filter(|sequence| sequence.decodes()).count();
-        let (pages, free_pages) = (self.pool.num_pages(), self.pool.free_pages());
+        let (pages, cached_pages) = (self.pool.num_pages(), self.pool.idle_pages());
+        let used_pages = pages - self.pool.free_pages();
         Usage {
             waiting: self.num_waiting(),
             paused: self.num_paused,
@@ -47,8 +50,9 @@ impl Scheduler {
             prefilling: self.running.len() - decoding,
             decoding,
             pages,
-            used_pages: pages - free_pages,
-            free_pages,
+            used_pages,
+            cached_pages,
+            free_pages: pages - used_pages - cached_pages,
             page_tokens: PAGE_TOKENS,
             context_tokens: self.tally.context_tokens,
             iterations: self.tally.iterations,

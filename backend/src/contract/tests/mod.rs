@@ -1,0 +1,1 @@
+//! Requests as clients send them, and what is made of them.
