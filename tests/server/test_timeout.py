@@ -18,6 +18,7 @@ SHORT = dict(text_input="A short story:", max_tokens=3)
 LIMIT_SECONDS = 0.5
 # A step and the work of others on a busy machine come on top of a limit.
 LATE_SECONDS = 5.0
+EXPIRED = "timeout expired"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def test_an_http_client_that_waits_no_longer(server, path):
 def test_the_timeout_of_a_request_is_honoured_while_it_runs(server):
     microseconds = int(LIMIT_SECONDS * 1e6)
     answer, seconds = timed(lambda: client.grpc_stream(server, "stream", {**LONG, "stream": True}, timeout=microseconds))
-    assert answer.status == "StatusCode.UNAVAILABLE", answer.error
+    assert EXPIRED in answer.error
     assert answer.chunks, "it ran until then"
     assert LIMIT_SECONDS <= seconds < LIMIT_SECONDS + LATE_SECONDS
 
@@ -97,7 +98,7 @@ def test_the_timeout_counts_while_a_request_waits_inside(server):
     with client.Stream(server, "narrow", {**LONG, "stream": True}) as running:
         running.next()
         answer, seconds = timed(lambda: client.grpc_stream(server, "narrow", LONG, timeout=int(LIMIT_SECONDS * 1e6)))
-        assert answer.status == "StatusCode.UNAVAILABLE", answer.error
+        assert EXPIRED in answer.error
         assert seconds < LIMIT_SECONDS + LATE_SECONDS
         assert running.next() is not None
         running.cancel()
@@ -111,13 +112,13 @@ def test_a_request_within_its_timeout_is_untouched(server):
 
 def test_the_limit_of_the_model_holds_for_every_request(server):
     answer, seconds = timed(lambda: client.grpc_stream(server, "limited", {**LONG, "stream": True}))
-    assert answer.status == "StatusCode.UNAVAILABLE", answer.error
+    assert EXPIRED in answer.error
     assert LIMIT_SECONDS <= seconds < LIMIT_SECONDS + LATE_SECONDS
 
 
 def test_a_request_cannot_ask_for_more_than_the_limit_of_the_model(server):
     answer, seconds = timed(lambda: client.grpc_stream(server, "limited", LONG, timeout=60_000_000))
-    assert answer.status == "StatusCode.UNAVAILABLE", answer.error
+    assert EXPIRED in answer.error
     assert seconds < LIMIT_SECONDS + LATE_SECONDS
 
 

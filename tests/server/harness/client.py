@@ -122,18 +122,18 @@ def _outputs(message):
 
 
 class Stream:
-    """One request on its own gRPC stream, read response by response."""
+    """One request on its own gRPC stream, read response by response.
 
-    def __init__(self, server, model, options, *, flat=False, headers=None, client_timeout=None, **how):
+    Errors come without a code: the header `triton_grpc_error` would bring it, but makes tritonserver 2.51 end a
+    stream in a way that now and then kills its gRPC front (signal 11, "HandleCancellation called even when ...").
+    """
+
+    def __init__(self, server, model, options, *, flat=False, client_timeout=None, **how):
         self.client = server.grpc()
         self.arrived = queue.Queue()
         self.answer = Answer()
         self.done = False
-        # Asks for real status codes; without it stream errors carry their text only.
-        headers = {"triton_grpc_error": "true"} if headers is None else headers
-        self.client.start_stream(
-            lambda result, error: self.arrived.put((result, error)), headers=headers, stream_timeout=client_timeout
-        )
+        self.client.start_stream(lambda result, error: self.arrived.put((result, error)), stream_timeout=client_timeout)
         how.setdefault("enable_empty_final_response", True)
         self.client.async_stream_infer(model, tensors(grpcclient, options, flat), **how)
 

@@ -61,8 +61,7 @@ class Raw:
     def stream(self, message, timeout=WAIT_SECONDS):
         """Asks a decoupled model on a stream of its own."""
         try:
-            metadata = [("triton_grpc_error", "true")]
-            for response in self.stub.ModelStreamInfer(iter([message]), timeout=timeout, metadata=metadata):
+            for response in self.stub.ModelStreamInfer(iter([message]), timeout=timeout):
                 if response.error_message:
                     return "ERROR", response.error_message
             return "OK", None

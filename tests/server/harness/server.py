@@ -71,13 +71,12 @@ class Server:
 
     def grpc(self):
         """A new gRPC client; use it in a `with`."""
+        self.check_runs()
         return grpcclient.InferenceServerClient(self.grpc_url)
 
     def wait_ready(self, seconds=START_SECONDS):
         deadline = time.monotonic() + seconds
         while not self.is_ready():
-            if self.process.poll() is not None:
-                raise RuntimeError(f"tritonserver ended with {self.process.returncode}:\n{self.log[-4000:]}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"tritonserver is not ready after {seconds} s:\n{self.log[-4000:]}")
@@ -93,8 +92,15 @@ class Server:
     def is_live(self):
         return self.http("GET", "/v2/health/live")[0] == 200
 
+    def check_runs(self):
+        """What killed it is in its log, not in the refused connections that follow."""
+        code = self.process.poll()
+        if code is not None:
+            raise RuntimeError(f"tritonserver ended with {code}; its log, {self.log_path}, ends:\n{self.log[-1500:]}")
+
     def http(self, method, path, body=None, headers=None, *, port=None, timeout=120):
         """One HTTP exchange: status, headers, body. Objects are sent as JSON."""
+        self.check_runs()
         connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=timeout)
         try:
             payload = body if body is None or isinstance(body, (bytes, str)) else json.dumps(body)
