@@ -59,7 +59,7 @@ pub(super) const TOP_K: Opt = Opt {
 };
 pub(super) const TOP_P: Opt = Opt {
     // TensorRT-LLM's rule: nothing or less means not set. NaN goes on, to be refused.
-    action: Action::Float(|form, p| write(&mut form.top_p, (!(p <= 0.0)).then_some(p))),
+    action: Action::Float(|form, p| write(&mut form.top_p, (p > 0.0 || p.is_nan()).then_some(p))),
     help: "draw from the likeliest tokens that together are this probable; 0 or less: not set",
 };
 pub(super) const MIN_P: Opt = Opt {
@@ -68,7 +68,7 @@ pub(super) const MIN_P: Opt = Opt {
 };
 pub(super) const TEMPERATURE: Opt = Opt {
     action: Action::Float(|form, t| put(&mut form.temperature, t)),
-    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where `top_k` above 1, `top_p` below 1 or `min_p` above 0 is given, else 0",
+    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where a top-k above 1, a top-p below 1 or a min-p above 0 is given, else 0",
 };
 pub(super) const LENGTH_PENALTY: Opt = Opt {
     action: Action::Float(|_, penalty| match penalty {

@@ -116,13 +116,13 @@ fn a_stop_request_needs_nothing_else() {
 fn vllm_has_the_prompt_in_front_where_nothing_is_streamed() {
     let prompt = unbatched(texts("text_input", &["hi"]));
     let echo = |extra: &[Tensor]| {
-        let inputs = [&[prompt.clone()], extra].concat();
+        let inputs = [std::slice::from_ref(&prompt), extra].concat();
         parse(Profile::Vllm, &inputs).map(|call| call.rows[0].echo.clone())
     };
     let (stream, keep) =
         (unbatched(flag("stream", true)), unbatched(flag("exclude_input_in_output", false)));
     assert_eq!(echo(&[]).unwrap(), Echo::Text("hi".into()));
-    assert_eq!(echo(&[stream.clone()]).unwrap(), Echo::None);
+    assert_eq!(echo(std::slice::from_ref(&stream)).unwrap(), Echo::None);
     assert_eq!(
         refusal(echo(&[stream, keep])),
         "When streaming, `exclude_input_in_output` = False is not allowed."
