@@ -2,11 +2,11 @@
 
 use crate::contract::Contract;
 use crate::metrics::Metrics;
-use crate::parameters::Settings;
+use crate::parameters::{Policy, Settings};
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{DrafterKind, Limits};
-use spec_core::runtime::{ModelFolder, Options, Runtime};
+use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
 use std::sync::Arc;
 
 /// A loaded model.
@@ -62,6 +62,10 @@ impl Model {
             kv_free_fraction: settings.kv_memory_fraction,
             kv_tokens: settings.max_kv_tokens,
             kv_reuse: settings.kv_reuse,
+            admission: match settings.policy {
+                Policy::GuaranteedNoEvict => AdmissionPolicy::GuaranteedNoEvict,
+                Policy::MaxUtilization => AdmissionPolicy::MaxUtilization,
+            },
             max_num_tokens: settings.max_num_tokens,
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,

@@ -135,8 +135,8 @@ impl Input {
 
 /// What Triton's frontends add of themselves.
 fn is_reserved(name: &str) -> bool {
-    const NAMES: [&str; 6] =
-        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers"];
+    const NAMES: [&str; 5] =
+        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
     name.starts_with("triton_") || name.starts_with("binary_data") || NAMES.contains(&name)
 }
 

@@ -151,7 +151,7 @@ fn shown(json: &Json) -> String {
 
 /// Splits ids at the offsets that follow them.
 fn words(flat: &[i64]) -> Checked<Vec<Vec<i64>>> {
-    if flat.len() % 2 != 0 {
+    if !flat.len().is_multiple_of(2) {
         return Err(format!("{} values, expected ids and as many offsets", flat.len()).into());
     }
     let (ids, ends) = flat.split_at(flat.len() / 2);

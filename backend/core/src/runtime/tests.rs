@@ -174,6 +174,7 @@ fn usage_tells_what_the_last_step_left() {
     assert_eq!(
         runtime.usage(),
         Usage {
+            max_running: 2,
             pages: NUM_PAGES,
             free_pages: NUM_PAGES,
             page_tokens: PAGE_TOKENS,

@@ -131,39 +131,39 @@ pub(crate) const ACCEPTANCE_RATE: Output = output(
         let counters = &perf(scene)?.counters;
         float(counters.accepted as f32 / counters.drafted.max(1) as f32)
     },
-    "accepted of the draft tokens, 0 to 1; 0 where there were none",
+    "`return_perf_metrics`: accepted of the draft tokens, 0 to 1; 0 where there were none",
 );
 pub(crate) const TOTAL_ACCEPTED_DRAFT_TOKENS: Output = one_int(
     "total_accepted_draft_tokens",
     |scene| count(perf(scene)?.counters.accepted),
-    "draft tokens that were accepted",
+    "`return_perf_metrics`: draft tokens that were accepted",
 );
 pub(crate) const TOTAL_DRAFT_TOKENS: Output = one_int(
     "total_draft_tokens",
     |scene| count(perf(scene)?.counters.drafted),
-    "draft tokens that were verified",
+    "`return_perf_metrics`: draft tokens that were verified",
 );
 pub(crate) const NUM_SPEC_STEPS: Output = one_int(
     "num_spec_steps",
     |scene| count(perf(scene)?.counters.steps),
-    "steps that gave tokens, the prompt's included",
+    "`return_perf_metrics`: steps that gave tokens, the prompt's included",
 );
 pub(crate) const ACCEPTANCE_HISTOGRAM: Output = output(
     "acceptance_histogram",
     DataType::Int32,
     &[-1],
     |scene| ints(histogram(perf(scene)?)),
-    "steps that accepted exactly 0, 1, 2, ... draft tokens; they add up to `num_spec_steps`",
+    "`return_perf_metrics`: steps that accepted exactly 0, 1, 2, ... draft tokens; they add up to `num_spec_steps`",
 );
 pub(crate) const KV_CACHE_ALLOC_NEW_BLOCKS: Output = one_int(
     "kv_cache_alloc_new_blocks",
     |scene| count(perf(scene)?.pages_new),
-    "KV pages taken from the free ones",
+    "`return_perf_metrics`: KV pages taken from the free ones",
 );
 pub(crate) const KV_CACHE_REUSED_BLOCKS: Output = one_int(
     "kv_cache_reused_blocks",
     |scene| count(perf(scene)?.pages_reused),
-    "KV pages shared with earlier prompts",
+    "`return_perf_metrics`: KV pages shared with earlier prompts",
 );
 pub(crate) const KV_CACHE_ALLOC_TOTAL_BLOCKS: Output = one_int(
     "kv_cache_alloc_total_blocks",
@@ -171,25 +171,25 @@ pub(crate) const KV_CACHE_ALLOC_TOTAL_BLOCKS: Output = one_int(
         let finish = perf(scene)?;
         count(finish.pages_new.saturating_add(finish.pages_reused))
     },
-    "KV pages, new and shared",
+    "`return_perf_metrics`: KV pages, new and shared",
 );
 pub(crate) const ARRIVAL_TIME_NS: Output = time(
     "arrival_time_ns",
     |scene| count(perf(scene)?.times.arrival_ns),
-    "when the request came, in nanoseconds",
+    "`return_perf_metrics`: when the request came, in nanoseconds",
 );
 pub(crate) const FIRST_SCHEDULED_TIME_NS: Output = time(
     "first_scheduled_time_ns",
     |scene| count(perf(scene)?.times.first_scheduled_ns),
-    "when the first step took part of it",
+    "`return_perf_metrics`: when the first step took part of it",
 );
 pub(crate) const FIRST_TOKEN_TIME_NS: Output = time(
     "first_token_time_ns",
     |scene| count(perf(scene)?.times.first_token_ns),
-    "when its first token came",
+    "`return_perf_metrics`: when its first token came",
 );
 pub(crate) const LAST_TOKEN_TIME_NS: Output = time(
     "last_token_time_ns",
     |scene| count(perf(scene)?.times.last_token_ns),
-    "when its last token came",
+    "`return_perf_metrics`: when its last token came",
 );
