@@ -63,6 +63,7 @@ impl Form {
             ignore_eos: self.ignore_eos,
             stop_tokens: self.stop_tokens,
             priority: 0,
+            given_draft: self.given_draft,
             prompt,
         };
         let echo = match text {
@@ -74,7 +75,6 @@ impl Form {
             request,
             stops: self.stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
             stop_sequences: self.stop_sequences,
-            given_draft: self.given_draft,
             echo,
             logprobs: self.logprobs,
             prompt_len,

@@ -177,7 +177,7 @@ fn token_lists_are_split_at_their_offsets() {
     let row = parse(Profile::Token, &inputs).unwrap().rows.remove(0);
     assert_eq!((row.request.stop_tokens, row.stop_sequences), (vec![7], vec![vec![5, 6]]));
     assert_eq!(row.request.sampling.bad_words, [[8], [9]]);
-    assert_eq!(row.given_draft, [3, 4]);
+    assert_eq!(row.request.given_draft, [3, 4]);
 }
 
 #[test]
