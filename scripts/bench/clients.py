@@ -63,6 +63,11 @@ class Answer:
         return self.last - self.sent
 
 
+def is_refusal(error):
+    """Whether the server had no room. Triton gives a refusal of its own queue no status code within a stream."""
+    return "UNAVAILABLE" in str(error.status()) or "Exceeds maximum queue size" in error.message()
+
+
 class Client:
     """Connections to a server. Use it as `async with Client(server) as client`."""
 
@@ -88,7 +93,7 @@ class Client:
         except asyncio.TimeoutError:
             answer.problem = "cancelled" if cancel_after else f"no end after {WAIT_SECONDS} s"
         except InferenceServerException as error:
-            answer.problem = "refused" if "UNAVAILABLE" in str(error.status()) else f"{error.status()}: {error.message()}"
+            answer.problem = "refused" if is_refusal(error) else f"{error.status()}: {error.message()}"
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
             answer.problem = f"{type(error).__name__}: {error}"
         if answer.problem is None and answer.last is None:
@@ -131,7 +136,7 @@ class Client:
         async def requests():
             yield request
 
-        # With the header a refusal has its status code, and not only its text.
+        # With the header errors have status codes, and not only a text.
         responses = self.channel.stream_infer(requests(), headers={"triton_grpc_error": "true"})
         try:
             async for result, error in responses:
