@@ -105,9 +105,10 @@ fn tokenizer(engine: &Engine) -> Tokenizer {
     Tokenizer::open(engine.path().parent().expect("a version folder")).expect("opens")
 }
 
-/// What each request gives alone and without speculation.
+/// What each request gives alone, without speculation and without what others computed.
 fn alone(engine: &Engine, requests: &[Request]) -> Vec<Vec<u32>> {
-    running::run_alone(&mut running::load(engine, &running::options(Fixed)), requests)
+    let options = Options { kv_reuse: false, ..running::options(Fixed) };
+    running::run_alone(&mut running::load(engine, &options), requests)
 }
 
 fn with_draft_len(
@@ -137,6 +138,50 @@ fn totals(done: &[Done]) -> (u64, u64) {
 fn assert_speculated(what: &str, (drafted, accepted): (u64, u64)) {
     eprintln!("{what}: {accepted} of {drafted} drafts accepted");
     assert!(0 < accepted && accepted < drafted, "{what}: {accepted} of {drafted} drafts accepted");
+}
+
+/// Runs requests one by one, twice, and then all of them together with copies of themselves: once with
+/// every text computed on its own, once with shared beginnings.
+fn check_reuse(what: &str, engine: &Engine) {
+    let Some(mut requests) = many_requests(12, &tokenizer(engine)) else { return };
+    for request in &mut requests {
+        request.sampling.logprobs = Some(2);
+    }
+    let again = with_draft_len(&requests, |idx| [None, Some(0), Some(3)][idx % 3]);
+    let crowd = [requests.as_slice(), &again].concat();
+    let [own, shared] = [false, true].map(|kv_reuse| {
+        let options = Options { kv_reuse, max_num_tokens: Some(256), ..running::options(Fixed) };
+        let mut runtime = running::load(engine, &options);
+        let mut done = Vec::new();
+        for request in requests.iter().chain(&requests) {
+            done.extend(running::run(&mut runtime, std::slice::from_ref(request)));
+        }
+        done.extend(running::run(&mut runtime, &crowd));
+        done
+    });
+    let reused = |done: &[Done]| done.iter().map(|d| d.counters.reused_tokens).sum::<u64>();
+    let (num_alone, texts) = (2 * requests.len(), own.iter().map(|done| done.tokens.clone()));
+    assert_eq!(reused(&own), 0);
+    let hits = [reused(&shared[requests.len()..num_alone]), reused(&shared[num_alone..])];
+    eprintln!("{what}: {hits:?} tokens reused");
+    assert!(hits.iter().all(|&hits| hits > 0), "{what}: {hits:?} tokens reused");
+    assert_same(what, &shared, &texts.collect::<Vec<_>>());
+    for (idx, (own, shared)) in own.iter().zip(&shared).enumerate() {
+        assert_eq!(own.logprobs, shared.logprobs, "{what}: log-probabilities of request {idx}");
+    }
+    // Alone, a request drafts the same tokens whoever computed its beginning.
+    let drafts = [totals(&own[..num_alone]), totals(&shared[..num_alone])];
+    assert_speculated(what, drafts[0]);
+    assert_eq!(drafts[0], drafts[1], "{what}: drafted and accepted without and with reuse");
+}
+
+#[test]
+fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_reuse("good drafter", &engine);
+    let Some(engine) = ngram() else { return };
+    check_reuse("ngram", &engine);
 }
 
 /// Every draft length, and lengths that follow the acceptance, against plain decoding.

@@ -126,7 +126,11 @@ pub fn run(
     let mut emitted = Vec::new();
     let mut first = start;
     loop {
-        for event in runtime.step()? {
+        let step = runtime.step();
+        if let Some(error) = step.failure {
+            return Err(error.into());
+        }
+        for event in step.events {
             if emitted.is_empty() {
                 first = Instant::now();
             }

@@ -1,6 +1,7 @@
 //! Requests through a runtime, to their end.
 
 use spec_core::adapt::DraftPolicy;
+use spec_core::batch::Emitted;
 use spec_core::engine::Engine;
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sequence::{Counters, FinishReason, SequenceId};
@@ -14,6 +15,8 @@ const KV_BYTES: usize = 1 << 30;
 pub(crate) struct Done {
     /// The generated tokens.
     pub(crate) tokens: Vec<u32>,
+    /// The bits of their log-probabilities, where asked for.
+    pub(crate) logprobs: Vec<Option<u32>>,
     /// What the sequence counted.
     pub(crate) counters: Counters,
     /// Why it ended.
@@ -46,19 +49,24 @@ pub(crate) fn run_with(
         .iter()
         .map(|request| runtime.add(request.clone()).expect("the request is allowed"))
         .collect();
-    let (mut emitted, mut done) = (HashMap::<SequenceId, Vec<u32>>::new(), HashMap::new());
+    let (mut emitted, mut done) = (HashMap::<SequenceId, Vec<Emitted>>::new(), HashMap::new());
     let mut open = ids.clone();
     while !runtime.is_idle() {
         meddle(runtime, &open);
-        for event in runtime.step().expect("a step") {
-            let tokens = emitted.entry(event.id).or_default();
-            tokens.extend(event.emitted.iter().map(|emitted| emitted.token));
+        let step = runtime.step();
+        assert!(step.failure.is_none(), "a step failed: {:?}", step.failure);
+        for event in step.events {
+            let emitted = emitted.entry(event.id).or_default();
+            emitted.extend(event.emitted);
             let Some(sequence) = event.finished else { continue };
+            let tokens: Vec<u32> = emitted.iter().map(|emitted| emitted.token).collect();
             assert_eq!(sequence.generated(), tokens, "events tell all that was generated");
+            let logprobs =
+                emitted.iter().map(|emitted| emitted.logprob.map(f32::to_bits)).collect();
             open.retain(|&id| id != event.id);
             let reason = sequence.finish.expect("an ended sequence has a reason");
-            let tokens = std::mem::take(tokens);
-            done.insert(event.id, Done { tokens, counters: sequence.counters, reason });
+            let counters = sequence.counters;
+            done.insert(event.id, Done { tokens, logprobs, counters, reason });
         }
     }
     ids.iter().map(|id| done.remove(id).expect("every request ends")).collect()

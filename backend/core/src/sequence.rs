@@ -2,7 +2,7 @@
 //! what it has counted. The scheduler alone changes one while it runs.
 
 use crate::batch::{Emitted, Outcome};
-use crate::pages::PageId;
+use crate::pages::{PageId, PageKey};
 use crate::sampling::Sampler;
 
 /// Names a sequence for as long as the runtime lives.
@@ -19,6 +19,10 @@ pub enum FinishReason {
     Length,
     /// The caller wanted no more of it.
     Cancelled,
+    /// The caller's time for it was up.
+    Deadline,
+    /// The executor failed in a step that it took part in.
+    Failed,
 }
 
 /// What scheduling needs to know of a request, beside its prompt.
@@ -41,6 +45,8 @@ pub struct Limits {
 /// What a sequence has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
+    /// Steps that verified a draft.
+    pub drafts: u64,
     /// Steps that gave tokens.
     pub steps: u64,
     /// Draft tokens verified.
@@ -51,11 +57,18 @@ pub struct Counters {
     pub accepted_per_position: Vec<u64>,
     /// Times that it lost its pages and was computed again.
     pub preemptions: u64,
+    /// Known tokens that it found computed when it started, or started again.
+    pub reused_tokens: u64,
+    /// The pages that held them.
+    pub reused_pages: u64,
+    /// Pages that it took empty, without those of rejected drafts.
+    pub new_pages: u64,
 }
 
 impl Counters {
     fn count(&mut self, drafted: usize, accepted: usize) {
         self.steps += 1;
+        self.drafts += u64::from(drafted > 0);
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;
         if self.accepted_per_position.len() < accepted {
@@ -80,6 +93,10 @@ pub struct Sequence {
     pub draft_computed: usize,
     /// Its pages, in order.
     pub pages: Vec<PageId>,
+    /// How many of `pages` are kept for others, the first ones: they are not written any more.
+    pub(crate) kept_pages: usize,
+    /// What its first pages hold, once full; known before they are computed.
+    pub(crate) page_keys: Vec<PageKey>,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
@@ -100,6 +117,8 @@ impl Sequence {
             computed: 0,
             draft_computed: 0,
             pages: Vec::new(),
+            kept_pages: 0,
+            page_keys: Vec::new(),
             sampler,
             limits,
             counters: Counters::default(),
@@ -110,6 +129,16 @@ impl Sequence {
     /// What was generated.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
+    }
+
+    /// Whether it has run before and lost its pages, as long as it waits to run again.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.counters.preemptions > 0
+    }
+
+    /// Whether all its known tokens but the last are computed, and that one was generated.
+    pub(crate) fn decodes(&self) -> bool {
+        self.pending() == 1 && !self.generated().is_empty()
     }
 
     /// Known tokens that the target has not computed.

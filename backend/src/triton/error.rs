@@ -1,4 +1,4 @@
-//! Errors with Triton's codes. They cross into C in one place, `Error::into_raw` beside the function table.
+//! Errors with Triton's codes. They cross into C in one place, `into_raw` beside the function table.
 
 /// Triton's error codes, as clients see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,22 @@ pub enum Code {
     AlreadyExists = 6,
     /// The client went away or asked to stop (HTTP 400, gRPC CANCELLED).
     Cancelled = 7,
+}
+
+impl Code {
+    /// The code with this number in Triton's C interface.
+    pub fn from_raw(raw: u32) -> Self {
+        match raw {
+            1 => Self::Internal,
+            2 => Self::NotFound,
+            3 => Self::InvalidArg,
+            4 => Self::Unavailable,
+            5 => Self::Unsupported,
+            6 => Self::AlreadyExists,
+            7 => Self::Cancelled,
+            _ => Self::Unknown,
+        }
+    }
 }
 
 /// What went wrong, for the client or the server's log.

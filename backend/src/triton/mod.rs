@@ -1,7 +1,76 @@
-//! A safe layer over Triton's C backend interface. It knows nothing of models or of speculation.
+//! A safe layer over Triton's C backend interface: enough to write a whole backend without a line of unsafe
+//! code. It knows nothing of models or of speculation.
+//!
+//! Implement [`Backend`] and export it from a cdylib named `libtriton_NAME.so`:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use triton_spec::triton::{Backend, Instance, Model, Placement, Request, Result, Times, monotonic_ns};
+//!
+//! /// Answers every request with its own inputs.
+//! struct Echo;
+//!
+//! impl Backend for Echo {
+//!     type Model = ();
+//!     type Instance = Instance;
+//!
+//!     fn placements() -> Vec<Placement> {
+//!         vec![Placement::Cpu]
+//!     }
+//!     fn load(_: &Model<'_>) -> Result<()> {
+//!         Ok(())
+//!     }
+//!     fn start(_: &Arc<()>, instance: Instance) -> Result<Instance> {
+//!         Ok(instance)
+//!     }
+//!     fn execute(instance: &Instance, requests: Vec<Request>) {
+//!         for mut request in requests {
+//!             let start = monotonic_ns();
+//!             let sent = request.inputs().and_then(|inputs| request.send(&inputs, true));
+//!             if let Err(error) = &sent {
+//!                 request.fail(error);
+//!             }
+//!             let times = Times { exec_start: start, compute_start: start, ..Times::default() };
+//!             let end = monotonic_ns();
+//!             let times = Times { compute_end: end, exec_end: end, ..times };
+//!             let _ = instance.report(&request, sent.is_ok(), times);
+//!         }
+//!     }
+//!     fn stop(_: Instance) {}
+//!     fn ready(_: &Instance) -> Result<()> {
+//!         Ok(())
+//!     }
+//! }
+//! # // `export_backend!(Echo)` stands at the root of the cdylib; this library exports its own backend.
+//! ```
+//!
+//! What it sees to:
+//! * Triton's functions are found at run time in the process that loaded the backend: nothing is linked.
+//! * No panic crosses into C. A request gets exactly one final response and is released once, even if it is
+//!   dropped by a panic. A response factory lives as long as anyone can ask it for cancellation.
+//! * An [`Instance`] can be used from any thread, also after Triton has taken it away.
+//! * Tensors and strings are copied, their memory type is checked, their contents are not trusted.
 
+mod api;
+mod backend;
+pub mod entry;
 mod error;
+mod instance;
+mod message;
+mod metric;
+mod model;
+mod request;
+mod response;
+pub mod sys;
 mod tensor;
 
+pub use api::{Level, log, monotonic_ns};
+pub use backend::Backend;
+pub use entry::panic_message;
 pub use error::{Code, Error, Result};
+pub use instance::{Instance, Placement, ResponseTimes, Times};
+pub use metric::{Family, Kind, Metric};
+pub use model::Model;
+pub use request::Request;
+pub use response::CancelProbe;
 pub use tensor::{DataType, Parameter, Tensor};

@@ -1,9 +1,14 @@
 //! The loop: requests in, tokens out, one speculative step at a time.
 
 mod folder;
+mod memory;
 mod text;
 
+#[cfg(test)]
+mod tests;
+
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
+pub use memory::Memory;
 pub use text::{TextChunk, TextStream};
 
 use crate::adapt::{DraftPolicy, Tuner};
@@ -11,9 +16,7 @@ use crate::batch::{Executor, Forward};
 use crate::draft::{self, Drafter};
 use crate::engine::{DrafterKind, Engine, Limits as EngineLimits};
 use crate::exec::Host;
-use crate::exec::cpu::kv::KvCache;
 use crate::exec::cpu::{self, Isa, Pool};
-use crate::pages::pages_for;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
@@ -22,7 +25,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use crate::scheduler::Event;
+pub use crate::scheduler::{Event, Usage};
 
 /// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
 /// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
@@ -43,6 +46,8 @@ pub struct Options {
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
     pub max_queue: usize,
+    /// Whether requests that begin alike share the KV cache of their beginning.
+    pub kv_reuse: bool,
     /// Instruction set of the CPU executor; `None` is the best this machine has.
     pub isa: Option<Isa>,
 }
@@ -55,6 +60,7 @@ impl Default for Options {
             draft_policy: DraftPolicy::Adaptive,
             max_num_tokens: None,
             max_queue: 1024,
+            kv_reuse: true,
             isa: None,
         }
     }
@@ -79,11 +85,24 @@ pub struct Request {
     pub priority: u32,
 }
 
+/// What a step did.
+#[derive(Debug, Default)]
+pub struct Step {
+    /// Sequences that left the queue for the first time with it.
+    pub started: Vec<SequenceId>,
+    /// What it brought, at most one event a sequence.
+    pub events: Vec<Event>,
+    /// Why it failed, if it did. Then each of its sequences has an event that ends it with
+    /// `FinishReason::Failed`; all others go on.
+    pub failure: Option<Error>,
+}
+
 /// An engine pair, loaded and running.
 pub struct Runtime {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
     limits: EngineLimits,
+    memory: Memory,
     vocab_size: usize,
     end_tokens: Vec<u32>,
     next_id: SequenceId,
@@ -98,7 +117,7 @@ impl Runtime {
         let manifest = target.manifest();
         let pool = Arc::new(Pool::new(options.threads.unwrap_or_else(num_cores)));
         let isa = options.isa.unwrap_or_else(Isa::detect);
-        let num_pages = num_pages(target, draft.as_ref(), options)?;
+        let num_pages = memory::num_pages(target, draft.as_ref(), options)?;
         let load = |engine: &Engine| -> Result<Box<dyn Forward>> {
             Ok(Box::new(cpu::Model::load(engine, num_pages, isa, Arc::clone(&pool))?))
         };
@@ -130,6 +149,8 @@ impl Runtime {
             max_draft_len,
             num_pages,
             max_queue: options.max_queue,
+            reuse: options.kv_reuse,
+            drafter_caches: draft.is_some(),
         };
         let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
         let tuner =
@@ -138,6 +159,7 @@ impl Runtime {
             scheduler: Scheduler::new(config, tuner),
             executor: Box::new(Host::new(load(target)?, drafter)),
             limits: EngineLimits { max_draft_len, ..limits },
+            memory: Memory::of(target, draft.as_ref(), num_pages),
             vocab_size: manifest.model.vocab_size,
             end_tokens: manifest.end_tokens.clone(),
             next_id: 0,
@@ -176,23 +198,36 @@ impl Runtime {
         Ok(id)
     }
 
-    /// Runs one step and tells what it brought. Does nothing when there is nothing to do.
-    pub fn step(&mut self) -> Result<Vec<Event>> {
+    /// Runs one step and tells what it brought. Does nothing when there is nothing to do. An executor
+    /// that fails ends the sequences of the step; the next step is as good as any.
+    pub fn step(&mut self) -> Step {
         let schedule = self.scheduler.schedule();
         for &id in &schedule.forgotten {
             self.executor.forget(id);
         }
         if schedule.parts.is_empty() {
-            return Ok(Vec::new());
+            return Step::default();
         }
         let start = Instant::now();
-        let outcomes = self.executor.step(&self.scheduler.entries(&schedule))?;
+        let outcomes = self.executor.step(&self.scheduler.entries(&schedule));
         let ms = start.elapsed().as_secs_f64() * 1e3;
-        self.scheduler.observe(&schedule, &outcomes, ms);
-        Ok(self.scheduler.commit(&schedule, outcomes))
+        let (events, failure) = match outcomes {
+            Ok(outcomes) => {
+                self.scheduler.observe(&schedule, &outcomes, ms);
+                (self.scheduler.commit(&schedule, outcomes), None)
+            }
+            Err(error) => (self.scheduler.fail(&schedule), Some(error)),
+        };
+        Step { started: schedule.started, events, failure }
     }
 
-    /// Ends a sequence early; its pages are free at once.
+    /// Ends a sequence that is no longer wanted, waiting or running; its pages are free at once. Gives
+    /// what there is of it; no event follows.
+    pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
+        self.finish(id, FinishReason::Cancelled)
+    }
+
+    /// As `cancel`, for a reason that the caller found.
     pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
         self.scheduler.finish(id, reason)
     }
@@ -200,6 +235,16 @@ impl Runtime {
     /// Takes a running sequence's pages away; it is computed again when its turn comes.
     pub fn preempt(&mut self, id: SequenceId) -> bool {
         self.scheduler.preempt(id)
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> Usage {
+        self.scheduler.usage()
+    }
+
+    /// What it holds in memory for as long as it lives.
+    pub fn memory(&self) -> Memory {
+        self.memory
     }
 
     /// Whether nothing runs or waits.
@@ -219,41 +264,4 @@ fn check_ids(field: &'static str, ids: &[u32], vocab_size: usize) -> Result<()> 
 
 fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Pages that target and drafter get, of the memory that is allowed.
-fn num_pages(target: &Engine, draft: Option<&Engine>, options: &Options) -> Result<usize> {
-    let page_bytes: usize = [Some(target), draft].into_iter().flatten().map(page_bytes).sum();
-    let limits = &target.manifest().limits;
-    let per_sequence = pages_for(limits.max_seq_len);
-    let wanted = per_sequence.saturating_mul(limits.max_batch_size);
-    let allowed = match options.kv_bytes {
-        Some(bytes) => bytes / page_bytes,
-        None => available_memory().map_or(usize::MAX, |bytes| bytes / 4 / page_bytes),
-    };
-    if allowed < per_sequence {
-        return Err(Error::Capacity(format!(
-            "the KV cache needs {} MiB for one sequence of max_seq_len {}, {} MiB are allowed: raise \
-             the KV memory or build with a smaller --max-seq-len",
-            (per_sequence * page_bytes) >> 20,
-            limits.max_seq_len,
-            allowed.saturating_mul(page_bytes) >> 20
-        )));
-    }
-    Ok(wanted.min(allowed))
-}
-
-/// Bytes of one page of an engine's KV cache.
-fn page_bytes(engine: &Engine) -> usize {
-    let manifest = engine.manifest();
-    let model = &manifest.model;
-    KvCache::page_bytes(manifest.precision.kv, model.num_layers, model.num_kv_heads, model.head_dim)
-}
-
-/// Bytes that the system can give without swapping, where it says so.
-fn available_memory() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-    let kib: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kib * 1024)
 }

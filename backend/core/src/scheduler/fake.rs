@@ -7,7 +7,7 @@ use crate::batch::{Emitted, Entry, Executor, Outcome};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 /// Tokens are below this.
 pub(crate) const VOCAB_SIZE: u32 = 50;
@@ -90,20 +90,22 @@ pub(crate) struct Fake {
     percent: u64,
     random: u64,
     target: Cache,
-    draft: Cache,
-    remembered: BTreeSet<SequenceId>,
+    /// None if the drafter needs none.
+    draft: Option<Cache>,
+    /// How far each sequence was computed.
+    remembered: BTreeMap<SequenceId, usize>,
     /// Steps run.
     pub(crate) num_steps: u64,
 }
 
 impl Fake {
-    pub(crate) fn new(percent: u64, seed: u64) -> Self {
+    pub(crate) fn new(percent: u64, seed: u64, drafter_caches: bool) -> Self {
         Self {
             percent,
             random: seed,
             target: Cache::default(),
-            draft: Cache::default(),
-            remembered: BTreeSet::new(),
+            draft: drafter_caches.then(Cache::default),
+            remembered: BTreeMap::new(),
             num_steps: 0,
         }
     }
@@ -140,8 +142,10 @@ impl Fake {
 
     fn run(&mut self, entry: &Entry<'_>) -> Outcome {
         Self::check(entry);
-        let first = self.remembered.insert(entry.id);
-        assert_eq!(first, entry.computed == 0, "sequence {} was not forgotten", entry.id);
+        match self.remembered.get(&entry.id) {
+            Some(&computed) => assert_eq!(entry.computed, computed, "sequence {}", entry.id),
+            None => assert_eq!(entry.computed % PAGE_TOKENS, 0, "only full pages are shared"),
+        }
         let end = entry.computed + entry.chunk;
         let hash = |context: &mut u64, &token: &u32| {
             *context = mix(*context, token);
@@ -150,16 +154,18 @@ impl Fake {
         let contexts: Vec<u64> = entry.tokens[..end].iter().scan(0, hash).collect();
         self.target.check(entry.pages, &contexts[..entry.computed], "target");
         (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
-        if entry.speculates {
-            self.draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
-            (entry.draft_computed..end).for_each(|p| self.draft.write(entry.pages, p, contexts[p]));
+        if let Some(draft) = self.draft.as_mut().filter(|_| entry.speculates) {
+            draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
+            (entry.draft_computed..end).for_each(|p| draft.write(entry.pages, p, contexts[p]));
         }
         // An executor need not know how far a drafter is that it did not run.
         let draft_computed = if entry.speculates { end } else { 0 };
-        if !entry.samples() {
-            return Outcome { draft_computed, ..Outcome::default() };
-        }
-        self.verify(entry, contexts[end - 1], draft_computed)
+        let outcome = match entry.samples() {
+            true => self.verify(entry, contexts[end - 1], draft_computed),
+            false => Outcome { draft_computed, ..Outcome::default() },
+        };
+        self.remembered.insert(entry.id, end + outcome.accepted);
+        outcome
     }
 
     fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {
@@ -174,8 +180,8 @@ impl Fake {
             }
             drafts_context = mix(drafts_context, token);
             self.target.write(entry.pages, len + idx, drafts_context);
-            if idx + 1 < drafted {
-                self.draft.write(entry.pages, len + idx, drafts_context);
+            if let Some(draft) = self.draft.as_mut().filter(|_| idx + 1 < drafted) {
+                draft.write(entry.pages, len + idx, drafts_context);
             }
         }
         let accepted = tokens.len();

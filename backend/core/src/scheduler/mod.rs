@@ -2,19 +2,24 @@
 //! priority; sequences that decode go before chunks of prompts; pages are lent before a step starts,
 //! so that none fails for memory half way. Pure: it knows neither device nor clock.
 
+mod commit;
 mod plan;
+mod reuse;
+mod usage;
+
+pub use usage::Usage;
 
 #[cfg(test)]
 pub(crate) mod fake;
 #[cfg(test)]
 mod tests;
 
-use crate::adapt::{Step, Tuner};
-use crate::batch::{Emitted, Entry, Outcome};
+use crate::adapt::Tuner;
+use crate::batch::{Emitted, Entry};
 use crate::pages::{PagePool, pages_for};
-use crate::sequence::{FinishReason, Sequence, SequenceId};
+use crate::sequence::{Sequence, SequenceId};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// What an engine allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +37,10 @@ pub struct SchedulerConfig {
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
     pub max_queue: usize,
+    /// Whether texts that begin alike share the pages of their beginning.
+    pub reuse: bool,
+    /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
+    pub drafter_caches: bool,
 }
 
 /// Place in the order of service: priority, then arrival.
@@ -56,19 +65,31 @@ pub struct Part {
 pub struct Schedule {
     /// Who takes part. Empty only when there is nothing to do.
     pub parts: Vec<Part>,
+    /// Sequences that leave the queue for the first time with this step.
+    pub started: Vec<SequenceId>,
     /// Sequences that have left or lost their pages: the executor forgets them before the step.
     pub forgotten: Vec<SequenceId>,
 }
 
-/// What a step brought to a sequence.
+/// What a step brought to a sequence. Of every sequence that ends in a step there is exactly one event
+/// with `finished`, its last; there is none of those that the caller ended itself.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// Whose event it is.
     pub id: SequenceId,
-    /// New tokens; an end token is the last of them.
+    /// New tokens; an end token is the last of them. None if the step failed.
     pub emitted: Vec<Emitted>,
     /// The whole sequence, once it has ended; `finish` says why.
     pub finished: Option<Box<Sequence>>,
+}
+
+/// What was counted since the start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    iterations: u64,
+    preemptions: u64,
+    /// Of the last step.
+    context_tokens: usize,
 }
 
 /// Waiting and running sequences, and the pages.
@@ -79,9 +100,14 @@ pub struct Scheduler {
     pool: PagePool,
     waiting: BTreeMap<Key, Sequence>,
     running: BTreeMap<Key, Sequence>,
+    /// Of all that wait or run.
+    keys: HashMap<SequenceId, Key>,
+    /// How many of those that wait were preempted.
+    num_paused: usize,
     num_arrived: u64,
     /// To be told with the next schedule.
     forgotten: Vec<SequenceId>,
+    tally: Tally,
 }
 
 impl Scheduler {
@@ -98,23 +124,29 @@ impl Scheduler {
             tuner,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
+            keys: HashMap::new(),
+            num_paused: 0,
             num_arrived: 0,
             forgotten: Vec::new(),
+            tally: Tally::default(),
         }
     }
 
     /// Takes a request into the queue, if it can ever be served.
-    pub fn add(&mut self, sequence: Sequence) -> Result<()> {
+    pub fn add(&mut self, mut sequence: Sequence) -> Result<()> {
         self.check(&sequence)?;
         if !self.has_room() {
-            let (waiting, max_queue) = (self.waiting.len(), self.config.max_queue);
+            let (waiting, max_queue) = (self.num_waiting(), self.config.max_queue);
             return Err(Error::Capacity(format!(
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
-        assert!(self.key(sequence.id).is_none(), "sequence {} is added twice", sequence.id);
+        self.name_pages(&mut sequence);
         self.num_arrived += 1;
-        self.waiting.insert((sequence.limits.priority, self.num_arrived), sequence);
+        let key = (sequence.limits.priority, self.num_arrived);
+        let before = self.keys.insert(sequence.id, key);
+        assert!(before.is_none(), "sequence {} is added twice", sequence.id);
+        self.waiting.insert(key, sequence);
         Ok(())
     }
 
@@ -151,8 +183,9 @@ impl Scheduler {
 
     /// The next step, its pages lent. It must be committed before the next call.
     pub fn schedule(&mut self) -> Schedule {
-        let parts = self.plan();
-        Schedule { parts, forgotten: std::mem::take(&mut self.forgotten) }
+        let (parts, started) = self.plan();
+        self.count_rows(&parts);
+        Schedule { parts, started, forgotten: std::mem::take(&mut self.forgotten) }
     }
 
     /// The step as an executor takes it. Nothing may be removed between `schedule` and this.
@@ -176,91 +209,9 @@ impl Scheduler {
         schedule.parts.iter().map(entry).collect()
     }
 
-    /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
-    /// the drafter computed more than it does to draft say nothing about that.
-    pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
-        let drafts_only =
-            |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
-        if schedule.parts.iter().all(drafts_only) {
-            let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
-            let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
-            let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
-            let step = Step {
-                rows: chunks + drafted,
-                drafting: passes().filter(|&passes| passes > 0).count(),
-                draft_passes: passes().max().unwrap_or(0),
-            };
-            self.tuner.observe(step, ms);
-        }
-    }
-
-    /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
-    pub fn commit(&mut self, schedule: &Schedule, outcomes: Vec<Outcome>) -> Vec<Event> {
-        assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
-        let each = schedule.parts.iter().zip(outcomes);
-        each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
-    }
-
-    fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
-        let sequence = self.running.get_mut(&part.key)?;
-        assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
-        self.tuner.record(part.id, outcome.drafted, outcome.accepted);
-        let max_seq_len = self.config.max_seq_len;
-        let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
-        // What the next plain step needs stays: the pages of rejected rows go back.
-        self.pool.trim(&mut sequence.pages, pages_for(sequence.tokens.len()));
-        let finished = match sequence.finish {
-            Some(reason) => self.finish(part.id, reason).map(Box::new),
-            None => None,
-        };
-        (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
-    }
-
-    /// Ends a sequence that is no longer wanted.
-    pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
-        self.finish(id, FinishReason::Cancelled)
-    }
-
-    /// Ends a sequence for a reason that the caller found, and frees its pages.
-    pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
-        let key = self.key(id)?;
-        let mut sequence = self.waiting.remove(&key).or_else(|| self.running.remove(&key))?;
-        self.pool.trim(&mut sequence.pages, 0);
-        self.tuner.forget(id);
-        self.forgotten.push(id);
-        sequence.finish = Some(reason);
-        Some(sequence)
-    }
-
-    /// Takes a running sequence's pages away; it is computed again when its turn comes. Its tokens
-    /// stay as they are. Returns whether it was running.
-    pub fn preempt(&mut self, id: SequenceId) -> bool {
-        match self.key(id).filter(|key| self.running.contains_key(key)) {
-            Some(key) => self.preempt_key(key),
-            None => return false,
-        }
-        true
-    }
-
-    fn preempt_key(&mut self, key: Key) {
-        let Some(mut sequence) = self.running.remove(&key) else { return };
-        self.pool.trim(&mut sequence.pages, 0);
-        sequence.computed = 0;
-        sequence.draft_computed = 0;
-        sequence.counters.preemptions += 1;
-        self.forgotten.push(sequence.id);
-        // Its key puts it before all that came later.
-        self.waiting.insert(key, sequence);
-    }
-
-    fn key(&self, id: SequenceId) -> Option<Key> {
-        let mut all = self.running.iter().chain(&self.waiting);
-        all.find(|(_, sequence)| sequence.id == id).map(|(&key, _)| key)
-    }
-
     /// Whether the queue takes one more request.
     pub fn has_room(&self) -> bool {
-        self.waiting.len() < self.config.max_queue
+        self.num_waiting() < self.config.max_queue
     }
 
     /// Whether there is nothing to run.
@@ -273,9 +224,9 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Sequences that wait for their turn.
+    /// Sequences that wait for their first turn.
     pub fn num_waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() - self.num_paused
     }
 
     /// The pages.

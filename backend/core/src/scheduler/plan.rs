@@ -7,8 +7,8 @@
 
 use super::{Key, Part, Scheduler};
 use crate::adapt::Candidate;
-use crate::pages::{PAGE_TOKENS, pages_for};
-use crate::sequence::Sequence;
+use crate::pages::{PAGE_TOKENS, PageId, pages_for};
+use crate::sequence::{Sequence, SequenceId};
 
 /// A drafter that lags this far behind catches up even if nothing is drafted: what it has to catch
 /// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
@@ -22,6 +22,8 @@ struct Plan {
     /// Rows left of the drafter's first pass.
     draft_rows_left: usize,
     preempted: bool,
+    /// Sequences that are let in for the first time.
+    started: Vec<SequenceId>,
 }
 
 impl Plan {
@@ -48,20 +50,22 @@ impl Plan {
 }
 
 impl Scheduler {
-    pub(super) fn plan(&mut self) -> Vec<Part> {
+    /// The parts of the next step, and who takes part in one for the first time.
+    pub(super) fn plan(&mut self) -> (Vec<Part>, Vec<SequenceId>) {
         let budget = self.config.max_num_tokens;
         let mut plan = Plan {
             parts: Vec::new(),
             rows_left: budget,
             draft_rows_left: budget,
             preempted: false,
+            started: Vec::new(),
         };
         self.plan_decodes(&mut plan);
         self.plan_drafts(&mut plan);
         self.lend_pages(&mut plan);
         self.plan_prefills(&mut plan);
         self.admit(&mut plan);
-        plan.parts
+        (plan.parts, plan.started)
     }
 
     /// One row for every sequence whose last token alone is to be computed.
@@ -102,7 +106,8 @@ impl Scheduler {
         let pending = |sequence: &Sequence| Some(sequence.pending()).filter(|&num| num > 1);
         let running: usize = self.running.values().filter_map(pending).sum();
         let next = self.waiting.values().next().filter(|sequence| self.admits(sequence));
-        running + next.map_or(0, Sequence::pending)
+        let unknown = |next| Sequence::pending(next) - self.prefix(next).len() * PAGE_TOKENS;
+        running + next.map_or(0, unknown)
     }
 
     /// Lends every decoding sequence the pages of its row and its drafts.
@@ -133,7 +138,9 @@ impl Scheduler {
     fn lend(&mut self, part: &Part) {
         if let Some(sequence) = self.running.get_mut(&part.key) {
             let positions = sequence.computed + part.chunk + part.draft_len;
+            let held = sequence.pages.len();
             self.pool.grow(&mut sequence.pages, pages_for(positions));
+            sequence.counters.new_pages += (sequence.pages.len() - held) as u64;
         }
     }
 
@@ -192,7 +199,11 @@ impl Scheduler {
             if !self.admits(&self.waiting[&key]) || (speculates && plan.draft_rows_left == 0) {
                 return;
             }
-            if let Some(sequence) = self.waiting.remove(&key) {
+            if let Some(mut sequence) = self.leave_queue(key) {
+                if !sequence.is_paused() {
+                    plan.started.push(sequence.id);
+                }
+                self.take_prefix(&mut sequence);
                 self.running.insert(key, sequence);
                 self.plan_chunk(plan, key);
             }
@@ -200,7 +211,8 @@ impl Scheduler {
     }
 
     /// Whether a waiting sequence may start: all its known tokens must fit beside those of the
-    /// running ones, with a page more for each of these to grow into.
+    /// running ones, with a page more for each of these to grow into. It needs no page for what it
+    /// shares with them.
     fn admits(&self, sequence: &Sequence) -> bool {
         if self.running.is_empty() {
             return true;
@@ -209,7 +221,9 @@ impl Scheduler {
             pages_for(sequence.tokens.len()).saturating_sub(sequence.pages.len())
         };
         let reserved: usize = self.running.values().map(|running| known(running) + 1).sum();
+        let is_held = |page: &&PageId| self.pool.holders(**page) > 0;
+        let shared = self.prefix(sequence).iter().filter(is_held).count();
         self.running.len() < self.config.max_batch_size
-            && known(sequence) + reserved <= self.pool.free_pages()
+            && known(sequence) - shared + reserved <= self.pool.free_pages()
     }
 }

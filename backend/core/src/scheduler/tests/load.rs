@@ -1,7 +1,7 @@
 //! The scheduler under random load: texts, pages, budgets and order.
 
 use super::super::*;
-use super::world::{World, config};
+use super::world::{World, config, prompt};
 use crate::adapt::DraftPolicy;
 use crate::scheduler::fake;
 use crate::sequence::Limits;
@@ -10,15 +10,24 @@ use std::collections::BTreeSet;
 
 #[derive(Clone, Debug)]
 enum Action {
-    Add { prompt_len: usize, max_tokens: usize, draft_len: usize, priority: u32, ends: bool },
+    Add {
+        family: u64,
+        prompt_len: usize,
+        max_tokens: usize,
+        draft_len: usize,
+        priority: u32,
+        ends: bool,
+    },
     Step,
     Cancel(u64),
     Preempt(u64),
 }
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
-    let add = (1usize..50, 1usize..50, 0usize..6, 0u32..3, any::<bool>()).prop_map(
-        |(prompt_len, max_tokens, draft_len, priority, ends)| Action::Add {
+    // Prompts of a family begin alike.
+    let add = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3, any::<bool>()).prop_map(
+        |(family, prompt_len, max_tokens, draft_len, priority, ends)| Action::Add {
+            family,
             prompt_len,
             max_tokens,
             draft_len,
@@ -36,18 +45,21 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 }
 
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
-    (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12).prop_map(
-        |(max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue)| {
-            SchedulerConfig {
-                max_batch_size,
-                max_num_tokens,
-                max_seq_len,
-                max_draft_len,
-                num_pages,
-                max_queue,
-            }
-        },
-    )
+    let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
+    (sizes, any::<[bool; 2]>()).prop_map(|(sizes, [reuse, drafter_caches])| {
+        let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
+            sizes;
+        SchedulerConfig {
+            max_batch_size,
+            max_num_tokens,
+            max_seq_len,
+            max_draft_len,
+            num_pages,
+            max_queue,
+            reuse,
+            drafter_caches,
+        }
+    })
 }
 
 proptest! {
@@ -68,13 +80,13 @@ proptest! {
         let mut id = 0;
         for action in actions {
             match action {
-                Action::Add { prompt_len, max_tokens, draft_len, priority, ends } => {
+                Action::Add { family, prompt_len, max_tokens, draft_len, priority, ends } => {
                     id += 1;
                     let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
                     let limits =
                         Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
                     // Refused where it cannot fit; what is admitted must finish.
-                    let _ = world.add(id, prompt_len, limits);
+                    let _ = world.add_prompt(id, prompt(family, prompt_len), limits);
                 }
                 Action::Step => drop(world.step()),
                 Action::Cancel(id) => cancelled.extend(world.scheduler.cancel(id).map(|s| s.id)),

@@ -1,13 +1,14 @@
 //! The scheduler's behaviours, one at a time, against the fake model.
 
 mod load;
+mod reuse;
 mod world;
 
 use super::fake::limits;
 use super::*;
 use crate::adapt::DraftPolicy;
 use crate::batch::Executor;
-use crate::sequence::Limits;
+use crate::sequence::{FinishReason, Limits};
 use std::collections::BTreeSet;
 use world::{World, config};
 
@@ -115,6 +116,7 @@ fn a_sequence_removed_during_a_step_is_passed_over() {
     let mut world = World::fixed(config());
     (1..=3).for_each(|id| world.add(id, 5, limits(9, 2)).unwrap());
     let schedule = world.scheduler.schedule();
+    world.started.clone_from(&schedule.started);
     let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
     let cancelled = world.scheduler.cancel(1).unwrap();
     assert_eq!(cancelled.finish, Some(FinishReason::Cancelled));

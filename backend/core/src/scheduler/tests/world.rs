@@ -3,7 +3,7 @@
 use super::super::*;
 use crate::adapt::DraftPolicy;
 use crate::batch::Executor;
-use crate::pages::PageId;
+use crate::pages::{PAGE_TOKENS, PageId};
 use crate::scheduler::fake::{self, Fake};
 use crate::sequence::Limits;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,6 +34,8 @@ pub(super) fn config() -> SchedulerConfig {
         max_draft_len: 6,
         num_pages: 64,
         max_queue: 100,
+        reuse: true,
+        drafter_caches: true,
     }
 }
 
@@ -46,8 +48,8 @@ impl World {
         let tuner = Tuner::new(policy, config.max_draft_len, None, None);
         Self {
             scheduler: Scheduler::new(config.clone(), tuner),
+            executor: Fake::new(percent, 7, config.drafter_caches),
             config,
-            executor: Fake::new(percent, 7),
             expected: BTreeMap::new(),
             texts: BTreeMap::new(),
             finished: BTreeMap::new(),
@@ -62,7 +64,16 @@ impl World {
     }
 
     pub(super) fn add(&mut self, id: SequenceId, prompt_len: usize, limits: Limits) -> Result<()> {
-        let sequence = fake::sequence(id, prompt(id, prompt_len), limits);
+        self.add_prompt(id, prompt(id, prompt_len), limits)
+    }
+
+    pub(super) fn add_prompt(
+        &mut self,
+        id: SequenceId,
+        prompt: Vec<u32>,
+        limits: Limits,
+    ) -> Result<()> {
+        let sequence = fake::sequence(id, prompt, limits);
         let twin = sequence.clone();
         self.scheduler.add(sequence)?;
         self.expected.insert(id, fake::expected(&twin));
@@ -89,7 +100,8 @@ impl World {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
             if let Some(sequence) = event.finished {
-                self.finished.insert(event.id, *sequence);
+                let before = self.finished.insert(event.id, *sequence);
+                assert!(before.is_none(), "sequence {} ends twice", event.id);
             }
         }
         self.check_pages();
@@ -107,7 +119,9 @@ impl World {
             assert!(part.draft_len <= sequence.useful_draft_len(max_seq_len));
             assert_eq!(entry.speculates, part.draft_rows > 0);
             assert!(!entry.speculates || sequence.limits.draft_len > 0);
-            if !self.started.contains(&part.id) {
+            let is_new = schedule.started.contains(&part.id);
+            assert_eq!(is_new, !self.started.contains(&part.id), "sequence {}", part.id);
+            if is_new {
                 self.started.push(part.id);
             }
         }
@@ -136,12 +150,35 @@ impl World {
     fn check_pages(&self) {
         let held = || self.scheduler.running.values().flat_map(|sequence| &sequence.pages);
         let unique: BTreeSet<PageId> = held().copied().collect();
-        assert_eq!(unique.len(), held().count(), "a page has two owners");
         assert_eq!(unique.len() + self.scheduler.pool.free_pages(), self.config.num_pages);
         assert!(self.scheduler.waiting.values().all(|sequence| sequence.pages.is_empty()));
+        let paused =
+            self.scheduler.waiting.values().filter(|sequence| sequence.is_paused()).count();
+        assert_eq!(paused, self.scheduler.num_paused);
+        let num_sequences = self.scheduler.waiting.len() + self.scheduler.running.len();
+        assert_eq!(self.scheduler.keys.len(), num_sequences);
         for sequence in self.scheduler.running.values() {
             assert!(sequence.pages.len() <= pages_for(sequence.tokens.len()), "rows left behind");
+            self.check_kept(sequence);
         }
+    }
+
+    /// Kept pages are no more written, all others have one holder.
+    fn check_kept(&self, sequence: &Sequence) {
+        let Sequence { pages, kept_pages, page_keys, computed, draft_computed, limits, .. } =
+            sequence;
+        let (kept, own) = pages.split_at(*kept_pages);
+        let drafts = limits.draft_len > 0 && self.config.drafter_caches;
+        let written_from = if drafts { *draft_computed } else { *computed };
+        assert!(kept.len() * PAGE_TOKENS <= written_from);
+        let pool = &self.scheduler.pool;
+        for (&page, key) in kept.iter().zip(page_keys) {
+            assert_eq!(pool.find(key, drafts), Some(page));
+        }
+        assert!(own.iter().all(|&page| pool.holders(page) == 1));
+        let known: Vec<bool> =
+            page_keys.iter().map(|key| pool.find(key, false).is_some()).collect();
+        assert!(known.is_sorted_by(|a, b| a >= b), "kept without its beginning: {known:?}");
     }
 
     pub(super) fn run(&mut self) {

@@ -1,0 +1,74 @@
+//! What a full page holds, as a name: its tokens and all that came before them, since keys and values
+//! depend on both. 256 bits of a cryptographic hash, so that no two texts share a name, by chance or
+//! by design.
+
+use super::PAGE_TOKENS;
+
+/// Names the contents of a full page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageKey([u8; 32]);
+
+impl PageKey {
+    /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text.
+    fn new(parent: Option<&PageKey>, tokens: &[u32]) -> Self {
+        assert_eq!(tokens.len(), PAGE_TOKENS, "only full pages have keys");
+        let mut hasher = blake3::Hasher::new();
+        if let Some(PageKey(parent)) = parent {
+            hasher.update(parent);
+        }
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// Extends the keys of a text's first pages to all of its full ones.
+    pub fn extend(keys: &mut Vec<PageKey>, tokens: &[u32]) {
+        for page in tokens.chunks_exact(PAGE_TOKENS).skip(keys.len()) {
+            keys.push(Self::new(keys.last(), page));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn keys(tokens: &[u32]) -> Vec<PageKey> {
+        let mut keys = Vec::new();
+        PageKey::extend(&mut keys, tokens);
+        keys
+    }
+
+    proptest! {
+        #[test]
+        fn keys_agree_exactly_as_far_as_the_texts_do(
+            common in prop::collection::vec(0u32..3, 0..70),
+            tails in prop::array::uniform2(prop::collection::vec(0u32..3, 0..70)),
+        ) {
+            let texts = tails.map(|tail| [common.clone(), tail].concat());
+            let [a, b] = texts.each_ref().map(|text| keys(text));
+            prop_assert_eq!(a.len(), texts[0].len() / PAGE_TOKENS);
+            for idx in 0..a.len().min(b.len()) {
+                let end = (idx + 1) * PAGE_TOKENS;
+                prop_assert_eq!(a[idx] == b[idx], texts[0][..end] == texts[1][..end]);
+            }
+        }
+
+        #[test]
+        fn keys_can_be_extended_as_a_text_grows(
+            text in prop::collection::vec(any::<u32>(), 0..100), split in 0usize..100,
+        ) {
+            let mut grown = keys(&text[..split.min(text.len())]);
+            PageKey::extend(&mut grown, &text);
+            prop_assert_eq!(grown, keys(&text));
+        }
+    }
+
+    #[test]
+    fn the_same_tokens_further_on_are_another_page() {
+        let keys = keys(&[7; 3 * PAGE_TOKENS]);
+        assert!(keys[0] != keys[1] && keys[1] != keys[2]);
+    }
+}

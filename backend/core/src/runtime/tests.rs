@@ -1,0 +1,197 @@
+//! The loop around an executor that fails when it is told to, and whose every step is checked.
+
+use super::*;
+use crate::batch::{Entry, Outcome};
+use crate::pages::PAGE_TOKENS;
+use crate::scheduler::fake::{self, Fake};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Fails while the flag is up.
+struct Fragile {
+    fake: Fake,
+    fails: Arc<AtomicBool>,
+}
+
+impl Executor for Fragile {
+    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        match self.fails.load(Ordering::Relaxed) {
+            true => Err(Error::Device("out of order".into())),
+            false => self.fake.step(entries),
+        }
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.fake.forget(id);
+    }
+}
+
+const NUM_PAGES: usize = 12;
+
+fn runtime() -> (Runtime, Arc<AtomicBool>) {
+    let config = SchedulerConfig {
+        max_batch_size: 2,
+        max_num_tokens: 32,
+        max_seq_len: 128,
+        max_draft_len: 4,
+        num_pages: NUM_PAGES,
+        max_queue: 8,
+        reuse: true,
+        drafter_caches: true,
+    };
+    let fails = Arc::new(AtomicBool::new(false));
+    let runtime = Runtime {
+        limits: EngineLimits {
+            max_draft_len: 4,
+            max_batch_size: 2,
+            max_seq_len: 128,
+            max_num_tokens: 32,
+        },
+        scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
+        executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
+        memory: Memory::default(),
+        vocab_size: fake::VOCAB_SIZE as usize,
+        end_tokens: Vec::new(),
+        next_id: 0,
+        entropy: RandomState::new(),
+    };
+    (runtime, fails)
+}
+
+fn request(prompt_len: usize, max_tokens: usize) -> Request {
+    let prompt = (0..prompt_len as u32).map(|idx| idx % fake::VOCAB_SIZE).collect();
+    Request { prompt, max_tokens, ..Request::default() }
+}
+
+/// Runs to the end and gives the ended sequences; each of them must end once.
+fn run(runtime: &mut Runtime) -> Vec<Sequence> {
+    let mut ended: Vec<Sequence> = Vec::new();
+    while !runtime.is_idle() {
+        let step = runtime.step();
+        assert!(step.failure.is_none());
+        ended.extend(step.events.into_iter().filter_map(|event| event.finished).map(|s| *s));
+    }
+    let ids: std::collections::BTreeSet<SequenceId> = ended.iter().map(|s| s.id).collect();
+    assert_eq!(ids.len(), ended.len());
+    ended
+}
+
+fn reasons(events: &[Event]) -> Vec<(SequenceId, Option<FinishReason>)> {
+    let reason = |event: &Event| event.finished.as_ref().and_then(|sequence| sequence.finish);
+    events.iter().map(|event| (event.id, reason(event))).collect()
+}
+
+#[test]
+fn a_failed_step_ends_its_sequences_and_no_others() {
+    let (mut runtime, fails) = runtime();
+    let ids: Vec<_> = (0..4).map(|_| runtime.add(request(5, 9)).unwrap()).collect();
+    assert_eq!(runtime.step().started, ids[..2]);
+    fails.store(true, Ordering::Relaxed);
+    let step = runtime.step();
+    let failed = Some(FinishReason::Failed);
+    assert_eq!(reasons(&step.events), [(ids[0], failed), (ids[1], failed)]);
+    assert!(step.events.iter().all(|event| event.emitted.is_empty()));
+    assert_eq!(step.failure.unwrap().to_string(), "device: out of order");
+    assert!(step.started.is_empty());
+    let usage = runtime.usage();
+    assert_eq!((usage.running, usage.waiting, usage.used_pages), (0, 2, 0));
+
+    // The step that fails may be a sequence's first.
+    let step = runtime.step();
+    assert_eq!(step.started, ids[2..]);
+    assert_eq!(reasons(&step.events), [(ids[2], failed), (ids[3], failed)]);
+    assert!(runtime.is_idle());
+
+    fails.store(false, Ordering::Relaxed);
+    let id = runtime.add(request(5, 9)).unwrap();
+    let ended = run(&mut runtime);
+    assert_eq!((ended[0].id, ended[0].finish), (id, Some(FinishReason::Length)));
+    assert_eq!(ended[0].generated().len(), 9);
+}
+
+#[test]
+fn pages_of_a_failed_step_are_not_kept() {
+    let (mut runtime, fails) = runtime();
+    runtime.add(request(60, 9)).unwrap();
+    runtime.step();
+    fails.store(true, Ordering::Relaxed);
+    runtime.step();
+    // Two pages were full before it; the step would have filled a third.
+    let usage = runtime.usage();
+    assert_eq!((usage.cached_pages, usage.free_pages), (2, NUM_PAGES - 2));
+}
+
+#[test]
+fn a_sequence_starts_once_however_often_it_is_preempted() {
+    let (mut runtime, _) = runtime();
+    let id = runtime.add(request(5, 40)).unwrap();
+    let mut started = runtime.step().started;
+    for _ in 0..3 {
+        assert!(runtime.preempt(id));
+        assert_eq!((runtime.usage().paused, runtime.usage().waiting), (1, 0));
+        started.extend(runtime.step().started);
+    }
+    assert_eq!(started, [id]);
+    assert_eq!((runtime.usage().paused, runtime.usage().preemptions), (0, 3));
+    assert_eq!(run(&mut runtime)[0].counters.preemptions, 3);
+}
+
+/// A request in each stage of its life ends when the caller says so: its pages are free at once.
+#[test]
+fn a_sequence_can_be_ended_wherever_it_is() {
+    let (mut runtime, _) = runtime();
+    let decoding = runtime.add(request(5, 40)).unwrap();
+    let prefilling = runtime.add(request(60, 40)).unwrap();
+    runtime.step();
+    runtime.step();
+    let waiting = runtime.add(request(9, 40)).unwrap();
+    let usage = runtime.usage();
+    assert_eq!((usage.decoding, usage.prefilling, usage.waiting), (1, 1, 1));
+    assert!(runtime.preempt(decoding));
+
+    let ended = runtime.finish(decoding, FinishReason::Deadline).unwrap();
+    assert_eq!(ended.finish, Some(FinishReason::Deadline));
+    assert!(!ended.generated().is_empty());
+    assert_eq!(runtime.usage().paused, 0);
+    assert!(runtime.usage().used_pages > 0);
+    assert_eq!(runtime.cancel(prefilling).unwrap().finish, Some(FinishReason::Cancelled));
+    assert_eq!(runtime.usage().used_pages, 0);
+    assert!(runtime.cancel(prefilling).is_none());
+    assert!(runtime.cancel(waiting).unwrap().generated().is_empty());
+    assert!(runtime.is_idle());
+
+    let id = runtime.add(request(30, 20)).unwrap();
+    (0..3).for_each(|_| drop(runtime.step()));
+    assert!(runtime.usage().used_pages > 0);
+    assert!(runtime.cancel(id).is_some());
+    assert_eq!(runtime.usage().used_pages, 0);
+    assert!(run(&mut runtime).is_empty());
+}
+
+#[test]
+fn usage_tells_what_the_last_step_left() {
+    let (mut runtime, _) = runtime();
+    assert_eq!(
+        runtime.usage(),
+        Usage {
+            pages: NUM_PAGES,
+            free_pages: NUM_PAGES,
+            page_tokens: PAGE_TOKENS,
+            ..Usage::default()
+        }
+    );
+    (0..3).for_each(|_| drop(runtime.add(Request { draft_len: Some(0), ..request(20, 5) })));
+    runtime.step();
+    let usage = runtime.usage();
+    assert_eq!((usage.context_tokens, usage.iterations), (32, 1));
+    assert_eq!((usage.waiting, usage.running), (1, 2));
+    assert_eq!((usage.decoding, usage.prefilling), (1, 1));
+    assert_eq!((usage.used_pages, usage.free_pages), (3, NUM_PAGES - 3));
+    runtime.step();
+    assert_eq!(runtime.usage().context_tokens, 8);
+    runtime.step();
+    assert_eq!(runtime.usage().context_tokens, 0);
+    run(&mut runtime);
+    let usage = runtime.usage();
+    // All three begin with the same page, and none fills a second one.
+    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
+}

@@ -1,0 +1,118 @@
+//! How a step ends: its tokens taken in, or its sequences given up; and how a sequence ends or loses
+//! its pages between steps.
+
+use super::{Event, Key, Part, Schedule, Scheduler};
+use crate::adapt::Step;
+use crate::batch::Outcome;
+use crate::pages::pages_for;
+use crate::sequence::{FinishReason, Sequence, SequenceId};
+
+impl Scheduler {
+    /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
+    /// the drafter computed more than it does to draft say nothing about that.
+    pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
+        let drafts_only =
+            |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
+        if schedule.parts.iter().all(drafts_only) {
+            let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
+            let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
+            let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
+            let step = Step {
+                rows: chunks + drafted,
+                drafting: passes().filter(|&passes| passes > 0).count(),
+                draft_passes: passes().max().unwrap_or(0),
+            };
+            self.tuner.observe(step, ms);
+        }
+    }
+
+    /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
+    pub fn commit(&mut self, schedule: &Schedule, outcomes: Vec<Outcome>) -> Vec<Event> {
+        assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
+        let each = schedule.parts.iter().zip(outcomes);
+        each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
+    }
+
+    fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
+        let sequence = self.running.get_mut(&part.key)?;
+        assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
+        self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        let max_seq_len = self.config.max_seq_len;
+        let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
+        // What the next plain step needs stays: the pages of rejected rows go back.
+        let held = sequence.pages.len();
+        self.pool.trim(&mut sequence.pages, pages_for(sequence.tokens.len()));
+        sequence.counters.new_pages -= (held - sequence.pages.len()) as u64;
+        let finished = match sequence.finish {
+            Some(reason) => self.finish(part.id, reason).map(Box::new),
+            None => None,
+        };
+        self.keep_computed(part.key);
+        (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
+    }
+
+    /// Ends the sequences of a step that failed, in place of `commit`: what it left in their pages is
+    /// not known. All others are as they were before it.
+    pub fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {
+        let fail = |part: &Part| {
+            let sequence = self.finish(part.id, FinishReason::Failed)?;
+            Some(Event { id: part.id, emitted: Vec::new(), finished: Some(Box::new(sequence)) })
+        };
+        schedule.parts.iter().filter_map(fail).collect()
+    }
+
+    /// Ends a sequence that is no longer wanted.
+    pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
+        self.finish(id, FinishReason::Cancelled)
+    }
+
+    /// Ends a sequence, waiting or running, for a reason that the caller found. Its pages are free at
+    /// once. Gives the sequence; there is no event of it any more.
+    pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
+        let key = self.keys.remove(&id)?;
+        let mut sequence = match self.running.remove(&key) {
+            Some(sequence) => sequence,
+            None => self.leave_queue(key)?,
+        };
+        match reason {
+            // What a failed step did to its pages is not known.
+            FinishReason::Failed => self.pool.trim(&mut sequence.pages, 0),
+            _ => self.release(&mut sequence),
+        }
+        self.tuner.forget(id);
+        self.forgotten.push(id);
+        sequence.finish = Some(reason);
+        Some(sequence)
+    }
+
+    /// Takes a running sequence's pages away; it is computed again when its turn comes. Its tokens
+    /// stay as they are. Returns whether it was running.
+    pub fn preempt(&mut self, id: SequenceId) -> bool {
+        let running = |key: &&Key| self.running.contains_key(*key);
+        match self.keys.get(&id).filter(running).copied() {
+            Some(key) => self.preempt_key(key),
+            None => return false,
+        }
+        true
+    }
+
+    pub(super) fn preempt_key(&mut self, key: Key) {
+        let Some(mut sequence) = self.running.remove(&key) else { return };
+        self.release(&mut sequence);
+        sequence.computed = 0;
+        sequence.draft_computed = 0;
+        sequence.counters.preemptions += 1;
+        self.tally.preemptions += 1;
+        self.num_paused += 1;
+        self.forgotten.push(sequence.id);
+        // Its key puts it before all that came later.
+        self.waiting.insert(key, sequence);
+    }
+
+    /// Takes a sequence out of the queue.
+    pub(super) fn leave_queue(&mut self, key: Key) -> Option<Sequence> {
+        let sequence = self.waiting.remove(&key)?;
+        self.num_paused -= usize::from(sequence.is_paused());
+        Some(sequence)
+    }
+}

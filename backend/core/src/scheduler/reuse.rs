@@ -1,0 +1,103 @@
+//! Beginnings that several texts have in common are computed once. A full page is kept as soon as it
+//! is computed, and is not written again; who starts takes the kept pages that its text begins with.
+//!
+//! Every page holds a half for the target and one for the drafter. A sequence that speculates takes
+//! only pages with both, so that its drafter starts where the target does, and keeps only such pages
+//! while it runs. (To take the others and have the drafter catch up would write to shared pages, and
+//! leave the sequence without good drafts until it has caught up.)
+
+use super::{Key, Scheduler};
+use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey};
+use crate::sequence::Sequence;
+
+/// A page of running sequences that is to make way for a better one, at this place in their tables.
+struct Upgrade {
+    idx: usize,
+    old: PageId,
+    new: PageId,
+}
+
+impl Scheduler {
+    /// The kept pages that a waiting sequence can start with. The last known token is left to be
+    /// computed: its logits are needed.
+    pub(super) fn prefix(&self, sequence: &Sequence) -> Vec<PageId> {
+        let limit = (sequence.tokens.len() - 1) / PAGE_TOKENS;
+        let drafted = self.needs_draft_half(sequence);
+        let keys = sequence.page_keys.iter().take(limit);
+        keys.map_while(|key| self.pool.find(key, drafted)).collect()
+    }
+
+    /// Starts a sequence with the kept pages of its beginning.
+    pub(super) fn take_prefix(&mut self, sequence: &mut Sequence) {
+        let pages = self.prefix(sequence);
+        pages.iter().for_each(|&page| self.pool.hold(page));
+        sequence.computed = pages.len() * PAGE_TOKENS;
+        if sequence.limits.draft_len > 0 {
+            sequence.draft_computed = sequence.computed;
+        }
+        sequence.kept_pages = pages.len();
+        sequence.counters.reused_pages += pages.len() as u64;
+        sequence.counters.reused_tokens += sequence.computed as u64;
+        sequence.pages = pages;
+    }
+
+    fn needs_draft_half(&self, sequence: &Sequence) -> bool {
+        self.config.drafter_caches && sequence.limits.draft_len > 0
+    }
+
+    /// Names the full pages of a sequence.
+    pub(super) fn name_pages(&self, sequence: &mut Sequence) {
+        if self.config.reuse {
+            PageKey::extend(&mut sequence.page_keys, &sequence.tokens);
+        }
+    }
+
+    /// Keeps the full pages of a running sequence that no step will write to again.
+    pub(super) fn keep_computed(&mut self, key: Key) {
+        let Some(sequence) = self.running.get(&key) else { return };
+        let end = match self.needs_draft_half(sequence) {
+            true => sequence.draft_computed,
+            false => sequence.computed,
+        };
+        if self.config.reuse && end / PAGE_TOKENS > sequence.kept_pages {
+            let Some(mut sequence) = self.running.remove(&key) else { return };
+            self.keep(&mut sequence, end);
+            self.running.insert(key, sequence);
+        }
+    }
+
+    /// Takes a sequence's pages away, and keeps what is computed of the full ones.
+    pub(super) fn release(&mut self, sequence: &mut Sequence) {
+        self.keep(sequence, sequence.computed);
+        self.pool.trim(&mut sequence.pages, 0);
+        sequence.kept_pages = 0;
+    }
+
+    /// Keeps the full pages of a sequence's first `end` positions.
+    fn keep(&mut self, sequence: &mut Sequence, end: usize) {
+        self.name_pages(sequence);
+        let mut upgrades = Vec::new();
+        let end = (end / PAGE_TOKENS).min(sequence.page_keys.len());
+        for idx in sequence.kept_pages..end {
+            let drafted =
+                !self.config.drafter_caches || (idx + 1) * PAGE_TOKENS <= sequence.draft_computed;
+            let page = &mut sequence.pages[idx];
+            match self.pool.keep(*page, sequence.page_keys[idx], drafted) {
+                Kept::New => {}
+                Kept::Known(known) => *page = known,
+                Kept::Better(old) => upgrades.push(Upgrade { idx, old, new: *page }),
+            }
+        }
+        sequence.kept_pages = sequence.kept_pages.max(end);
+        upgrades.iter().for_each(|upgrade| self.upgrade(upgrade));
+    }
+
+    /// Has all that hold the old page take the new one: who holds a page that continues a kept one
+    /// must hold that one too, lest it be evicted first.
+    fn upgrade(&mut self, &Upgrade { idx, old, new }: &Upgrade) {
+        let tables = self.running.values_mut().map(|sequence| &mut sequence.pages);
+        for page in tables.filter_map(|table| table.get_mut(idx)).filter(|page| **page == old) {
+            self.pool.exchange(page, new);
+        }
+    }
+}

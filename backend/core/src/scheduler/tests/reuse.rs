@@ -1,0 +1,179 @@
+//! Texts that begin alike: what is shared, what is not, and what goes first when room is needed.
+
+use super::super::*;
+use super::world::{World, config, prompt};
+use crate::pages::{PAGE_TOKENS, PageId};
+use crate::scheduler::fake::limits;
+use std::collections::BTreeSet;
+
+/// Two full pages and a half.
+const PROMPT_LEN: usize = 40;
+
+/// Runs a request of its own and gives the tokens that it found computed.
+fn reused(world: &mut World, id: SequenceId, prompt: Vec<u32>, draft_len: usize) -> u64 {
+    world.add_prompt(id, prompt, limits(3, draft_len)).unwrap();
+    world.run();
+    world.finished[&id].counters.reused_tokens
+}
+
+fn pages(world: &World, id: SequenceId) -> &[PageId] {
+    &world.scheduler.running[&world.scheduler.keys[&id]].pages
+}
+
+#[test]
+fn a_text_starts_behind_the_full_pages_that_another_left() {
+    let mut world = World::fixed(config());
+    assert_eq!(reused(&mut world, 1, prompt(1, PROMPT_LEN), 4), 0);
+    assert_eq!(reused(&mut world, 2, prompt(1, PROMPT_LEN), 4), 32);
+    assert_eq!(world.finished[&2].counters.reused_pages, 2);
+    assert_eq!(world.finished[&2].counters.new_pages, 1);
+    assert_eq!(reused(&mut world, 3, prompt(3, PROMPT_LEN), 4), 0);
+    let mut forked = prompt(1, PROMPT_LEN);
+    forked[20] += 1;
+    assert_eq!(reused(&mut world, 4, forked, 4), 16);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn the_last_token_is_always_computed() {
+    let mut world = World::fixed(config());
+    assert_eq!(reused(&mut world, 1, prompt(1, 2 * PAGE_TOKENS), 0), 0);
+    assert_eq!(reused(&mut world, 2, prompt(1, 2 * PAGE_TOKENS), 0), 16);
+    assert_eq!(reused(&mut world, 3, prompt(1, 2 * PAGE_TOKENS + 1), 0), 32);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_conversation_goes_on_behind_its_last_answer() {
+    let mut world = World::fixed(config());
+    world.add(1, 20, limits(30, 4)).unwrap();
+    world.run();
+    let longer = [&world.finished[&1].tokens[..], &[1, 2, 3]].concat();
+    // The last token of the answer was never computed: 49 positions, three pages.
+    assert_eq!(reused(&mut world, 2, longer, 4), 48);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn texts_share_pages_while_they_run() {
+    let mut world = World::fixed(config());
+    world.add_prompt(1, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+    world.step();
+    world.add_prompt(2, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+    world.step();
+    assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
+    assert_ne!(pages(&world, 1)[2], pages(&world, 2)[2]);
+    assert!(world.scheduler.cancel(1).is_some());
+    assert_eq!(world.scheduler.usage().used_pages, pages(&world, 2).len());
+    world.run();
+    world.check_texts(&BTreeSet::from([1]));
+}
+
+#[test]
+fn texts_that_start_in_the_same_step_come_to_share_their_pages() {
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 128, ..config() });
+    for id in 1..=2 {
+        world.add_prompt(id, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+    }
+    world.step();
+    assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
+    world.run();
+    assert_eq!(world.finished[&2].counters.reused_tokens, 0);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn only_a_text_without_drafts_takes_pages_without_the_drafters_half() {
+    let mut world = World::fixed(config());
+    assert_eq!(reused(&mut world, 1, prompt(1, PROMPT_LEN), 0), 0);
+    assert_eq!(reused(&mut world, 2, prompt(1, PROMPT_LEN), 0), 32);
+    assert_eq!(reused(&mut world, 3, prompt(1, PROMPT_LEN), 4), 0);
+    // Those of the third took their place.
+    assert_eq!(reused(&mut world, 4, prompt(1, PROMPT_LEN), 4), 32);
+    assert_eq!(reused(&mut world, 5, prompt(1, PROMPT_LEN), 0), 32);
+    assert_eq!(world.scheduler.usage().cached_pages, 2);
+
+    let mut world = World::fixed(SchedulerConfig { drafter_caches: false, ..config() });
+    assert_eq!(reused(&mut world, 1, prompt(1, PROMPT_LEN), 0), 0);
+    assert_eq!(reused(&mut world, 2, prompt(1, PROMPT_LEN), 4), 32);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn the_drafter_starts_where_the_target_does() {
+    let mut world = World::fixed(config());
+    reused(&mut world, 1, prompt(1, PROMPT_LEN), 6);
+    world.add_prompt(2, prompt(1, PROMPT_LEN), limits(30, 6)).unwrap();
+    let first = &world.step().parts[0];
+    assert_eq!((first.chunk, first.draft_rows), (8, 8));
+    let second = &world.step().parts[0];
+    assert_eq!((second.draft_len, second.draft_rows), (6, 1));
+}
+
+#[test]
+fn a_running_text_moves_to_pages_that_have_the_drafters_half_too() {
+    let mut world = World::fixed(config());
+    world.add_prompt(1, prompt(1, PROMPT_LEN), limits(60, 0)).unwrap();
+    world.step();
+    let before = pages(&world, 1)[..2].to_vec();
+    world.add_prompt(2, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+    world.step();
+    assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
+    assert_ne!(pages(&world, 1)[..2], before);
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_preempted_text_goes_on_where_it_was() {
+    let mut world = World::fixed(config());
+    world.forced = true;
+    world.add(1, PROMPT_LEN, limits(60, 0)).unwrap();
+    (0..10).for_each(|_| drop(world.step()));
+    assert!(world.scheduler.preempt(1));
+    let part = &world.step().parts[0];
+    // 40 and 10 tokens are known; three pages were full.
+    assert_eq!(part.chunk, 2);
+    world.run();
+    assert_eq!(world.finished[&1].counters.reused_tokens, 48);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn the_page_unused_for_longest_is_given_up_first_from_the_end_of_its_text() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 8, ..config() });
+    for (id, name) in [(1, 1), (2, 2), (3, 1)] {
+        reused(&mut world, id, prompt(name, PROMPT_LEN), 0);
+    }
+    assert_eq!(world.scheduler.usage().cached_pages, 4);
+    // Five pages, where four are free.
+    reused(&mut world, 4, prompt(4, 70), 0);
+    assert_eq!(reused(&mut world, 5, prompt(1, PROMPT_LEN), 0), 32);
+    assert_eq!(reused(&mut world, 6, prompt(2, PROMPT_LEN), 0), 16);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_text_needs_no_room_for_what_it_shares() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 8, ..config() });
+    world.add_prompt(1, prompt(1, 66), limits(10, 0)).unwrap();
+    world.step();
+    world.step();
+    for id in 2..=3 {
+        world.add_prompt(id, prompt(1, 66), limits(10, 0)).unwrap();
+    }
+    assert_eq!(world.step().started, [2]);
+    assert_eq!(world.scheduler.usage().used_pages, 6);
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn nothing_is_kept_where_reuse_is_off() {
+    let mut world = World::fixed(SchedulerConfig { reuse: false, ..config() });
+    for id in 1..=3 {
+        assert_eq!(reused(&mut world, id, prompt(1, PROMPT_LEN), 4), 0);
+        assert_eq!(world.scheduler.usage().cached_pages, 0);
+    }
+    world.check_texts(&BTreeSet::new());
+}

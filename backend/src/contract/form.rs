@@ -1,0 +1,251 @@
+//! What a row of a request says, before it is put together: every option as given, or not.
+
+use super::{Contract, Echo, Report, Row};
+use crate::triton::{Error, Result};
+use spec_core::runtime::Request;
+use spec_core::sampling::SamplingParams;
+use spec_core::tokenizer::{Message, Tokenizer, check_stops};
+
+/// Most bytes of a prompt for each position of the engine: longer tokens are too rare to fill a prompt.
+const MAX_TOKEN_BYTES: usize = 128;
+/// Bytes of a letter in JSON at most, escaped.
+const ESCAPED_BYTES: usize = 6;
+
+/// The options of a row.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Form {
+    pub(super) text: Option<String>,
+    pub(super) messages: Option<String>,
+    pub(super) ids: Option<Vec<u32>>,
+    pub(super) input_len: Option<usize>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) min_tokens: usize,
+    pub(super) stops: Vec<String>,
+    pub(super) stop_tokens: Vec<u32>,
+    pub(super) stop_sequences: Vec<Vec<u32>>,
+    pub(super) bad_words: Vec<String>,
+    pub(super) bad_sequences: Vec<Vec<u32>>,
+    pub(super) bias_words: Vec<String>,
+    pub(super) bias_weights: Vec<f32>,
+    pub(super) logit_bias: Vec<(u32, f32)>,
+    pub(super) bias_len: Option<usize>,
+    pub(super) exclude_prompt: Option<bool>,
+    pub(super) temperature: Option<f32>,
+    pub(super) top_k: Option<usize>,
+    pub(super) top_p: Option<f32>,
+    pub(super) min_p: Option<f32>,
+    pub(super) repetition_penalty: Option<f32>,
+    pub(super) presence_penalty: Option<f32>,
+    pub(super) frequency_penalty: Option<f32>,
+    pub(super) seed: Option<u64>,
+    pub(super) logprobs: Option<usize>,
+    pub(super) ignore_eos: bool,
+    pub(super) draft_len: Option<usize>,
+    pub(super) pad_id: Option<i32>,
+    pub(super) report: Report,
+    pub(super) streams: bool,
+    pub(super) stop: bool,
+}
+
+impl Form {
+    /// Puts the row together. Everything that the runtime will ask of it is checked here.
+    pub(super) fn into_row(self, contract: &Contract, tokenizer: &Tokenizer) -> Result<Row> {
+        let (prompt, text) = self.prompt(contract, tokenizer)?;
+        let prompt_len = prompt.len();
+        check_stops(&self.stops).map_err(|error| contract.error(error))?;
+        let sampling = self.sampling(contract, tokenizer)?;
+        let request = Request {
+            max_tokens: self.max_tokens(contract, prompt_len)?,
+            draft_len: self.draft_len(contract)?,
+            sampling,
+            ignore_eos: self.ignore_eos,
+            stop_tokens: self.stop_tokens.clone(),
+            priority: 0,
+            prompt,
+        };
+        let stops = self.stops.into_iter().filter(|stop| !stop.is_empty()).collect();
+        let excludes = self.exclude_prompt.unwrap_or(contract.settings.exclude_prompt);
+        let echo = match text {
+            _ if excludes => Echo::None,
+            Some(text) => Echo::Text(text),
+            None => Echo::Ids(request.prompt.clone()),
+        };
+        let pad_id = self.pad_id.unwrap_or(-1);
+        Ok(Row { request, stops, stop_sequences: self.stop_sequences, echo, prompt_len, pad_id })
+    }
+
+    /// The prompt's tokens, and its text where it is a text.
+    fn prompt(
+        &self,
+        contract: &Contract,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<u32>, Option<String>)> {
+        let max_bytes = contract.limits.max_seq_len.saturating_mul(MAX_TOKEN_BYTES);
+        match (&self.text, &self.messages) {
+            (Some(_), Some(_)) => Err(Error::invalid_arg("text_input and messages are both given")),
+            (None, None) => Err(Error::invalid_arg("neither text_input nor messages is given")),
+            (Some(text), None) => {
+                at_most_bytes("text_input", text, max_bytes)?;
+                let ids = encode(text, tokenizer).map_err(|error| contract.error(error))?;
+                Ok((checked_len("text_input", ids, contract)?, Some(text.clone())))
+            }
+            (None, Some(messages)) => {
+                at_most_bytes("messages", messages, max_bytes.saturating_mul(ESCAPED_BYTES))?;
+                let text = render(messages, tokenizer)?;
+                at_most_bytes("messages", &text, max_bytes)?;
+                let ids = tokenizer.encode(&text, false).map_err(|error| contract.error(error))?;
+                Ok((checked_len("messages", ids, contract)?, Some(text)))
+            }
+        }
+    }
+
+    /// As asked, if it fits; else what fits of the default.
+    fn max_tokens(&self, contract: &Contract, prompt_len: usize) -> Result<usize> {
+        let max_seq_len = contract.limits.max_seq_len;
+        let room = max_seq_len - prompt_len;
+        match self.max_tokens {
+            Some(asked) if asked > room => Err(Error::invalid_arg(format!(
+                "{}: {asked} after a prompt of {prompt_len} tokens is {}, max_seq_len is {max_seq_len}",
+                contract.profile.spell("max_tokens"),
+                asked.saturating_add(prompt_len),
+            ))),
+            Some(asked) => Ok(asked),
+            None => Ok(contract.settings.default_max_tokens.unwrap_or(256).min(room)),
+        }
+    }
+
+    fn draft_len(&self, contract: &Contract) -> Result<Option<usize>> {
+        let max_draft_len = contract.limits.max_draft_len;
+        match self.draft_len {
+            Some(len) if len > max_draft_len => Err(Error::invalid_arg(format!(
+                "num_draft_tokens: {len} exceeds max_draft_len {max_draft_len}"
+            ))),
+            len => Ok(len),
+        }
+    }
+
+    fn sampling(&self, contract: &Contract, tokenizer: &Tokenizer) -> Result<SamplingParams> {
+        let mut params = SamplingParams::default();
+        let defaults = &contract.settings.sampling;
+        defaults.apply(&mut params);
+        let write = |slot: &mut f32, given: Option<f32>| *slot = given.unwrap_or(*slot);
+        write(&mut params.top_p, self.top_p);
+        write(&mut params.min_p, self.min_p);
+        write(&mut params.repetition_penalty, self.repetition_penalty);
+        write(&mut params.presence_penalty, self.presence_penalty);
+        write(&mut params.frequency_penalty, self.frequency_penalty);
+        params.top_k = self.top_k.unwrap_or(params.top_k);
+        params.seed = self.seed.or(params.seed);
+        params.min_tokens = self.min_tokens;
+        params.logprobs = self.logprobs.or(self.report.any_log_probs().then_some(0));
+        params.temperature = match (self.temperature, defaults.temperature) {
+            (Some(given), _) | (None, Some(given)) => given,
+            (None, None) if self.wants_draws() => 1.0,
+            (None, None) => params.temperature,
+        };
+        params.logit_bias = self.biases(tokenizer)?;
+        params.bad_words = self.banned(contract, tokenizer)?;
+        params.validate(contract.vocab_size).map_err(|error| contract.error(error))?;
+        Ok(params)
+    }
+
+    /// Options that mean something only where tokens are drawn.
+    fn wants_draws(&self) -> bool {
+        self.top_k.is_some_and(|k| k > 1)
+            || self.top_p.is_some_and(|p| p < 1.0)
+            || self.min_p.is_some_and(|p| p > 0.0)
+    }
+
+    fn banned(&self, contract: &Contract, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
+        let words = self.bad_words.iter().filter(|word| !word.is_empty());
+        let encoded: spec_core::Result<Vec<_>> =
+            words.map(|word| tokenizer.encode(word, false)).collect();
+        let mut banned = encoded.map_err(|error| contract.error(error))?;
+        banned.extend(self.bad_sequences.iter().cloned());
+        Ok(banned)
+    }
+
+    fn biases(&self, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>> {
+        let (words, weights) = (&self.bias_words, &self.bias_weights);
+        if words.len() != weights.len() {
+            return Err(Error::invalid_arg(format!(
+                "embedding_bias_words has {} entries, embedding_bias_weights {}",
+                words.len(),
+                weights.len()
+            )));
+        }
+        let mut biases = self.logit_bias.clone();
+        for (word, &weight) in words.iter().zip(weights) {
+            match tokenizer.encode(word, false).as_deref() {
+                Ok(&[token]) => biases.push((token, weight)),
+                Ok(tokens) => {
+                    return Err(Error::invalid_arg(format!(
+                        "embedding_bias_words: '{}' is {} tokens, only words of 1 can be biased",
+                        excerpt(word),
+                        tokens.len()
+                    )));
+                }
+                Err(error) => {
+                    return Err(Error::invalid_arg(format!("embedding_bias_words: {error}")));
+                }
+            }
+        }
+        Ok(biases)
+    }
+}
+
+impl Report {
+    fn any_log_probs(&self) -> bool {
+        self.log_probs || self.cum_log_probs
+    }
+}
+
+/// The ids of a text, with what the tokenizer puts around one. A text that a client has made with a chat
+/// template begins with the begin token already, and does not get a second one.
+fn encode(text: &str, tokenizer: &Tokenizer) -> spec_core::Result<Vec<u32>> {
+    let mut ids = tokenizer.encode(text, true)?;
+    if let (Some(bos), &[first, second, ..]) = (tokenizer.bos(), ids.as_slice())
+        && first == bos
+        && second == bos
+    {
+        ids.remove(0);
+    }
+    Ok(ids)
+}
+
+fn render(messages: &str, tokenizer: &Tokenizer) -> Result<String> {
+    let messages: Vec<Message> = serde_json::from_str(messages).map_err(|error| {
+        Error::invalid_arg(format!("messages: not a JSON list of {{role, content}}: {error}"))
+    })?;
+    let template = tokenizer
+        .chat_template()
+        .ok_or_else(|| Error::unsupported("messages: the model has no chat template"))?;
+    template.render(&messages, true).map_err(|error| Error::invalid_arg(error.to_string()))
+}
+
+fn checked_len(name: &str, ids: Vec<u32>, contract: &Contract) -> Result<Vec<u32>> {
+    let max_seq_len = contract.limits.max_seq_len;
+    if ids.is_empty() {
+        return Err(Error::invalid_arg(format!("{name}: 0 tokens, at least 1 is needed")));
+    }
+    if ids.len() >= max_seq_len {
+        return Err(Error::invalid_arg(format!(
+            "{name}: {} tokens, max_seq_len is {max_seq_len} with at least one generated",
+            ids.len()
+        )));
+    }
+    Ok(ids)
+}
+
+fn at_most_bytes(name: &str, text: &str, max_bytes: usize) -> Result<()> {
+    if text.len() <= max_bytes {
+        return Ok(());
+    }
+    let bytes = text.len();
+    Err(Error::invalid_arg(format!("{name}: {bytes} bytes, at most {max_bytes} are allowed")))
+}
+
+/// The beginning of a client's text, for a message.
+pub(super) fn excerpt(text: &str) -> String {
+    text.chars().take(40).collect()
+}

@@ -1,0 +1,150 @@
+//! What clients say and hear: tensors and request parameters in, calls of the core out, and back.
+//!
+//! A profile is a set of names. Each has one table of inputs and one of outputs, and everything that knows
+//! names comes from them: the model's configuration, the parser, the responses and the users' reference.
+//! All of it is pure; nothing a client sends makes it panic.
+
+mod config;
+mod form;
+mod options;
+mod parse;
+mod reply;
+mod table;
+mod text;
+mod value;
+
+use crate::parameters::Settings;
+use crate::triton::{Code, Error, Result};
+use crate::triton::{Parameter, Tensor};
+use spec_core::engine::Limits;
+use spec_core::runtime::Request;
+use spec_core::tokenizer::Tokenizer;
+
+pub use reply::{Finish, Reply, RowReply, Times};
+
+/// A set of names of inputs and outputs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Text in, text out, as TensorRT-LLM's `tensorrt_llm_bls`.
+    #[default]
+    Text,
+    /// Token ids in, token ids out, as TensorRT-LLM's `tensorrt_llm`.
+    Token,
+    /// Text in, text out, as Triton's vLLM backend.
+    Vllm,
+}
+
+/// What a model takes and gives.
+#[derive(Clone, Debug)]
+pub struct Contract {
+    /// The names.
+    pub profile: Profile,
+    settings: Settings,
+    limits: Limits,
+    vocab_size: usize,
+}
+
+/// One Triton request.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// What to generate, a row of the batch each. None in a stop request.
+    pub rows: Vec<Row>,
+    /// Whether each new piece of text is a response of its own.
+    pub streams: bool,
+    /// What responses carry beside the text.
+    pub report: Report,
+    /// It ends the request of the same id, and asks for nothing else.
+    pub stop: bool,
+}
+
+/// One row of a request.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// For the runtime.
+    pub request: Request,
+    /// Strings that end the text.
+    pub stops: Vec<String>,
+    /// Sequences of several tokens that end the output, which keeps them. Those of one token are in `request`.
+    pub stop_sequences: Vec<Vec<u32>>,
+    /// What comes before the output.
+    pub echo: Echo,
+    /// Tokens of the prompt.
+    pub prompt_len: usize,
+    /// Fills up rows that are shorter than others.
+    pub pad_id: i32,
+}
+
+/// The prompt, as part of the output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Echo {
+    /// Left out.
+    #[default]
+    None,
+    /// As text.
+    Text(String),
+    /// As tokens.
+    Ids(Vec<u32>),
+}
+
+/// What responses carry beside the text; the same for all rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Log-probabilities of the tokens.
+    pub log_probs: bool,
+    /// Their sum.
+    pub cum_log_probs: bool,
+    /// Counts of speculation and the KV cache, and times.
+    pub perf_metrics: bool,
+    /// The length of the prompt.
+    pub num_input_tokens: bool,
+    /// The number of tokens in each response.
+    pub num_output_tokens: bool,
+    /// Why the text ended.
+    pub finish_reason: bool,
+}
+
+impl Contract {
+    /// The contract of a model: `limits` are the loaded engine's, `vocab_size` the target's.
+    pub fn new(settings: &Settings, limits: &Limits, vocab_size: usize) -> Self {
+        let (settings, limits) = (settings.clone(), limits.clone());
+        Self { profile: settings.profile, settings, limits, vocab_size }
+    }
+
+    /// Adds what a model configuration (Triton's JSON) leaves out: inputs, outputs, `max_batch_size` and the
+    /// transaction policy. What it says must agree with the profile.
+    pub fn complete(&self, config: &mut serde_json::Value) -> Result<()> {
+        config::complete(self.profile, self.limits.max_batch_size, config)
+    }
+
+    /// Checks a configuration that nobody completes.
+    pub fn check(&self, config: &serde_json::Value) -> Result<()> {
+        config::check(self.profile, config)
+    }
+
+    /// Reads a request.
+    pub fn parse(
+        &self,
+        inputs: &[Tensor],
+        parameters: &[(String, Parameter)],
+        tokenizer: &Tokenizer,
+    ) -> Result<Call> {
+        parse::parse(self, inputs, parameters, tokenizer)
+    }
+
+    /// The output tensors of one response.
+    pub fn outputs(&self, call: &Call, reply: &Reply) -> Vec<Tensor> {
+        reply::outputs(self.profile, call, reply)
+    }
+
+    /// What the client is told of an error of the core, with its own name of the field.
+    pub fn error(&self, error: spec_core::Error) -> Error {
+        match error {
+            spec_core::Error::BadRequest { field, message } => {
+                Error::invalid_arg(format!("{}: {message}", self.profile.spell(field)))
+            }
+            error @ spec_core::Error::Unsupported(_) => Error::unsupported(error.to_string()),
+            error @ spec_core::Error::Capacity(_) => Error::unavailable(error.to_string()),
+            error => Error::new(Code::Internal, error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The options of a request, each once: profiles give them names.
+
+use super::table::{Action, Checked, Opt};
+use crate::triton::DataType;
+
+pub(super) const TEXT_INPUT: Opt =
+    Opt { action: Action::Text(|form, text| put(&mut form.text, text)), help: "the prompt" };
+pub(super) const MESSAGES: Opt = Opt {
+    action: Action::Text(|form, json| put(&mut form.messages, json)),
+    help: "a conversation, as a JSON list of objects with `role` and `content`, which the model's chat template makes the prompt of",
+};
+pub(super) const MAX_TOKENS: Opt = Opt {
+    action: Action::Int(|form, n| put(&mut form.max_tokens, at_least(1, n)?)),
+    help: "tokens to generate at most; with the prompt at most the engine's `max_seq_len`. Absent: parameter `default_max_tokens`, cut to what fits",
+};
+pub(super) const MIN_TOKENS: Opt = Opt {
+    action: Action::Int(|form, n| {
+        form.min_tokens = form.min_tokens.max(at_least(0, n)?);
+        Ok(())
+    }),
+    help: "the model's end tokens cannot come before this many tokens",
+};
+pub(super) const STOP_WORDS: Opt = Opt {
+    action: Action::Texts(|form, words| write(&mut form.stops, words)),
+    help: "the text ends before the first of these; empty ones are ignored",
+};
+pub(super) const BAD_WORDS: Opt = Opt {
+    action: Action::Texts(|form, words| write(&mut form.bad_words, words)),
+    help: "the tokens of these never come; empty ones are ignored",
+};
+pub(super) const EXCLUDE_INPUT: Opt = Opt {
+    action: Action::Flag(|form, flag| put(&mut form.exclude_prompt, flag)),
+    help: "leave the prompt out of the output. Absent: parameter `exclude_input_in_output`",
+};
+pub(super) const END_ID: Opt = Opt {
+    action: Action::Int(|form, id| match id {
+        -1 => write(&mut form.ignore_eos, true),
+        _ => {
+            form.stop_tokens.push(token(id)?);
+            Ok(())
+        }
+    }),
+    help: "the text also ends at this token; -1: it does not end at the model's end tokens",
+};
+pub(super) const PAD_ID: Opt = Opt {
+    action: Action::Int(|form, id| {
+        put(&mut form.pad_id, i32::try_from(id).map_err(|_| format!("{id} is no token"))?)
+    }),
+    help: "fills up rows of token ids that are shorter than others. Absent: -1",
+};
+pub(super) const TOP_K: Opt = Opt {
+    action: Action::Int(|form, k| put(&mut form.top_k, at_least(0, k)?)),
+    help: "draw from this many of the likeliest tokens; 0: from all",
+};
+pub(super) const TOP_P: Opt = Opt {
+    // TensorRT-LLM's rule: nothing or less means not set. NaN goes on, to be refused.
+    action: Action::Float(|form, p| write(&mut form.top_p, (!(p <= 0.0)).then_some(p))),
+    help: "draw from the likeliest tokens that together are this probable; 0 or less: not set",
+};
+pub(super) const MIN_P: Opt = Opt {
+    action: Action::Float(|form, p| put(&mut form.min_p, p)),
+    help: "draw from tokens at least this fraction as likely as the likeliest",
+};
+pub(super) const TEMPERATURE: Opt = Opt {
+    action: Action::Float(|form, t| put(&mut form.temperature, t)),
+    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where `top_k` above 1, `top_p` below 1 or `min_p` above 0 is given, else 0",
+};
+pub(super) const LENGTH_PENALTY: Opt = Opt {
+    action: Action::Float(|_, penalty| match penalty {
+        0.0 | 1.0 => Ok(()),
+        _ => Err(format!(
+            "{penalty} is not 0 or 1: it acts on beam search alone, which is not built in"
+        )),
+    }),
+    help: "0 or 1, which do nothing",
+};
+pub(super) const REPETITION_PENALTY: Opt = Opt {
+    action: Action::Float(|form, penalty| put(&mut form.repetition_penalty, penalty)),
+    help: "above 0, at most 100; above 1 makes tokens of prompt and output less likely",
+};
+pub(super) const PRESENCE_PENALTY: Opt = Opt {
+    action: Action::Float(|form, penalty| put(&mut form.presence_penalty, penalty)),
+    help: "-2 to 2, taken once from the logits of tokens in the output",
+};
+pub(super) const FREQUENCY_PENALTY: Opt = Opt {
+    action: Action::Float(|form, penalty| put(&mut form.frequency_penalty, penalty)),
+    help: "-2 to 2, taken from the logits of tokens in the output as often as they occur",
+};
+pub(super) const SEED: Opt = Opt {
+    action: Action::Uint(|form, seed| put(&mut form.seed, seed)),
+    help: "the same seed gives the same text. Absent: every request draws anew",
+};
+pub(super) const IGNORE_EOS: Opt = Opt {
+    action: Action::Flag(|form, flag| {
+        form.ignore_eos |= flag;
+        Ok(())
+    }),
+    help: "go on after the model's end tokens",
+};
+pub(super) const RETURN_LOG_PROBS: Opt = Opt {
+    action: Action::Flag(|form, flag| {
+        (form.report.log_probs, form.report.cum_log_probs) = (flag, flag);
+        Ok(())
+    }),
+    help: "send `output_log_probs` and `cum_log_probs`",
+};
+pub(super) const RETURN_LOGITS: Opt = Opt {
+    action: Action::Flag(|_, flag| match flag {
+        true => Err(NOT_BUILT.into()),
+        false => Ok(()),
+    }),
+    help: "only false: logits are not sent",
+};
+pub(super) const ONE_ONLY: Opt = Opt {
+    action: Action::Int(|_, n| match n {
+        1 => Ok(()),
+        _ => Err(format!("{n}, only 1 is supported")),
+    }),
+    help: "only 1",
+};
+pub(super) const STREAM: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.streams, flag)),
+    help: "send the output as it comes; needs a decoupled model",
+};
+pub(super) const BIAS_WORDS: Opt = Opt {
+    action: Action::Texts(|form, words| write(&mut form.bias_words, words)),
+    help: "words of one token whose logits `embedding_bias_weights` are added to",
+};
+pub(super) const BIAS_WEIGHTS: Opt = Opt {
+    action: Action::Floats(|form, weights| write(&mut form.bias_weights, weights)),
+    help: "one for each of `embedding_bias_words`",
+};
+pub(super) const NUM_DRAFT_TOKENS: Opt = Opt {
+    action: Action::Int(|form, n| put(&mut form.draft_len, at_least(0, n)?)),
+    help: "draft tokens in a step at most, up to the engine's `max_draft_len`; 0 decodes plainly",
+};
+pub(super) const USE_DRAFT_LOGITS: Opt = Opt {
+    action: Action::Flag(|_, _| Ok(())),
+    help: "accepted; the output has the target's distribution either way",
+};
+pub(super) const RETURN_PERF_METRICS: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.perf_metrics, flag)),
+    help: "send the counts of speculation and KV cache and the times, on the last response",
+};
+pub(super) const RETURN_NUM_INPUT_TOKENS: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.num_input_tokens, flag)),
+    help: "send `num_input_tokens`",
+};
+pub(super) const RETURN_NUM_OUTPUT_TOKENS: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.num_output_tokens, flag)),
+    help: "send `num_output_tokens`",
+};
+pub(super) const RETURN_FINISH_REASON: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.finish_reason, flag)),
+    help: "send `finish_reason`",
+};
+
+/// How a setter says that a thing is known and not built: the answer is UNSUPPORTED then.
+pub(super) const NOT_BUILT: &str = "is not supported";
+
+/// An input that is declared so that a client who sends it hears why not.
+pub(super) const fn refused(datatype: DataType, dims: &'static [i64], why: &'static str) -> Opt {
+    Opt { action: Action::Refused(datatype, dims), help: why }
+}
+
+fn write<T>(slot: &mut T, value: T) -> Checked {
+    *slot = value;
+    Ok(())
+}
+
+fn put<T>(slot: &mut Option<T>, value: T) -> Checked {
+    write(slot, Some(value))
+}
+
+fn at_least(low: i64, value: i64) -> Checked<usize> {
+    let allowed = if value >= low { usize::try_from(value).ok() } else { None };
+    allowed.ok_or_else(|| format!("{value}, at least {low} is needed"))
+}
+
+/// Whether the vocabulary has it is checked where the vocabulary is known.
+pub(super) fn token(id: i64) -> Checked<u32> {
+    u32::try_from(id).map_err(|_| format!("{id} is no token"))
+}

@@ -1,0 +1,150 @@
+//! One Triton request, read: tensors over request parameters over the model's defaults.
+
+use super::form::Form;
+use super::options::NOT_BUILT;
+use super::table::{Action, Input};
+use super::value::{self, Value};
+use super::{Call, Contract, Profile};
+use crate::triton::{Error, Result};
+use crate::triton::{Parameter, Tensor};
+use spec_core::tokenizer::Tokenizer;
+
+/// Reads a request for `contract`.
+pub(super) fn parse(
+    contract: &Contract,
+    inputs: &[Tensor],
+    parameters: &[(String, Parameter)],
+    tokenizer: &Tokenizer,
+) -> Result<Call> {
+    let profile = contract.profile;
+    let mut given = Given::default();
+    given.tensors(profile, inputs)?;
+    let mut common = Form::default();
+    given.parameters(profile, parameters, &mut common)?;
+    let forms = given.forms(common)?;
+    let (streams, report) = (forms[0].streams, forms[0].report);
+    if forms.iter().any(|form| (form.streams, form.report) != (streams, report)) {
+        return Err(Error::invalid_arg("rows of a batch differ in what they stream or return"));
+    }
+    if forms.iter().any(|form| form.stop) {
+        return Ok(Call { stop: true, ..Call::default() });
+    }
+    if streams && !contract.settings.decoupled {
+        return Err(Error::invalid_arg(
+            "Streaming is only supported if model is deployed using decoupled mode.",
+        ));
+    }
+    let rows = forms.into_iter().map(|form| form.into_row(contract, tokenizer));
+    Ok(Call { rows: rows.collect::<Result<_>>()?, streams, report, stop: false })
+}
+
+/// Input tensors, cut into rows.
+#[derive(Default)]
+struct Given {
+    columns: Vec<(&'static Input, Vec<Value>)>,
+}
+
+impl Given {
+    fn tensors(&mut self, profile: Profile, inputs: &[Tensor]) -> Result<()> {
+        for tensor in inputs {
+            let input = profile.input(&tensor.name).ok_or_else(|| unknown(&tensor.name))?;
+            if self.has(input.name) {
+                return Err(Error::invalid_arg(format!("{}: given twice", input.name)));
+            }
+            refuse(input)?;
+            let rows = value::rows(tensor, &input.option.action, profile.batches())?;
+            if let Some((first, other)) = self.columns.first()
+                && other.len() != rows.len()
+            {
+                return Err(Error::invalid_arg(format!(
+                    "{}: a batch of {}, {} has one of {}",
+                    input.name,
+                    rows.len(),
+                    first.name,
+                    other.len()
+                )));
+            }
+            self.columns.push((input, rows));
+        }
+        Ok(())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.columns.iter().any(|(input, _)| input.name == name)
+    }
+
+    /// Options that come as request parameters hold for all rows, where no tensor says otherwise.
+    fn parameters(
+        &self,
+        profile: Profile,
+        parameters: &[(String, Parameter)],
+        form: &mut Form,
+    ) -> Result<()> {
+        for (idx, (name, parameter)) in parameters.iter().enumerate() {
+            if is_reserved(name) || self.has(name) {
+                continue;
+            }
+            let input = profile.input(name).ok_or_else(|| unknown_parameter(name))?;
+            if parameters[..idx].iter().any(|(earlier, _)| earlier == name) {
+                return Err(Error::invalid_arg(format!("{name}: given twice")));
+            }
+            refuse(input)?;
+            let action = &input.option.action;
+            let json = value::parameter_json(parameter).map_err(|wrong| named(name, &wrong))?;
+            Value::from_json(&json, action)
+                .and_then(|value| value.apply(action, form))
+                .map_err(|wrong| named(name, &wrong))?;
+        }
+        Ok(())
+    }
+
+    fn forms(self, common: Form) -> Result<Vec<Form>> {
+        let num_rows = self.columns.first().map_or(1, |(_, rows)| rows.len());
+        let mut forms = vec![common; num_rows];
+        for (input, rows) in self.columns {
+            for (form, value) in forms.iter_mut().zip(rows) {
+                value
+                    .apply(&input.option.action, form)
+                    .map_err(|wrong| named(input.name, &wrong))?;
+            }
+        }
+        Ok(forms)
+    }
+}
+
+impl Profile {
+    fn input(self, name: &str) -> Option<&'static Input> {
+        self.inputs().iter().find(|input| input.name == name)
+    }
+}
+
+/// What Triton's frontends add of themselves.
+fn is_reserved(name: &str) -> bool {
+    const NAMES: [&str; 6] =
+        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers"];
+    name.starts_with("triton_") || name.starts_with("binary_data") || NAMES.contains(&name)
+}
+
+fn refuse(input: &Input) -> Result<()> {
+    match input.option.action {
+        Action::Refused(..) => {
+            Err(Error::unsupported(format!("{} {NOT_BUILT}: {}", input.name, input.option.help)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn named(name: &str, wrong: &str) -> Error {
+    match wrong {
+        NOT_BUILT => Error::unsupported(format!("{name} {wrong}")),
+        _ => Error::invalid_arg(format!("{name}: {wrong}")),
+    }
+}
+
+fn unknown(name: &str) -> Error {
+    Error::invalid_arg(format!("input '{name}' is not known"))
+}
+
+fn unknown_parameter(name: &str) -> Error {
+    Error::invalid_arg(format!("request parameter '{name}' is not known"))
+}

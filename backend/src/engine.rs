@@ -1,0 +1,248 @@
+//! The engine thread of an instance: it owns the runtime, and runs step after step as long as there is work.
+//! It touches no object of Triton's but the probes that tell whether a client is still there; what it has
+//! to say goes to the responder.
+
+use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId, deadline_passed};
+use crate::metrics::Metrics;
+use crate::responder::{Ending, News};
+use crate::triton::{CancelProbe, Error, Level, log, monotonic_ns, panic_message};
+use spec_core::runtime::{Event, Runtime, Step};
+use spec_core::sequence::{FinishReason, Sequence, SequenceId};
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// How often the gauges are set while steps run, in nanoseconds.
+const PUBLISH_PERIOD: u64 = 100_000_000;
+
+/// A request with rows in the runtime.
+struct Open {
+    probe: CancelProbe,
+    deadline: Option<u64>,
+    /// Its rows that have not ended.
+    sequences: Vec<SequenceId>,
+    /// Whether one of them has run.
+    started: bool,
+}
+
+/// The engine thread's state.
+pub(crate) struct Engine {
+    runtime: Runtime,
+    mailbox: Arc<Mailbox>,
+    news: Sender<News>,
+    metrics: Arc<Metrics>,
+    /// Which of the model's instances this is, for the gauges.
+    instance_idx: usize,
+    rows: HashMap<SequenceId, RowId>,
+    open: BTreeMap<TicketId, Open>,
+    published_at: u64,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        runtime: Runtime,
+        mailbox: Arc<Mailbox>,
+        news: Sender<News>,
+        metrics: Arc<Metrics>,
+        instance_idx: usize,
+    ) -> Self {
+        Self {
+            runtime,
+            mailbox,
+            news,
+            metrics,
+            instance_idx,
+            rows: HashMap::new(),
+            open: BTreeMap::new(),
+            published_at: 0,
+        }
+    }
+
+    /// Serves until the mailbox closes and everything is finished. A panic fails what is in flight.
+    pub(crate) fn run(mut self) {
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve()));
+        if let Err(panic) = served {
+            self.die(&format!("the engine thread ended by a {}", panic_message(&*panic)));
+        }
+        self.mailbox.finish();
+    }
+
+    fn serve(&mut self) {
+        loop {
+            let usage = self.runtime.usage();
+            if self.runtime.is_idle() || monotonic_ns() - self.published_at > PUBLISH_PERIOD {
+                self.metrics.publish(self.instance_idx, usage);
+                self.published_at = monotonic_ns();
+            }
+            let Some(mail) = self.mailbox.collect(usage.waiting, self.runtime.is_idle()) else {
+                return;
+            };
+            self.take(mail);
+            self.drop_unwanted();
+            let began = monotonic_ns();
+            let step = self.runtime.step();
+            self.report(step, began);
+        }
+    }
+
+    fn take(&mut self, mail: Mail) {
+        for job in mail.jobs {
+            self.admit(job);
+        }
+        for stop in mail.stops {
+            match stop {
+                Stop::Row(row) => {
+                    let met = |(&id, &of): (&SequenceId, &RowId)| (of == row).then_some(id);
+                    if let Some(id) = self.rows.iter().find_map(met) {
+                        self.end(id, FinishReason::StopWord, Ok(FinishReason::StopWord));
+                    }
+                }
+                Stop::Ticket(ticket) => self.abandon(ticket, &Error::cancelled()),
+            }
+        }
+        if mail.gives_up {
+            let left: Vec<TicketId> = self.open.keys().copied().collect();
+            for ticket in left {
+                self.abandon(ticket, &Error::unavailable("the model instance was taken away"));
+            }
+        }
+    }
+
+    fn admit(&mut self, job: Job) {
+        let Job { ticket, requests, probe, deadline } = job;
+        let mut open = Open { probe, deadline, sequences: Vec::new(), started: false };
+        for (row_idx, request) in requests.into_iter().enumerate() {
+            let row = RowId { ticket, row_idx };
+            match self.runtime.add(request) {
+                Ok(id) => {
+                    self.rows.insert(id, row);
+                    open.sequences.push(id);
+                }
+                Err(error) => self.tell(News::Refused { ticket, error }),
+            }
+        }
+        if !open.sequences.is_empty() {
+            self.open.insert(ticket, open);
+        }
+    }
+
+    /// Ends what nobody waits for any more.
+    fn drop_unwanted(&mut self) {
+        let now = monotonic_ns();
+        let mut unwanted = Vec::new();
+        for (&ticket, open) in &self.open {
+            if open.probe.is_cancelled() {
+                unwanted.push((ticket, Error::cancelled()));
+            } else if open.deadline.is_some_and(|deadline| deadline <= now) {
+                unwanted.push((ticket, deadline_passed()));
+            }
+        }
+        for (ticket, error) in unwanted {
+            self.abandon(ticket, &error);
+        }
+    }
+
+    /// Ends all rows of a request with an error.
+    fn abandon(&mut self, ticket: TicketId, error: &Error) {
+        let Some(open) = self.open.get(&ticket) else { return };
+        for id in open.sequences.clone() {
+            self.end(id, FinishReason::Cancelled, Err(error.clone()));
+        }
+    }
+
+    /// Takes a sequence out of the runtime.
+    fn end(&mut self, id: SequenceId, reason: FinishReason, outcome: Result<FinishReason, Error>) {
+        let sequence = self.runtime.finish(id, reason);
+        let Some(row) = self.close(id) else { return };
+        let ending = Ending::new(outcome, sequence.as_ref());
+        self.tell(News::Progress { row, emitted: Vec::new(), ending: Some(ending), at: monotonic_ns() });
+    }
+
+    /// Forgets a sequence, and its request with the last of its rows.
+    fn close(&mut self, id: SequenceId) -> Option<RowId> {
+        let row = self.rows.remove(&id)?;
+        if let Some(open) = self.open.get_mut(&row.ticket) {
+            open.sequences.retain(|&other| other != id);
+            // The probe goes with it: from here on the responder alone holds objects of Triton's.
+            if open.sequences.is_empty() {
+                self.open.remove(&row.ticket);
+            }
+        }
+        Some(row)
+    }
+
+    fn report(&mut self, step: Step, began: u64) {
+        for id in step.started {
+            let Some(ticket) = self.rows.get(&id).map(|row| row.ticket) else { continue };
+            let first = self.open.get_mut(&ticket).filter(|open| !open.started);
+            if let Some(open) = first {
+                open.started = true;
+                self.tell(News::Started { ticket, at: began });
+            }
+        }
+        let at = monotonic_ns();
+        let failure = step.failure.map(|error| error.to_string());
+        for event in step.events {
+            self.report_event(event, failure.as_deref(), at);
+        }
+        if let Some(failure) = &failure {
+            log(Level::Error, &format!("a step failed: {failure}"));
+        }
+        self.mailbox.note_step(failure.as_deref());
+    }
+
+    fn report_event(&mut self, event: Event, failure: Option<&str>, at: u64) {
+        let Event { id, emitted, finished } = event;
+        let ending = finished.map(|sequence| Ending::of(&sequence, failure));
+        let row = match ending {
+            Some(_) => self.close(id),
+            None => self.rows.get(&id).copied(),
+        };
+        if let Some(row) = row {
+            self.tell(News::Progress { row, emitted, ending, at });
+        }
+    }
+
+    /// The responder outlives this thread, so nobody can be missing at the other end.
+    fn tell(&self, news: News) {
+        let _ = self.news.send(news);
+    }
+
+    fn die(&mut self, cause: &str) {
+        log(Level::Error, cause);
+        let unseen = self.mailbox.die(cause);
+        let error = Error::internal(cause);
+        let at = monotonic_ns();
+        let rows: Vec<RowId> = self.rows.drain().map(|(_, row)| row).collect();
+        self.open.clear();
+        let rows = rows.into_iter().chain(unseen.iter().flat_map(|job| {
+            let ticket = job.ticket;
+            (0..job.requests.len()).map(move |row_idx| RowId { ticket, row_idx })
+        }));
+        for row in rows {
+            let ending = Some(Ending::new(Err(error.clone()), None));
+            self.tell(News::Progress { row, emitted: Vec::new(), ending, at });
+        }
+        self.metrics.publish_death(self.instance_idx);
+    }
+}
+
+impl Ending {
+    /// Of a sequence that ended in a step.
+    fn of(sequence: &Sequence, failure: Option<&str>) -> Self {
+        let outcome = match sequence.finish {
+            Some(FinishReason::Failed) => {
+                Err(Error::internal(failure.unwrap_or("the step failed")))
+            }
+            Some(reason) => Ok(reason),
+            None => Err(Error::internal("a sequence ended without a reason")),
+        };
+        Self::new(outcome, Some(sequence))
+    }
+
+    fn new(outcome: Result<FinishReason, Error>, sequence: Option<&Sequence>) -> Self {
+        let counters = sequence.map(|sequence| sequence.counters.clone()).unwrap_or_default();
+        Self { outcome, counters }
+    }
+}

@@ -1,0 +1,381 @@
+//! The table of configuration parameters.
+
+use super::{Policy, ResponseStatistics, Settings};
+use crate::contract::Profile;
+use std::str::FromStr;
+
+/// A parameter of the model configuration.
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    pub(crate) meaning: Meaning,
+    pub(crate) values: &'static str,
+    pub(crate) default: &'static str,
+    pub(crate) help: &'static str,
+}
+
+/// What a key does.
+pub(crate) enum Meaning {
+    /// Changes the settings; an error says what is expected.
+    Set(fn(&mut Settings, &str) -> Result<(), &'static str>),
+    /// Known from TensorRT-LLM; why it cannot be honoured.
+    Refused(&'static str),
+}
+
+const fn key(
+    name: &'static str,
+    values: &'static str,
+    default: &'static str,
+    set: fn(&mut Settings, &str) -> Result<(), &'static str>,
+    help: &'static str,
+) -> Key {
+    Key { name, meaning: Meaning::Set(set), values, default, help }
+}
+
+const fn refused(name: &'static str, why: &'static str) -> Key {
+    Key { name, meaning: Meaning::Refused(why), values: "", default: "", help: "" }
+}
+
+const NOT_TENSORRT: &str =
+    "the engine lies in the model's version folder and is no TensorRT engine";
+const ONE_DEVICE: &str = "an instance runs on one device, chosen by instance_group";
+const NO_LORA: &str = "LoRA adapters are not built in";
+const DRAFTER: &str = "how drafts are made is decided when the engine is built, see draft_len";
+const NO_WINDOW: &str = "attention always sees the whole sequence";
+const NO_GUIDE: &str = "guided decoding is not built in";
+const NO_HOST_CACHE: &str = "there is no second level of KV cache";
+const NO_ENCODER: &str = "only decoder models are served";
+const NOT_POLLED: &str = "nothing is polled on a timer: cancellation is seen at the next step";
+const METRICS: &str = "statistics are Triton metrics";
+
+/// Every known key.
+pub(crate) static KEYS: &[Key] = &[
+    key("profile", "`text`, `token`, `vllm`", "`text`", profile, "names of inputs and outputs"),
+    key(
+        "threads",
+        "number",
+        "cores / instances",
+        |s, v| put(&mut s.threads, positive(v)),
+        "threads of an instance on the CPU",
+    ),
+    key(
+        "draft_len",
+        "`auto`, number",
+        "`auto`",
+        draft_len,
+        "draft tokens in a step: chosen from acceptance and cost, or always this many; 0 decodes plainly",
+    ),
+    key(
+        "kv_cache_free_gpu_mem_fraction",
+        "0 to 1",
+        "`0.9`, CPU `0.25`",
+        fraction,
+        "part of the free memory for the KV cache",
+    ),
+    key(
+        "max_tokens_in_paged_kv_cache",
+        "number",
+        "no limit",
+        |s, v| put(&mut s.max_kv_tokens, positive(v)),
+        "tokens that the KV cache holds at most",
+    ),
+    key(
+        "batch_scheduler_policy",
+        "`guaranteed_no_evict`, `max_utilization`",
+        "`guaranteed_no_evict`",
+        policy,
+        "whether a request waits until all of it fits, or may be paused and computed again",
+    ),
+    key(
+        "max_queue_size",
+        "number",
+        "`64`",
+        |s, v| write(&mut s.max_queue_size, positive(v)),
+        "requests that wait inside the backend; while they are as many, further ones wait in Triton's queue, by its policy",
+    ),
+    key(
+        "enable_kv_cache_reuse",
+        "boolean",
+        "`true`",
+        |s, v| write(&mut s.kv_reuse, boolean(v)),
+        "share the KV cache of equal prompt beginnings",
+    ),
+    key(
+        "enable_chunked_context",
+        "`true`",
+        "`true`",
+        only_true,
+        "prompts are always computed in chunks",
+    ),
+    key(
+        "max_num_tokens",
+        "number",
+        "the engine's",
+        |s, v| put(&mut s.max_num_tokens, positive(v)),
+        "rows of a step at most",
+    ),
+    key(
+        "exclude_input_in_output",
+        "boolean",
+        "`true`",
+        |s, v| write(&mut s.exclude_prompt, boolean(v)),
+        "leave the prompt out of the output where a request does not say (text and token profile)",
+    ),
+    key(
+        "default_max_tokens",
+        "number",
+        "`256`, vllm `16`",
+        |s, v| put(&mut s.default_max_tokens, positive(v)),
+        "tokens to generate where a request does not say; cut to what fits after the prompt",
+    ),
+    key(
+        "default_temperature",
+        "0 to 100",
+        "`0`, vllm `1`",
+        |s, v| put(&mut s.sampling.temperature, number(v)),
+        "temperature where a request does not say",
+    ),
+    key(
+        "default_top_k",
+        "number",
+        "`0`",
+        |s, v| put(&mut s.sampling.top_k, count(v)),
+        "top-k where a request does not say",
+    ),
+    key(
+        "default_top_p",
+        "above 0, at most 1",
+        "`1`",
+        |s, v| put(&mut s.sampling.top_p, number(v)),
+        "top-p where a request does not say",
+    ),
+    key(
+        "default_min_p",
+        "0 to 1",
+        "`0`",
+        |s, v| put(&mut s.sampling.min_p, number(v)),
+        "min-p where a request does not say",
+    ),
+    key(
+        "default_repetition_penalty",
+        "above 0, at most 100",
+        "`1`",
+        |s, v| put(&mut s.sampling.repetition_penalty, number(v)),
+        "repetition penalty where a request does not say",
+    ),
+    key(
+        "default_presence_penalty",
+        "-2 to 2",
+        "`0`",
+        |s, v| put(&mut s.sampling.presence_penalty, number(v)),
+        "presence penalty where a request does not say",
+    ),
+    key(
+        "default_frequency_penalty",
+        "-2 to 2",
+        "`0`",
+        |s, v| put(&mut s.sampling.frequency_penalty, number(v)),
+        "frequency penalty where a request does not say",
+    ),
+    key(
+        "default_seed",
+        "number",
+        "none",
+        |s, v| {
+            put(&mut s.sampling.seed, parsed(v, "a whole number from 0 to 18446744073709551615"))
+        },
+        "seed where a request does not say",
+    ),
+    key(
+        "request_timeout_ms",
+        "number",
+        "`0`",
+        |s, v| write(&mut s.request_timeout_ms, milliseconds(v)),
+        "longest time of any request in milliseconds; 0 sets no limit",
+    ),
+    key(
+        "response_statistics",
+        "`off`, `ends`, `all`",
+        "`ends`",
+        statistics,
+        "responses that Triton counts by index: none, the first and last of a request, or every one",
+    ),
+    key(
+        "verify_engine",
+        "boolean",
+        "`false`",
+        |s, v| write(&mut s.verify_engine, boolean(v)),
+        "check the hashes of the engine's sections when it is loaded",
+    ),
+    key(
+        "drain_timeout_ms",
+        "number",
+        "`30000`",
+        |s, v| write(&mut s.drain_timeout_ms, milliseconds(v)),
+        "how long an instance that is taken away may finish its requests",
+    ),
+    key(
+        "gpt_model_type",
+        "`inflight_batching`, `inflight_fused_batching`",
+        "`inflight_fused_batching`",
+        batching,
+        "accepted from TensorRT-LLM's configurations; batching is always in flight",
+    ),
+    key("max_beam_width", "`1`", "`1`", one_beam, "accepted from TensorRT-LLM's configurations"),
+    key(
+        "FORCE_CPU_ONLY_INPUT_TENSORS",
+        "any",
+        "",
+        |_, _| Ok(()),
+        "accepted from TensorRT-LLM's configurations; inputs are always read on the host",
+    ),
+    refused(
+        "normalize_log_probs",
+        "log-probabilities are the model's own, never divided by the length",
+    ),
+    refused("gpt_model_path", NOT_TENSORRT),
+    refused("encoder_model_path", NO_ENCODER),
+    refused("executor_worker_path", NOT_TENSORRT),
+    refused("tokenizer_dir", "the tokenizer lies in the model's version folder"),
+    refused("gpu_device_ids", ONE_DEVICE),
+    refused("participant_ids", ONE_DEVICE),
+    refused("num_nodes", ONE_DEVICE),
+    refused("gpu_weights_percent", "all weights are held on the device"),
+    refused("max_attention_window_size", NO_WINDOW),
+    refused("sink_token_length", NO_WINDOW),
+    refused("cross_kv_cache_fraction", NO_ENCODER),
+    refused("kv_cache_host_memory_bytes", NO_HOST_CACHE),
+    refused("kv_cache_onboard_blocks", NO_HOST_CACHE),
+    refused("enable_trt_overlap", NOT_TENSORRT),
+    refused("enable_context_fmha_fp32_acc", "attention always sums in FP32"),
+    refused("multi_block_mode", NOT_TENSORRT),
+    refused("cuda_graph_mode", NOT_TENSORRT),
+    refused("cuda_graph_cache_size", NOT_TENSORRT),
+    refused("cancellation_check_period_ms", NOT_POLLED),
+    refused("stats_check_period_ms", METRICS),
+    refused("recv_poll_period_ms", NOT_POLLED),
+    refused("iter_stats_max_iterations", METRICS),
+    refused("request_stats_max_iterations", METRICS),
+    refused("lora_cache_optimal_adapter_size", NO_LORA),
+    refused("lora_cache_max_adapter_size", NO_LORA),
+    refused("lora_cache_gpu_memory_fraction", NO_LORA),
+    refused("lora_cache_host_memory_bytes", NO_LORA),
+    refused("lora_prefetch_dir", NO_LORA),
+    refused("decoding_mode", "sampling is chosen by each request, drafts when the engine is built"),
+    refused("lookahead_window_size", DRAFTER),
+    refused("lookahead_ngram_size", DRAFTER),
+    refused("lookahead_verification_set_size", DRAFTER),
+    refused("medusa_choices", DRAFTER),
+    refused("eagle_choices", DRAFTER),
+    refused("speculative_decoding_fast_logits", "drafts never leave the engine"),
+    refused("guided_decoding_backend", NO_GUIDE),
+    refused("xgrammar_tokenizer_info_path", NO_GUIDE),
+    refused("accumulate_tokens", "each streamed response holds what is new"),
+    refused("tensorrt_llm_model_name", "there is one model, not an ensemble"),
+    refused("tensorrt_llm_draft_model_name", DRAFTER),
+    refused("multimodal_encoders_name", NO_ENCODER),
+];
+
+fn write<T>(slot: &mut T, value: Result<T, &'static str>) -> Result<(), &'static str> {
+    *slot = value?;
+    Ok(())
+}
+
+fn put<T>(slot: &mut Option<T>, value: Result<T, &'static str>) -> Result<(), &'static str> {
+    *slot = Some(value?);
+    Ok(())
+}
+
+fn parsed<T: FromStr>(value: &str, expected: &'static str) -> Result<T, &'static str> {
+    value.parse().map_err(|_| expected)
+}
+
+fn positive(value: &str) -> Result<usize, &'static str> {
+    let expected = "a whole number of at least 1";
+    parsed(value, expected).and_then(|n| if n > 0 { Ok(n) } else { Err(expected) })
+}
+
+fn count(value: &str) -> Result<usize, &'static str> {
+    parsed(value, "a whole number of at least 0")
+}
+
+fn milliseconds(value: &str) -> Result<u64, &'static str> {
+    parsed(value, "a whole number of milliseconds")
+}
+
+fn number(value: &str) -> Result<f32, &'static str> {
+    parsed(value, "a number")
+}
+
+fn boolean(value: &str) -> Result<bool, &'static str> {
+    match value {
+        "true" | "True" | "TRUE" | "1" => Ok(true),
+        "false" | "False" | "FALSE" | "0" => Ok(false),
+        _ => Err("true or false"),
+    }
+}
+
+fn only_true(_: &mut Settings, value: &str) -> Result<(), &'static str> {
+    if boolean(value) == Ok(true) {
+        Ok(())
+    } else {
+        Err("true: prompts are always computed in chunks")
+    }
+}
+
+fn one_beam(_: &mut Settings, value: &str) -> Result<(), &'static str> {
+    if value == "1" { Ok(()) } else { Err("1: there is no beam search") }
+}
+
+fn profile(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.profile = match value {
+        "text" => Profile::Text,
+        "token" => Profile::Token,
+        "vllm" => Profile::Vllm,
+        _ => return Err("text, token or vllm"),
+    };
+    Ok(())
+}
+
+fn draft_len(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.draft_len = match value {
+        "auto" => None,
+        _ => Some(parsed(value, "auto or a whole number of at least 0")?),
+    };
+    Ok(())
+}
+
+fn fraction(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    let expected = "a number above 0 and at most 1";
+    let fraction: f64 = parsed(value, expected)?;
+    if !(fraction > 0.0 && fraction <= 1.0) {
+        return Err(expected);
+    }
+    settings.kv_memory_fraction = Some(fraction);
+    Ok(())
+}
+
+fn policy(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.policy = match value {
+        "guaranteed_no_evict" => Policy::GuaranteedNoEvict,
+        "max_utilization" => Policy::MaxUtilization,
+        _ => return Err("guaranteed_no_evict or max_utilization"),
+    };
+    Ok(())
+}
+
+fn statistics(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.response_statistics = match value {
+        "off" => ResponseStatistics::Off,
+        "ends" => ResponseStatistics::Ends,
+        "all" => ResponseStatistics::All,
+        _ => return Err("off, ends or all"),
+    };
+    Ok(())
+}
+
+fn batching(_: &mut Settings, value: &str) -> Result<(), &'static str> {
+    match value {
+        "inflight_batching" | "inflight_fused_batching" => Ok(()),
+        _ => Err("inflight_batching or inflight_fused_batching"),
+    }
+}

@@ -1,0 +1,1 @@
+//! Configurations as Triton gives them.

@@ -1,0 +1,114 @@
+//! The responder thread of an instance: turns the engine thread's news into text and sends it, so that no step
+//! waits for a client. It owns every request that was taken on.
+
+use crate::mailbox::{Mailbox, RowId, Stop, TicketId};
+use crate::model::Model;
+use crate::ticket::{Home, Outcome, Ticket};
+use crate::triton::{Error, Instance, Level, log, panic_message};
+use spec_core::batch::Emitted;
+use spec_core::sequence::{Counters, FinishReason};
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// What the responder is told.
+pub(crate) enum News {
+    /// A request was taken on; all else about it comes later.
+    Opened(Box<Ticket>),
+    /// The runtime did not take a row of it.
+    Refused { ticket: TicketId, error: spec_core::Error },
+    /// A step took part of it for the first time, at this time.
+    Started { ticket: TicketId, at: u64 },
+    /// A step brought tokens to a row, or it ended, or both.
+    Progress { row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64 },
+    /// A client asks to end its request of this name; the asking request gets an empty answer.
+    EndNamed(Box<Ticket>),
+}
+
+/// How a row ended in the runtime.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) outcome: Result<FinishReason, Error>,
+    pub(crate) counters: Counters,
+}
+
+/// The responder thread's state.
+pub(crate) struct Responder {
+    model: Arc<Model>,
+    instance: Instance,
+    mailbox: Arc<Mailbox>,
+    tickets: HashMap<TicketId, Ticket>,
+}
+
+impl Responder {
+    pub(crate) fn new(model: Arc<Model>, instance: Instance, mailbox: Arc<Mailbox>) -> Self {
+        Self { model, instance, mailbox, tickets: HashMap::new() }
+    }
+
+    /// Works until nobody can tell it anything any more. A panic over one ticket fails that ticket.
+    pub(crate) fn run(mut self, news: Receiver<News>) {
+        for news in news {
+            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(news)));
+            if let Err(panic) = handled {
+                // The ticket was out of the table while it was worked on: dropping it has answered it.
+                log(Level::Error, &format!("a response failed: {}", panic_message(&*panic)));
+            }
+        }
+    }
+
+    fn handle(&mut self, news: News) {
+        match news {
+            News::Opened(ticket) => {
+                self.tickets.insert(ticket.id, *ticket);
+            }
+            News::Refused { ticket, error } => {
+                if let Some(ticket) = self.tickets.remove(&ticket) {
+                    self.give_up(ticket, &self.model.contract.error(error));
+                }
+            }
+            News::Started { ticket, at } => {
+                if let Some(ticket) = self.tickets.get_mut(&ticket) {
+                    ticket.start(at);
+                }
+            }
+            News::Progress { row, emitted, ending, at } => self.progress(row, emitted, ending, at),
+            News::EndNamed(ticket) => self.end_named(*ticket),
+        }
+    }
+
+    fn progress(&mut self, row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64) {
+        // News of a ticket that has failed may still come in.
+        let Some(mut ticket) = self.tickets.remove(&row.ticket) else { return };
+        let model = Arc::clone(&self.model);
+        let home = Home { model: &model, instance: &self.instance };
+        match ticket.progress(row.row_idx, emitted, ending, at, &home) {
+            Ok(Outcome::Done) => ticket.report(true, &home),
+            Ok(outcome) => {
+                if outcome == Outcome::RowStopped {
+                    self.mailbox.stop(Stop::Row(row));
+                }
+                self.tickets.insert(row.ticket, ticket);
+            }
+            Err(error) => self.give_up(ticket, &error),
+        }
+    }
+
+    fn give_up(&self, mut ticket: Ticket, error: &Error) {
+        ticket.fail(error, &Home { model: &self.model, instance: &self.instance });
+        // Other rows of it may still run.
+        self.mailbox.stop(Stop::Ticket(ticket.id));
+    }
+
+    fn end_named(&mut self, asking: Ticket) {
+        let named = |ticket: &&Ticket| {
+            !asking.request_id.is_empty() && ticket.request_id == asking.request_id
+        };
+        for ticket in self.tickets.values().filter(named) {
+            for row_idx in 0..ticket.num_rows() {
+                self.mailbox.stop(Stop::Row(RowId { ticket: ticket.id, row_idx }));
+            }
+        }
+        asking.finish_empty(&Home { model: &self.model, instance: &self.instance });
+    }
+}

@@ -1,0 +1,145 @@
+//! An instance at work: Triton's threads come in at `execute`, the engine thread computes, the responder answers.
+
+use crate::contract::Call;
+use crate::engine::Engine;
+use crate::mailbox::{Job, Mailbox, Unwanted};
+use crate::model::Model;
+use crate::responder::{News, Responder};
+use crate::ticket::{Home, Ticket};
+use crate::triton::{Error, Instance, Request, Result, monotonic_ns};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// An instance at work.
+pub(crate) struct Serving {
+    model: Arc<Model>,
+    instance: Instance,
+    mailbox: Arc<Mailbox>,
+    news: Sender<News>,
+    engine: JoinHandle<()>,
+    responder: JoinHandle<()>,
+    next_ticket: AtomicU64,
+    instance_idx: usize,
+}
+
+impl Serving {
+    /// Loads a runtime and starts the threads.
+    pub(crate) fn start(model: &Arc<Model>, instance: Instance) -> Result<Self> {
+        let runtime = model.runtime(instance.placement()?)?;
+        let memory = runtime.memory();
+        // A server that keeps no account of memory says so; it is not needed to serve.
+        let _ = instance.report_memory(memory.kv_bytes + memory.weight_bytes);
+        let mailbox = Arc::new(Mailbox::new(model.settings.max_queue_size));
+        let (news, receiver) = channel();
+        let instance_idx = model.metrics.add_instance(memory);
+        let engine = Engine::new(
+            runtime,
+            Arc::clone(&mailbox),
+            news.clone(),
+            Arc::clone(&model.metrics),
+            instance_idx,
+        );
+        let responder =
+            Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
+        Ok(Self {
+            model: Arc::clone(model),
+            instance,
+            mailbox,
+            news,
+            engine: spawn("spec-engine", move || engine.run())?,
+            responder: spawn("spec-responder", move || responder.run(receiver))?,
+            next_ticket: AtomicU64::new(0),
+            instance_idx,
+        })
+    }
+
+    /// Takes a request on; returns when there is room for the next one. Whatever is wrong, it is answered.
+    pub(crate) fn take(&self, request: Request) {
+        let call = self.read(&request);
+        let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (call, refusal) = match call {
+            Ok(call) => (call, None),
+            Err(error) => (Call::default(), Some(error)),
+        };
+        let mut ticket = Box::new(Ticket::new(id, request, call));
+        match refusal {
+            Some(error) => ticket.fail(&error, &self.home()),
+            None if ticket.is_stop() => self.tell(News::EndNamed(ticket)),
+            None => self.admit(ticket),
+        }
+    }
+
+    /// Copies and checks what the client sent.
+    fn read(&self, request: &Request) -> Result<Call> {
+        let (inputs, parameters) = (request.inputs()?, request.parameters()?);
+        let call =
+            self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)?;
+        if call.streams && !self.model.settings.decoupled {
+            return Err(Error::invalid_arg(
+                "Streaming is only supported if model is deployed using decoupled mode.",
+            ));
+        }
+        Ok(call)
+    }
+
+    fn admit(&self, ticket: Box<Ticket>) {
+        let deadline = ticket.deadline(self.model.settings.request_timeout_ms);
+        let probe = ticket.cancel_probe();
+        let job = Job {
+            ticket: ticket.id,
+            requests: ticket.requests(),
+            probe: probe.clone(),
+            deadline,
+        };
+        let unwanted = || match deadline {
+            _ if probe.is_cancelled() => Some(Unwanted::Cancelled),
+            Some(deadline) if deadline <= monotonic_ns() => Some(Unwanted::Late),
+            _ => None,
+        };
+        let mut ticket = Some(ticket);
+        let announce = || {
+            if let Some(ticket) = ticket.take() {
+                self.tell(News::Opened(ticket));
+            }
+        };
+        if let Err(error) = self.mailbox.admit(job, unwanted, announce)
+            && let Some(mut ticket) = ticket
+        {
+            ticket.fail(&error, &self.home());
+        }
+    }
+
+    /// Answers everything that is in flight, waiting for it as long as is allowed, and ends the threads.
+    pub(crate) fn stop(self) {
+        let Self { model, mailbox, news, engine, responder, instance_idx, .. } = self;
+        mailbox.close();
+        mailbox.drain(Duration::from_millis(model.settings.drain_timeout_ms));
+        // Neither thread lets a panic out.
+        let _ = engine.join();
+        drop(news);
+        let _ = responder.join();
+        model.metrics.remove_instance(instance_idx);
+    }
+
+    /// Whether it can serve.
+    pub(crate) fn ready(&self) -> Result<()> {
+        self.mailbox.health()
+    }
+
+    fn home(&self) -> Home<'_> {
+        Home { model: &self.model, instance: &self.instance }
+    }
+
+    /// The responder lives as long as this does.
+    fn tell(&self, news: News) {
+        let _ = self.news.send(news);
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = thread::Builder::new().name(name.into()).spawn(body);
+    spawned.map_err(|error| Error::internal(format!("thread {name}: {error}")))
+}

@@ -1,0 +1,304 @@
+//! A request that was taken on, from its first token to its last response. It alone touches the request's
+//! objects of Triton's. One way out: final response, statistics, release.
+
+use crate::contract::{Call, Finish, Profile, Reply, Row, RowReply, Times};
+use crate::mailbox::TicketId;
+use crate::model::Model;
+use crate::parameters::ResponseStatistics;
+use crate::responder::Ending;
+use crate::triton::{self, CancelProbe, Error, Instance, Request, ResponseTimes, monotonic_ns};
+use spec_core::batch::Emitted;
+use spec_core::runtime::TextStream;
+use spec_core::sequence::FinishReason;
+use std::time::Duration;
+
+/// A request that was taken on.
+pub(crate) struct Ticket {
+    pub(crate) id: TicketId,
+    /// The client's name for it.
+    pub(crate) request_id: String,
+    request: Request,
+    call: Call,
+    rows: Vec<Progress>,
+    arrival_ns: u64,
+    started_ns: Option<u64>,
+    num_responses: usize,
+}
+
+/// How far a row is.
+struct Progress {
+    text: TextStream,
+    /// What the next response carries.
+    next: RowReply,
+    num_tokens: usize,
+    /// The last tokens, as many as the longest stop sequence has.
+    tail: Vec<u32>,
+    /// A stop word was met: later tokens do not count.
+    stopped: bool,
+    ended: bool,
+    times: Times,
+}
+
+/// What became of a ticket with some news.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It goes on.
+    Open,
+    /// A row has met a stop word: the engine need not go on with it.
+    RowStopped,
+    /// The client has its last response.
+    Done,
+}
+
+impl Ticket {
+    pub(crate) fn new(id: TicketId, request: Request, call: Call) -> Self {
+        let arrival_ns = monotonic_ns();
+        let rows = call.rows.iter().enumerate().map(|(idx, row)| Progress::new(idx, row));
+        Self {
+            id,
+            request_id: request.id(),
+            rows: rows.collect(),
+            request,
+            call,
+            arrival_ns,
+            started_ns: None,
+            num_responses: 0,
+        }
+    }
+
+    /// What is to be computed, a row each.
+    pub(crate) fn requests(&self) -> Vec<spec_core::runtime::Request> {
+        self.call.rows.iter().map(|row| row.request.clone()).collect()
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether it only asks to end another one.
+    pub(crate) fn is_stop(&self) -> bool {
+        self.call.stop
+    }
+
+    pub(crate) fn cancel_probe(&self) -> CancelProbe {
+        self.request.cancel_probe()
+    }
+
+    /// When its time is up: the client's limit or the operator's (0 is none), whichever is less. On the
+    /// monotonic clock, in nanoseconds.
+    pub(crate) fn deadline(&self, limit_ms: u64) -> Option<u64> {
+        let limit = (limit_ms > 0).then(|| Duration::from_millis(limit_ms));
+        let limit = [self.request.timeout(), limit].into_iter().flatten().min()?;
+        let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        Some(self.arrival_ns.saturating_add(ns))
+    }
+
+    /// A step took part of it for the first time.
+    pub(crate) fn start(&mut self, at: u64) {
+        self.started_ns = Some(at);
+    }
+
+    /// Takes in what a step brought to a row, and sends what can be sent. An error has been told to the
+    /// client; nothing is to follow.
+    pub(crate) fn progress(
+        &mut self,
+        row_idx: usize,
+        emitted: Vec<Emitted>,
+        ending: Option<Ending>,
+        at: u64,
+        home: &Home<'_>,
+    ) -> Result<Outcome, Error> {
+        let row = &mut self.rows[row_idx];
+        row.times.arrival_ns = self.arrival_ns;
+        row.times.first_scheduled_ns = self.started_ns.unwrap_or(at);
+        let met = row.take(emitted, &self.call.rows[row_idx], at, home)?;
+        if let Some(ending) = ending {
+            row.end(ending, home)?;
+            home.model.metrics.count_row(&self.call.rows[row_idx], row.num_tokens, &row.next);
+        }
+        let done = self.rows.iter().all(|row| row.ended);
+        self.respond(row_idx, done, home)?;
+        Ok(match (done, met) {
+            (true, _) => Outcome::Done,
+            (false, true) => Outcome::RowStopped,
+            (false, false) => Outcome::Open,
+        })
+    }
+
+    /// Sends what has come, if it is time to.
+    fn respond(&mut self, row_idx: usize, done: bool, home: &Home<'_>) -> Result<(), Error> {
+        let sends = done || (self.call.streams && self.rows[row_idx].has_news(home.profile()));
+        if !sends {
+            return Ok(());
+        }
+        let start = monotonic_ns();
+        let rows = match self.call.streams {
+            true => vec![self.rows[row_idx].reply()],
+            false => self.rows.iter_mut().map(Progress::reply).collect(),
+        };
+        let outputs = home.model.contract.outputs(&self.call, &Reply { rows });
+        let output_start = monotonic_ns();
+        self.request.send(&outputs, done)?;
+        let times = ResponseTimes { start, output_start, end: monotonic_ns() };
+        self.count_response(times, done, None, home);
+        Ok(())
+    }
+
+    fn count_response(
+        &mut self,
+        times: ResponseTimes,
+        is_final: bool,
+        error: Option<&Error>,
+        home: &Home<'_>,
+    ) {
+        self.num_responses += 1;
+        let counts = match home.model.settings.response_statistics {
+            ResponseStatistics::Off => false,
+            ResponseStatistics::Ends => is_final || self.num_responses == 1,
+            ResponseStatistics::All => true,
+        };
+        if counts {
+            // Fails only when the instance is gone, and then there is nobody to count for.
+            let _ = home.instance.report_response(&self.request, times, error);
+        }
+    }
+
+    /// Ends it with an error, unless its final response is out.
+    pub(crate) fn fail(&mut self, error: &Error, home: &Home<'_>) {
+        if !self.request.is_answered() {
+            let start = monotonic_ns();
+            self.request.fail(error);
+            let times = ResponseTimes { start, output_start: 0, end: monotonic_ns() };
+            self.count_response(times, true, Some(error), home);
+        }
+        self.report(false, home);
+    }
+
+    /// Ends it without any output: the answer of a stop request.
+    pub(crate) fn finish_empty(mut self, home: &Home<'_>) {
+        let sent = self.request.send(&[], true);
+        self.report(sent.is_ok(), home);
+    }
+
+    /// Reports its statistics, once its final response is out.
+    pub(crate) fn report(&self, success: bool, home: &Home<'_>) {
+        let now = monotonic_ns();
+        let start = self.started_ns.unwrap_or(now);
+        let times = triton::Times {
+            exec_start: start,
+            compute_start: start,
+            compute_end: self.rows.iter().map(|row| row.times.last_token_ns).max().unwrap_or(now),
+            exec_end: now,
+        };
+        // Fails only when the instance is gone.
+        let _ = home.instance.report(&self.request, success, times);
+        if success {
+            let rows = self.rows.iter().map(|row| (row.times, row.num_tokens));
+            home.model.metrics.count_request(self.arrival_ns, now, rows);
+        }
+    }
+}
+
+/// Where a ticket is at home.
+#[derive(Clone, Copy)]
+pub(crate) struct Home<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) instance: &'a Instance,
+}
+
+impl Home<'_> {
+    fn profile(&self) -> Profile {
+        self.model.contract.profile
+    }
+}
+
+impl Progress {
+    fn new(row_idx: usize, row: &Row) -> Self {
+        Self {
+            text: TextStream::new(&row.stops, true),
+            next: RowReply { row_idx, is_first: true, ..RowReply::default() },
+            num_tokens: 0,
+            tail: Vec::new(),
+            stopped: false,
+            ended: false,
+            times: Times::default(),
+        }
+    }
+
+    /// Takes in tokens, and tells whether one of them met a stop word.
+    fn take(
+        &mut self,
+        emitted: Vec<Emitted>,
+        row: &Row,
+        at: u64,
+        home: &Home<'_>,
+    ) -> Result<bool, Error> {
+        for emitted in emitted {
+            if self.stopped {
+                break;
+            }
+            let chunk = self.text.push(&home.model.folder.tokenizer, emitted.token);
+            let chunk = chunk.map_err(|error| home.model.contract.error(error))?;
+            self.next.text.push_str(&chunk.text);
+            self.num_tokens += 1;
+            self.times.last_token_ns = at;
+            if self.num_tokens == 1 {
+                self.times.first_token_ns = at;
+            }
+            self.stopped = chunk.stopped || self.meets_sequence(emitted.token, row);
+            self.next.cum_log_prob += f64::from(emitted.logprob.unwrap_or(0.0));
+            self.next.emitted.push(emitted);
+        }
+        Ok(self.stopped && !self.ended)
+    }
+
+    fn meets_sequence(&mut self, token: u32, row: &Row) -> bool {
+        let longest = row.stop_sequences.iter().map(Vec::len).max().unwrap_or(0);
+        self.tail.push(token);
+        let excess = self.tail.len().saturating_sub(longest);
+        self.tail.drain(..excess);
+        row.stop_sequences.iter().any(|stop| self.tail.ends_with(stop))
+    }
+
+    fn end(&mut self, ending: Ending, home: &Home<'_>) -> Result<(), Error> {
+        let mut reason = ending.outcome?;
+        if self.stopped {
+            reason = FinishReason::StopWord;
+        } else {
+            let chunk = self.text.finish(&home.model.folder.tokenizer);
+            let chunk = chunk.map_err(|error| home.model.contract.error(error))?;
+            self.next.text.push_str(&chunk.text);
+            if chunk.stopped {
+                reason = FinishReason::StopWord;
+            }
+        }
+        self.ended = true;
+        self.next.finish = Some(Finish {
+            reason,
+            counters: ending.counters,
+            times: self.times,
+            pages_new: 0,
+            pages_reused: 0,
+        });
+        Ok(())
+    }
+
+    /// Whether there is something to show to a client that streams.
+    fn has_news(&self, profile: Profile) -> bool {
+        let next = &self.next;
+        match profile {
+            Profile::Token => !next.emitted.is_empty() || next.finish.is_some(),
+            Profile::Text | Profile::Vllm => !next.text.is_empty() || next.finish.is_some(),
+        }
+    }
+
+    /// What the next response carries; what comes later goes into the one after it.
+    fn reply(&mut self) -> RowReply {
+        let rest = RowReply {
+            row_idx: self.next.row_idx,
+            cum_log_prob: self.next.cum_log_prob,
+            ..RowReply::default()
+        };
+        std::mem::replace(&mut self.next, rest)
+    }
+}

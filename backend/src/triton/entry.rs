@@ -1,0 +1,305 @@
+//! The functions through which Triton calls a backend. Each is a guard around a body: no panic and no Rust error
+//! crosses into C. `export_backend!` gives them their C names.
+#![allow(unsafe_code)]
+
+use super::api::{Level, check, functions, into_raw, log, resolve};
+use super::backend::Backend;
+use super::error::{Error, Result};
+use super::instance::{Instance, Placement};
+use super::model::Model;
+use super::request::Request;
+use super::sys;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// State of an instance, and its handle to be ended with it.
+struct Started<B: Backend> {
+    state: B::Instance,
+    handle: Instance,
+}
+
+/// Runs a body whose errors and panics go to Triton.
+fn guard(body: impl FnOnce() -> Result<()>) -> *mut sys::TRITONSERVER_Error {
+    let outcome = catch_unwind(AssertUnwindSafe(body));
+    match outcome.unwrap_or_else(|panic| Err(Error::internal(panic_message(&*panic)))) {
+        Ok(()) => ptr::null_mut(),
+        Err(error) => into_raw(&error),
+    }
+}
+
+/// What a panic said.
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    format!("panic: {}", text.unwrap_or("without a message"))
+}
+
+/// Body of `TRITONBACKEND_Initialize`.
+pub fn initialize() -> *mut sys::TRITONSERVER_Error {
+    guard(resolve)
+}
+
+/// Body of `TRITONBACKEND_GetBackendAttribute`.
+///
+/// # Safety
+/// Called by Triton with its own objects, as are all functions below.
+pub unsafe fn attributes<B: Backend>(
+    attributes: *mut sys::TRITONBACKEND_BackendAttribute,
+) -> *mut sys::TRITONSERVER_Error {
+    guard(|| {
+        resolve()?;
+        for placement in B::placements() {
+            let (kind, device) = match placement {
+                Placement::Cpu => (sys::TRITONSERVER_INSTANCEGROUPKIND_CPU, None),
+                Placement::Gpu(idx) => (sys::TRITONSERVER_INSTANCEGROUPKIND_GPU, Some(idx as u64)),
+                Placement::Model => (sys::TRITONSERVER_INSTANCEGROUPKIND_MODEL, None),
+            };
+            let devices = device.as_slice();
+            // SAFETY: by the contract of this function; the ids outlive the call.
+            check(unsafe {
+                functions().TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
+                    attributes,
+                    kind,
+                    1,
+                    devices.as_ptr(),
+                    devices.len() as u64,
+                )
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Body of `TRITONBACKEND_ModelInitialize`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn model_initialize<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_Model,
+) -> *mut sys::TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: the model is alive during the call.
+        let state = Arc::new(B::load(&unsafe { Model::from_raw(raw) })?);
+        let state = Arc::into_raw(state).cast_mut().cast();
+        // SAFETY: the state is taken back in `model_finalize`.
+        check(unsafe { functions().TRITONBACKEND_ModelSetState(raw, state) })
+    })
+}
+
+/// Body of `TRITONBACKEND_ModelFinalize`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn model_finalize<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_Model,
+) -> *mut sys::TRITONSERVER_Error {
+    guard(|| {
+        let mut state = ptr::null_mut();
+        // SAFETY: by the contract; a state that is there came from `model_initialize` and is taken once.
+        unsafe {
+            check(functions().TRITONBACKEND_ModelState(raw, &mut state))?;
+            if !state.is_null() {
+                check(functions().TRITONBACKEND_ModelSetState(raw, ptr::null_mut()))?;
+                drop(Arc::from_raw(state.cast::<B::Model>()));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Body of `TRITONBACKEND_ModelInstanceInitialize`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn instance_initialize<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    guard(|| {
+        let (mut model, mut state) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: by the contract; the model's state came from `model_initialize` and outlives its instances.
+        let model = unsafe {
+            check(functions().TRITONBACKEND_ModelInstanceModel(raw, &mut model))?;
+            check(functions().TRITONBACKEND_ModelState(model, &mut state))?;
+            if state.is_null() {
+                return Err(Error::internal("an instance of a model that is not loaded"));
+            }
+            let state = state.cast_const().cast::<B::Model>();
+            Arc::increment_strong_count(state);
+            Arc::from_raw(state)
+        };
+        // SAFETY: `instance_finalize` ends the handle before Triton frees the instance.
+        let handle = unsafe { Instance::from_raw(raw) };
+        let state = Started::<B> { state: B::start(&model, handle.clone())?, handle };
+        let state = Box::into_raw(Box::new(state)).cast();
+        // SAFETY: the state is taken back in `instance_finalize`.
+        check(unsafe { functions().TRITONBACKEND_ModelInstanceSetState(raw, state) })
+    })
+}
+
+/// Body of `TRITONBACKEND_ModelInstanceFinalize`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn instance_finalize<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    guard(|| {
+        let mut state = ptr::null_mut();
+        // SAFETY: by the contract; a state that is there came from `instance_initialize` and is taken once.
+        let started = unsafe {
+            check(functions().TRITONBACKEND_ModelInstanceState(raw, &mut state))?;
+            if state.is_null() {
+                return Ok(());
+            }
+            check(functions().TRITONBACKEND_ModelInstanceSetState(raw, ptr::null_mut()))?;
+            Box::from_raw(state.cast::<Started<B>>())
+        };
+        let Started { state, handle } = *started;
+        let stopped = catch_unwind(AssertUnwindSafe(|| B::stop(state)));
+        handle.end();
+        stopped.map_err(|panic| Error::internal(panic_message(&*panic)))
+    })
+}
+
+/// The state of an instance that has been started.
+///
+/// # Safety
+/// `raw` is alive, and is not finalized while the result is used.
+unsafe fn started<'a, B: Backend>(
+    raw: *mut sys::TRITONBACKEND_ModelInstance,
+) -> Result<&'a Started<B>> {
+    let mut state = ptr::null_mut();
+    // SAFETY: by the contract; a state that is there came from `instance_initialize`.
+    unsafe {
+        check(functions().TRITONBACKEND_ModelInstanceState(raw, &mut state))?;
+        state.cast::<Started<B>>().as_ref()
+    }
+    .ok_or_else(|| Error::unavailable("the model instance is not started"))
+}
+
+/// Body of `TRITONBACKEND_ModelInstanceExecute`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn execute<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_ModelInstance,
+    requests: *mut *mut sys::TRITONBACKEND_Request,
+    count: u32,
+) -> *mut sys::TRITONSERVER_Error {
+    // An error may be returned only as long as no request has been taken over.
+    // SAFETY: Triton does not finalize an instance while it executes.
+    let started = match unsafe { started::<B>(raw) } {
+        Ok(started) => started,
+        Err(error) => return into_raw(&error),
+    };
+    let mut taken = Vec::with_capacity(count as usize);
+    for idx in 0..count as usize {
+        // SAFETY: Triton gives `count` requests, and is done with the array, not with them, on return.
+        let request = unsafe { NonNull::new(*requests.add(idx)) };
+        // SAFETY: the request is alive and ours.
+        match request.map(|request| unsafe { Request::from_raw(request) }) {
+            Some(Ok(request)) => taken.push(request),
+            // Without a factory nothing can be told to this client; the others are served.
+            Some(Err(error)) => log(Level::Error, &error.message),
+            None => {}
+        }
+    }
+    // Requests that a panic drops are answered by being dropped.
+    let served = catch_unwind(AssertUnwindSafe(|| B::execute(&started.state, taken)));
+    if let Err(panic) = served {
+        log(Level::Error, &panic_message(&*panic));
+    }
+    ptr::null_mut()
+}
+
+/// Body of `TRITONBACKEND_ModelInstanceReady`.
+///
+/// # Safety
+/// As above.
+pub unsafe fn ready<B: Backend>(
+    raw: *mut sys::TRITONBACKEND_ModelInstance,
+) -> *mut sys::TRITONSERVER_Error {
+    // SAFETY: Triton asks only between start and end of an instance.
+    guard(|| B::ready(&unsafe { started::<B>(raw) }?.state))
+}
+
+/// Exports a backend: the C functions by which Triton finds it. Once in a cdylib.
+#[macro_export]
+macro_rules! export_backend {
+    ($backend:ty) => {
+        /// The C functions that Triton calls.
+        #[allow(unsafe_code, missing_docs, unreachable_pub, clippy::missing_safety_doc)]
+        mod exported {
+            use super::*;
+            use $crate::triton::{entry, sys};
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_Initialize(
+                _: *mut sys::TRITONBACKEND_Backend,
+            ) -> *mut sys::TRITONSERVER_Error {
+                entry::initialize()
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_GetBackendAttribute(
+                _: *mut sys::TRITONBACKEND_Backend,
+                attributes: *mut sys::TRITONBACKEND_BackendAttribute,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: Triton passes its own object; so below.
+                unsafe { entry::attributes::<$backend>(attributes) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(
+                model: *mut sys::TRITONBACKEND_Model,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::model_initialize::<$backend>(model) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(
+                model: *mut sys::TRITONBACKEND_Model,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::model_finalize::<$backend>(model) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
+                instance: *mut sys::TRITONBACKEND_ModelInstance,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::instance_initialize::<$backend>(instance) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
+                instance: *mut sys::TRITONBACKEND_ModelInstance,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::instance_finalize::<$backend>(instance) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
+                instance: *mut sys::TRITONBACKEND_ModelInstance,
+                requests: *mut *mut sys::TRITONBACKEND_Request,
+                count: u32,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::execute::<$backend>(instance, requests, count) }
+            }
+
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
+                instance: *mut sys::TRITONBACKEND_ModelInstance,
+            ) -> *mut sys::TRITONSERVER_Error {
+                // SAFETY: as above.
+                unsafe { entry::ready::<$backend>(instance) }
+            }
+        }
+    };
+}

@@ -1,0 +1,236 @@
+//! A model instance as Triton knows it: its name, its place, and its statistics.
+#![allow(unsafe_code)]
+
+use super::api::{check, functions, into_raw, text};
+use super::error::{Error, Result};
+use super::request::Request;
+use super::sys;
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Where an instance runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// On the CPU.
+    Cpu,
+    /// On this GPU.
+    Gpu(i32),
+    /// Where the model wants.
+    Model,
+}
+
+/// An instance. Its statistics can be reported from any thread; once Triton has taken the instance away,
+/// reports go nowhere.
+#[derive(Clone)]
+pub struct Instance(Arc<RwLock<Handle>>);
+
+struct Handle(*mut sys::TRITONBACKEND_ModelInstance);
+
+// SAFETY: Triton's statistics guard themselves by locks; the lock around the handle sees to it that it is not
+// used after its end.
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// Moments in the life of a request, in nanoseconds of the monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// It was first worked on; until then it waited.
+    pub exec_start: u64,
+    /// Computing began.
+    pub compute_start: u64,
+    /// Computing ended.
+    pub compute_end: u64,
+    /// Its last response was sent.
+    pub exec_end: u64,
+}
+
+/// Moments in the life of one of several responses, in nanoseconds of the monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResponseTimes {
+    /// Work on it began.
+    pub start: u64,
+    /// Writing its outputs began; 0 for a response without any.
+    pub output_start: u64,
+    /// It was sent.
+    pub end: u64,
+}
+
+impl Instance {
+    /// # Safety
+    /// `raw` is alive until `end` is called.
+    pub(super) unsafe fn from_raw(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Self {
+        Self(Arc::new(RwLock::new(Handle(raw))))
+    }
+
+    /// Triton is about to free it.
+    pub(super) fn end(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).0 = ptr::null_mut();
+    }
+
+    fn with<T>(
+        &self,
+        body: impl FnOnce(*mut sys::TRITONBACKEND_ModelInstance) -> Result<T>,
+    ) -> Result<T> {
+        let handle = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        match handle.0.is_null() {
+            true => Err(Error::unavailable("the model instance is gone")),
+            false => body(handle.0),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> Result<String> {
+        self.with(|raw| {
+            let mut name = ptr::null();
+            // SAFETY: the instance is alive, and its name with it.
+            unsafe {
+                check(functions().TRITONBACKEND_ModelInstanceName(raw, &mut name))?;
+                Ok(text(name))
+            }
+        })
+    }
+
+    /// Where it is to run.
+    pub fn placement(&self) -> Result<Placement> {
+        self.with(|raw| {
+            let (mut kind, mut device) = (0, 0);
+            // SAFETY: the instance is alive.
+            unsafe {
+                check(functions().TRITONBACKEND_ModelInstanceKind(raw, &mut kind))?;
+                check(functions().TRITONBACKEND_ModelInstanceDeviceId(raw, &mut device))?;
+            }
+            Ok(match kind {
+                sys::TRITONSERVER_INSTANCEGROUPKIND_GPU => Placement::Gpu(device),
+                sys::TRITONSERVER_INSTANCEGROUPKIND_MODEL => Placement::Model,
+                _ => Placement::Cpu,
+            })
+        })
+    }
+
+    /// Reports a request, before it is released, and the batch that it counts as.
+    pub fn report(&self, request: &Request, success: bool, times: Times) -> Result<()> {
+        self.with(|raw| {
+            let Times { exec_start, compute_start, compute_end, exec_end } = times;
+            // SAFETY: instance and request are alive.
+            unsafe {
+                check(functions().TRITONBACKEND_ModelInstanceReportStatistics(
+                    raw,
+                    request.raw(),
+                    success,
+                    exec_start,
+                    compute_start,
+                    compute_end,
+                    exec_end,
+                ))?;
+                if success {
+                    // In-flight batching has no batches of requests: each counts as its own.
+                    check(functions().TRITONBACKEND_ModelInstanceReportBatchStatistics(
+                        raw,
+                        1,
+                        exec_start,
+                        compute_start,
+                        compute_end,
+                        exec_end,
+                    ))?;
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Reports one response of a request that may have many.
+    pub fn report_response(
+        &self,
+        request: &Request,
+        times: ResponseTimes,
+        error: Option<&Error>,
+    ) -> Result<()> {
+        self.with(|raw| {
+            let statistics = ResponseStatistics::new()?;
+            let raw_error = error.map_or(ptr::null_mut(), into_raw);
+            // SAFETY: instance, factory and statistics are alive; the error stays ours.
+            let reported = unsafe { statistics.report(raw, request, times, raw_error) };
+            if !raw_error.is_null() {
+                // SAFETY: ours, and deleted once.
+                unsafe { functions().TRITONSERVER_ErrorDelete(raw_error) };
+            }
+            reported
+        })
+    }
+
+    /// Reports bytes of host memory that it holds.
+    pub fn report_memory(&self, bytes: usize) -> Result<()> {
+        self.with(|raw| {
+            let mut usage = ptr::null_mut();
+            // SAFETY: the instance is alive; Triton copies the attributes, which are deleted once.
+            unsafe {
+                let f = functions();
+                check(f.TRITONSERVER_BufferAttributesNew(&mut usage))?;
+                let reported = check(f.TRITONSERVER_BufferAttributesSetMemoryType(
+                    usage,
+                    sys::TRITONSERVER_MEMORY_CPU,
+                ))
+                .and_then(|()| check(f.TRITONSERVER_BufferAttributesSetMemoryTypeId(usage, 0)))
+                .and_then(|()| check(f.TRITONSERVER_BufferAttributesSetByteSize(usage, bytes)))
+                .and_then(|()| {
+                    check(f.TRITONBACKEND_ModelInstanceReportMemoryUsage(raw, &mut usage, 1))
+                });
+                check(f.TRITONSERVER_BufferAttributesDelete(usage))?;
+                reported
+            }
+        })
+    }
+}
+
+/// Statistics of one response.
+struct ResponseStatistics(*mut sys::TRITONBACKEND_ModelInstanceResponseStatistics);
+
+impl ResponseStatistics {
+    fn new() -> Result<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: the pointer is ours.
+        check(unsafe {
+            functions().TRITONBACKEND_ModelInstanceResponseStatisticsNew(&mut raw)
+        })?;
+        Ok(Self(raw))
+    }
+
+    /// # Safety
+    /// `instance` is alive, `error` is null or alive.
+    unsafe fn report(
+        &self,
+        instance: *mut sys::TRITONBACKEND_ModelInstance,
+        request: &Request,
+        times: ResponseTimes,
+        error: *mut sys::TRITONSERVER_Error,
+    ) -> Result<()> {
+        let (f, raw) = (functions(), self.0);
+        let factory = request.factory().raw();
+        // SAFETY: all are alive, by the contract of this function and as the request holds its factory.
+        unsafe {
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance(raw, instance))?;
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory(raw, factory))?;
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart(
+                raw,
+                times.start,
+            ))?;
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart(
+                raw,
+                times.output_start,
+            ))?;
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseEnd(raw, times.end))?;
+            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetError(raw, error))?;
+            check(f.TRITONBACKEND_ModelInstanceReportResponseStatistics(raw))
+        }
+    }
+}
+
+impl Drop for ResponseStatistics {
+    fn drop(&mut self) {
+        // SAFETY: ours, and deleted once. An error could not be helped.
+        let _ = check(unsafe {
+            functions().TRITONBACKEND_ModelInstanceResponseStatisticsDelete(self.0)
+        });
+    }
+}

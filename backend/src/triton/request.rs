@@ -1,0 +1,226 @@
+//! A request in our hands. Whatever happens to it, it gets exactly one final response and is released once:
+//! dropping it unanswered answers it with an error.
+#![allow(unsafe_code)]
+
+use super::api::{check, functions, text};
+use super::error::{Error, Result};
+use super::response::{CancelProbe, ResponseFactory};
+use super::sys;
+use super::tensor::{DataType, Parameter, Tensor};
+use std::ffi::{c_char, c_void};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+/// A request that Triton handed over.
+pub struct Request {
+    raw: NonNull<sys::TRITONBACKEND_Request>,
+    factory: ResponseFactory,
+    answered: bool,
+}
+
+// SAFETY: Triton lets a request be used from any thread, from one at a time.
+unsafe impl Send for Request {}
+
+impl Request {
+    /// Takes over a request.
+    ///
+    /// # Safety
+    /// `raw` is a request that Triton handed to `TRITONBACKEND_ModelInstanceExecute` and nobody released.
+    pub(super) unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
+        // SAFETY: by the contract of this function.
+        let factory = unsafe { ResponseFactory::new(raw) }?;
+        Ok(Self { raw, factory, answered: false })
+    }
+
+    /// The client's name for it; empty where it gave none.
+    pub fn id(&self) -> String {
+        let mut id = ptr::null();
+        // SAFETY: the request is alive, and so is its id.
+        unsafe {
+            match check(functions().TRITONBACKEND_RequestId(self.raw(), &mut id)) {
+                Ok(()) => text(id),
+                Err(_) => String::new(),
+            }
+        }
+    }
+
+    /// Copies of its inputs.
+    pub fn inputs(&self) -> Result<Vec<Tensor>> {
+        let mut count = 0;
+        // SAFETY: the request is alive.
+        check(unsafe { functions().TRITONBACKEND_RequestInputCount(self.raw(), &mut count) })?;
+        (0..count).map(|idx| self.input(idx)).collect()
+    }
+
+    fn input(&self, idx: u32) -> Result<Tensor> {
+        let mut input = ptr::null_mut();
+        let (mut name, mut datatype, mut shape) = (ptr::null(), 0, ptr::null());
+        let (mut num_dims, mut bytes, mut num_buffers) = (0, 0, 0);
+        // SAFETY: the request is alive, and its inputs with it.
+        let (name, shape) = unsafe {
+            check(functions().TRITONBACKEND_RequestInputByIndex(self.raw(), idx, &mut input))?;
+            check(functions().TRITONBACKEND_InputProperties(
+                input,
+                &mut name,
+                &mut datatype,
+                &mut shape,
+                &mut num_dims,
+                &mut bytes,
+                &mut num_buffers,
+            ))?;
+            (text(name), slice(shape, num_dims as usize).to_vec())
+        };
+        let mut data = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        for buffer_idx in 0..num_buffers {
+            // SAFETY: the input is alive.
+            unsafe { append_buffer(input, buffer_idx, &name, &mut data) }?;
+        }
+        Ok(Tensor { datatype: DataType::from_raw(datatype)?, name, shape, data })
+    }
+
+    /// Its parameters that are numbers, truth values or text.
+    pub fn parameters(&self) -> Result<Vec<(String, Parameter)>> {
+        let mut count = 0;
+        // SAFETY: the request is alive.
+        check(unsafe { functions().TRITONBACKEND_RequestParameterCount(self.raw(), &mut count) })?;
+        let mut parameters = Vec::new();
+        for idx in 0..count {
+            let (mut key, mut kind, mut value) = (ptr::null(), 0, ptr::null());
+            // SAFETY: the request is alive, its parameters with it, and a value has the type that is named.
+            unsafe {
+                check(functions().TRITONBACKEND_RequestParameter(
+                    self.raw(),
+                    idx,
+                    &mut key,
+                    &mut kind,
+                    &mut value,
+                ))?;
+                parameters.extend(parameter(kind, value).map(|value| (text(key), value)));
+            }
+        }
+        Ok(parameters)
+    }
+
+    /// How long the client wants to wait, if it said so.
+    pub fn timeout(&self) -> Option<Duration> {
+        let mut us = 0;
+        // SAFETY: the request is alive.
+        let asked = check(unsafe {
+            functions().TRITONBACKEND_InferenceRequestTimeoutMicroseconds(self.raw(), &mut us)
+        });
+        (asked.is_ok() && us > 0).then(|| Duration::from_micros(us))
+    }
+
+    /// Tells whether the client still wants it; can be asked from another thread, and after the end.
+    pub fn cancel_probe(&self) -> CancelProbe {
+        self.factory.cancel_probe()
+    }
+
+    /// Sends a response, the last one if `is_final`. If the outputs cannot be written, the client is told so
+    /// and nothing may follow.
+    pub fn send(&mut self, outputs: &[Tensor], is_final: bool) -> Result<()> {
+        assert!(!self.answered, "nothing follows a final response");
+        let sent = self.factory.send(outputs, is_final);
+        match &sent {
+            Ok(()) => self.answered = is_final,
+            Err(error) => self.fail(error),
+        }
+        sent
+    }
+
+    /// Ends it with an error.
+    pub fn fail(&mut self, error: &Error) {
+        if !self.answered {
+            self.answered = true;
+            self.factory.send_error(error);
+        }
+    }
+
+    /// Whether its final response is out.
+    pub fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    pub(super) fn factory(&self) -> &ResponseFactory {
+        &self.factory
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::TRITONBACKEND_Request {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.fail(&Error::internal("the backend gave up on this request"));
+        // SAFETY: ours, and released once. An error would mean that it was released before: there is
+        // nothing to do about it.
+        let _ = check(unsafe {
+            functions().TRITONBACKEND_RequestRelease(
+                self.raw(),
+                sys::TRITONSERVER_REQUEST_RELEASE_ALL,
+            )
+        });
+    }
+}
+
+/// Triton gives null for what is empty.
+///
+/// # Safety
+/// `base` is null or points to `len` values that live as long as the result is used.
+unsafe fn slice<'a, T>(base: *const T, len: usize) -> &'a [T] {
+    if base.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: by the contract of this function.
+    unsafe { std::slice::from_raw_parts(base, len) }
+}
+
+/// # Safety
+/// `input` belongs to a request that is alive.
+unsafe fn append_buffer(
+    input: *mut sys::TRITONBACKEND_Input,
+    idx: u32,
+    name: &str,
+    data: &mut Vec<u8>,
+) -> Result<()> {
+    let (mut base, mut bytes) = (ptr::null(), 0);
+    let (mut memory, mut device) = (sys::TRITONSERVER_MEMORY_CPU, 0);
+    // SAFETY: the input is alive, and its buffers with it.
+    unsafe {
+        check(functions().TRITONBACKEND_InputBuffer(
+            input,
+            idx,
+            &mut base,
+            &mut bytes,
+            &mut memory,
+            &mut device,
+        ))?;
+        if memory == sys::TRITONSERVER_MEMORY_GPU {
+            let message = format!("input '{name}' lies in GPU memory: send it from host memory");
+            return Err(Error::unsupported(message));
+        }
+        data.extend_from_slice(slice(base.cast(), bytes as usize));
+    }
+    Ok(())
+}
+
+/// # Safety
+/// `value` points to a value of the type `kind`, or to the first byte of a C string for text.
+unsafe fn parameter(kind: u32, value: *const c_void) -> Option<Parameter> {
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: by the contract of this function.
+    unsafe {
+        match kind {
+            sys::TRITONSERVER_PARAMETER_STRING => {
+                Some(Parameter::String(text(value.cast::<c_char>())))
+            }
+            sys::TRITONSERVER_PARAMETER_INT => Some(Parameter::Int(*value.cast::<i64>())),
+            sys::TRITONSERVER_PARAMETER_BOOL => Some(Parameter::Bool(*value.cast::<bool>())),
+            sys::TRITONSERVER_PARAMETER_DOUBLE => Some(Parameter::Double(*value.cast::<f64>())),
+            _ => None,
+        }
+    }
+}
