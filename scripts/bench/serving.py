@@ -66,6 +66,11 @@ def free_ports(count):
     return ports
 
 
+def total(metrics, family):
+    """Sum of a family's members."""
+    return sum(value for name, value in metrics.items() if name.split("{")[0] == family)
+
+
 class Server:
     """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt.
 
@@ -138,13 +143,14 @@ class Server:
         return {one["name"]: one["datatype"] for one in inputs}
 
     def metrics(self):
-        """Every metric of the model, {name: value}; a family's members are summed."""
-        sums = {}
+        """The model's metrics, {name{further labels}: value}, without the buckets of histograms."""
+        found = {}
         for line in self.get(self.metrics_url, "metrics").splitlines():
-            found = re.match(r'(\w+)\{(.*)\} (\S+)$', line)
-            if found and f'model="{self.model}"' in found[2] and 'le="' not in found[2]:
-                sums[found[1]] = sums.get(found[1], 0.0) + float(found[3])
-        return sums
+            metric = re.match(r"(\w+)\{(.*)\} (\S+)$", line)
+            if metric and f'model="{self.model}"' in metric[2] and 'le="' not in metric[2]:
+                labels = ",".join(one for one in metric[2].split(",") if not one.startswith(("model=", "version=")))
+                found[metric[1] + (f"{{{labels}}}" if labels else "")] = float(metric[3])
+        return found
 
     def memory(self):
         """Resident bytes of the process: (all, without the pages of files)."""
