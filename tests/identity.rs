@@ -13,7 +13,7 @@ use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
-use spec_core::sequence::SequenceId;
+use spec_core::sequence::{Counters, SequenceId};
 use spec_core::tokenizer::Tokenizer;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
@@ -22,6 +22,12 @@ const FEW_LAYERS: usize = 22;
 /// Drafts by look-up.
 fn ngram() -> Option<Engine> {
     Some(Recipe::ngram(models::hf(SMOLLM2)?, Dtype::Int8).engine("smollm2-135m-int8-ngram"))
+}
+
+/// Does not draft.
+fn no_drafter() -> Option<Engine> {
+    let hf = models::hf(SMOLLM2)?;
+    Some(Recipe::plain(hf, Dtype::Int8).engine("smollm2-135m-int8"))
 }
 
 /// Drafts with the same weights in a narrower format: most drafts are right.
@@ -182,6 +188,36 @@ fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance()
     check_reuse("good drafter", &engine);
     let Some(engine) = ngram() else { return };
     check_reuse("ngram", &engine);
+}
+
+/// Drafts that come with the requests: right ones, wrong ones, and such that are right for a while.
+fn check_given(what: &str, engine: &Engine, draft_len: usize) {
+    let Some(requests) = few_requests(12) else { return };
+    let expected = alone(engine, &requests);
+    let mut runtime = running::load(engine, &running::options(Fixed));
+    for num_right in [0, 3, MAX_DRAFT_LEN] {
+        let given = |(request, text): (&Request, &Vec<u32>)| {
+            let token = |(idx, &token)| if idx < num_right { token } else { token ^ 1 };
+            let given_draft = text.iter().enumerate().map(token).take(MAX_DRAFT_LEN).collect();
+            Request { given_draft, draft_len: Some(draft_len), ..request.clone() }
+        };
+        let given: Vec<Request> = requests.iter().zip(&expected).map(given).collect();
+        let done = running::run(&mut runtime, &given);
+        assert_same(&format!("{what}, {num_right} given drafts right"), &done, &expected);
+        for done in done.iter().filter(|_| draft_len == 0) {
+            let Counters { drafted, accepted, .. } = done.counters;
+            assert_eq!((drafted, accepted), (MAX_DRAFT_LEN as u64, num_right as u64), "{what}");
+        }
+    }
+}
+
+#[test]
+fn given_drafts_right_or_wrong_do_not_change_a_text() {
+    let _turn = turn();
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_given("good drafter", &engine, 4);
+    let Some(engine) = no_drafter() else { return };
+    check_given("no drafter", &engine, 0);
 }
 
 /// Every draft length, and lengths that follow the acceptance, against plain decoding.

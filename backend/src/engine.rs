@@ -156,7 +156,12 @@ impl Engine {
         let sequence = self.runtime.finish(id, reason);
         let Some(row) = self.close(id) else { return };
         let ending = Ending::new(outcome, sequence.as_ref());
-        self.tell(News::Progress { row, emitted: Vec::new(), ending: Some(ending), at: monotonic_ns() });
+        self.tell(News::Progress {
+            row,
+            emitted: Vec::new(),
+            ending: Some(ending),
+            at: monotonic_ns(),
+        });
     }
 
     /// Forgets a sequence, and its request with the last of its rows.

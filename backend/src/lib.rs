@@ -6,6 +6,8 @@
 
 pub mod contract;
 mod engine;
+#[cfg(feature = "fault-injection")]
+mod fault;
 mod mailbox;
 mod metrics;
 mod model;

@@ -10,9 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Bounds of the histograms of lengths, in tokens: TensorRT-LLM's.
 const LENGTHS: &[f64] = &[10.0, 50.0, 100.0, 500.0, 1000.0];
 /// Bounds of the histograms of times, in seconds: vLLM's.
-const FIRST_TOKEN: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-];
+const FIRST_TOKEN: &[f64] =
+    &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 const PER_TOKEN: &[f64] =
     &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 const WHOLE: &[f64] = &[1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0];
@@ -60,6 +59,7 @@ const KV_BLOCKS: &[Gauge] = &[
     ("max", |load| load.usage.pages as f64),
     ("free", |load| load.usage.free_pages as f64),
     ("used", |load| load.usage.used_pages as f64),
+    ("cached", |load| load.usage.cached_pages as f64),
     ("tokens_per", |load| load.usage.page_tokens as f64),
     ("fraction", |load| load.usage.used_pages as f64 / load.usage.pages.max(1) as f64),
 ];
@@ -244,6 +244,7 @@ impl Load {
                 pages: a.pages + b.pages,
                 used_pages: a.used_pages + b.used_pages,
                 free_pages: a.free_pages + b.free_pages,
+                cached_pages: a.cached_pages + b.cached_pages,
                 page_tokens: a.page_tokens.max(b.page_tokens),
                 context_tokens: a.context_tokens + b.context_tokens,
                 iterations: a.iterations + b.iterations,

@@ -2,11 +2,11 @@
 
 use crate::contract::Contract;
 use crate::metrics::Metrics;
-use crate::parameters::Settings;
+use crate::parameters::{Policy, Settings};
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{DrafterKind, Limits};
-use spec_core::runtime::{ModelFolder, Options, Runtime};
+use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
 use std::sync::Arc;
 
 /// A loaded model.
@@ -28,8 +28,7 @@ impl Model {
         let limits = limits(manifest);
         let mut config = model.config()?;
         let settings = Settings::parse(&config)?;
-        let contract =
-            Contract::new(&settings, &limits, manifest.model.vocab_size);
+        let contract = Contract::new(&settings, &limits, manifest.model.vocab_size);
         if model.auto_completes()? {
             contract.complete(&mut config)?;
             model.set_config(&config)?;
@@ -60,13 +59,23 @@ impl Model {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
             },
+            kv_free_fraction: settings.kv_memory_fraction,
+            kv_tokens: settings.max_kv_tokens,
+            kv_reuse: settings.kv_reuse,
+            admission: match settings.policy {
+                Policy::GuaranteedNoEvict => AdmissionPolicy::GuaranteedNoEvict,
+                Policy::MaxUtilization => AdmissionPolicy::MaxUtilization,
+            },
             max_num_tokens: settings.max_num_tokens,
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,
             ..Options::default()
         };
-        Runtime::load(&self.folder.target, &options)
-            .map_err(|error| self.contract.error(error))
+        let runtime = Runtime::load(&self.folder.target, &options);
+        let runtime = runtime.map_err(|error| self.contract.error(error))?;
+        #[cfg(feature = "fault-injection")]
+        let runtime = crate::fault::inject(runtime)?;
+        Ok(runtime)
     }
 }
 

@@ -138,12 +138,12 @@ impl Settings {
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        if is_unfilled(value) {
-            return Ok(());
-        }
         let Some(key) = KEYS.iter().find(|key| key.name == name) else {
             return Err(unknown(name));
         };
+        if is_unfilled(value) {
+            return Ok(());
+        }
         match key.meaning {
             Meaning::Set(set) => set(self, value.trim()).map_err(|expected| {
                 Error::invalid_arg(format!("parameter '{name}' is '{value}', expected {expected}"))

@@ -42,8 +42,7 @@ impl Serving {
             Arc::clone(&model.metrics),
             instance_idx,
         );
-        let responder =
-            Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
+        let responder = Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
         Ok(Self {
             model: Arc::clone(model),
             instance,
@@ -75,8 +74,7 @@ impl Serving {
     /// Copies and checks what the client sent.
     fn read(&self, request: &Request) -> Result<Call> {
         let (inputs, parameters) = (request.inputs()?, request.parameters()?);
-        let call =
-            self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)?;
+        let call = self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)?;
         if call.streams && !self.model.settings.decoupled {
             return Err(Error::invalid_arg(
                 "Streaming is only supported if model is deployed using decoupled mode.",
@@ -88,12 +86,8 @@ impl Serving {
     fn admit(&self, ticket: Box<Ticket>) {
         let deadline = ticket.deadline(self.model.settings.request_timeout_ms);
         let probe = ticket.cancel_probe();
-        let job = Job {
-            ticket: ticket.id,
-            requests: ticket.requests(),
-            probe: probe.clone(),
-            deadline,
-        };
+        let job =
+            Job { ticket: ticket.id, requests: ticket.requests(), probe: probe.clone(), deadline };
         let unwanted = || match deadline {
             _ if probe.is_cancelled() => Some(Unwanted::Cancelled),
             Some(deadline) if deadline <= monotonic_ns() => Some(Unwanted::Late),

@@ -136,7 +136,7 @@ impl Ticket {
             true => vec![self.rows[row_idx].reply()],
             false => self.rows.iter_mut().map(Progress::reply).collect(),
         };
-        let outputs = home.model.contract.outputs(&self.call, &Reply { rows });
+        let outputs = home.model.contract.outputs(&self.call, &Reply { rows }, &home.model.folder.tokenizer);
         let output_start = monotonic_ns();
         self.request.send(&outputs, done)?;
         let times = ResponseTimes { start, output_start, end: monotonic_ns() };
@@ -275,10 +275,10 @@ impl Progress {
         self.ended = true;
         self.next.finish = Some(Finish {
             reason,
+            pages_new: ending.counters.new_pages as usize,
+            pages_reused: ending.counters.reused_pages as usize,
             counters: ending.counters,
             times: self.times,
-            pages_new: 0,
-            pages_reused: 0,
         });
         Ok(())
     }

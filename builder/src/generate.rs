@@ -96,8 +96,7 @@ fn request(args: &TryArgs, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Result<Re
             logprobs: args.logprobs,
         },
         ignore_eos: args.ignore_eos,
-        stop_tokens: Vec::new(),
-        priority: 0,
+        ..Request::default()
     })
 }
 

@@ -107,6 +107,11 @@ pub(crate) const MAX_BATCH_SIZE: usize = 32;
 pub(crate) const MAX_DRAFT_LEN: usize = 8;
 
 impl Recipe {
+    /// A target that does not draft.
+    pub(crate) fn plain(target: PathBuf, dtype: Dtype) -> Self {
+        Self { target, dtype, draft: DraftSource::None, draft_dtype: dtype }
+    }
+
     /// A target that drafts by look-up.
     pub(crate) fn ngram(target: PathBuf, dtype: Dtype) -> Self {
         Self { target, dtype, draft: DraftSource::Ngram, draft_dtype: dtype }
@@ -122,7 +127,7 @@ impl Recipe {
         let model = ModelArgs {
             target: self.target.clone(),
             draft: self.draft.clone(),
-            max_draft_len: Some(MAX_DRAFT_LEN),
+            max_draft_len: (self.draft != DraftSource::None).then_some(MAX_DRAFT_LEN),
             dtype: self.dtype,
             draft_dtype: Some(self.draft_dtype),
             head_dtype: None,

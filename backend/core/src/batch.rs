@@ -26,9 +26,12 @@ pub struct Entry<'a> {
     pub speculates: bool,
     /// Draft tokens to propose at most; 0 unless the chunk reaches the last known token.
     pub draft_len: usize,
+    /// Draft tokens that came with the request, to verify in place of a drafter's. `draft_len` is 0
+    /// where there are any.
+    pub given: &'a [u32],
     /// A drafter goes on only while it holds its draft so far to be at least this likely; 0 is always.
     pub min_confidence: f32,
-    /// The sequence's pages, in order, enough for `computed + chunk + draft_len` positions.
+    /// The sequence's pages, in order, enough for `computed + chunk` positions and the drafts.
     pub pages: &'a [PageId],
     /// How to turn logits into tokens.
     pub sampler: &'a Sampler,

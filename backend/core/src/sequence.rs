@@ -101,6 +101,8 @@ pub struct Sequence {
     pub sampler: Sampler,
     /// What it may generate.
     pub limits: Limits,
+    /// Draft tokens that came with the request, for the step that ends the prompt.
+    pub given: Vec<u32>,
     /// What it has counted.
     pub counters: Counters,
     /// Why it ended, once it has.
@@ -121,6 +123,7 @@ impl Sequence {
             page_keys: Vec::new(),
             sampler,
             limits,
+            given: Vec::new(),
             counters: Counters::default(),
             finish: None,
         }
@@ -151,6 +154,11 @@ impl Sequence {
         self.computed - self.draft_computed
     }
 
+    /// Tokens it has at most when it ends.
+    pub fn max_len(&self) -> usize {
+        self.prompt_len + self.limits.max_tokens
+    }
+
     /// Tokens it may still generate under `max_seq_len`.
     pub fn remaining(&self, max_seq_len: usize) -> usize {
         let by_request = self.limits.max_tokens.saturating_sub(self.generated().len());
@@ -161,6 +169,14 @@ impl Sequence {
     /// fewer than remain.
     pub fn useful_draft_len(&self, max_seq_len: usize) -> usize {
         self.limits.draft_len.min(self.remaining(max_seq_len).saturating_sub(1))
+    }
+
+    /// How many of the given draft tokens are worth verifying, behind the prompt.
+    pub fn useful_given_len(&self, max_seq_len: usize) -> usize {
+        match self.generated() {
+            [] => self.given.len().min(self.remaining(max_seq_len).saturating_sub(1)),
+            _ => 0,
+        }
     }
 
     /// Takes in what a step did with `chunk` known tokens, and returns the tokens that count: none

@@ -10,6 +10,7 @@ struct Declared {
     name: &'static str,
     datatype: DataType,
     dims: &'static [i64],
+    required: bool,
 }
 
 /// Fills in what is missing.
@@ -26,7 +27,7 @@ pub(super) fn complete(profile: Profile, max_batch_size: usize, config: &mut Val
         object,
         "input",
         inputs(profile),
-        |tensor| json!({ "name": tensor.name, "data_type": type_name(tensor.datatype), "dims": tensor.dims, "optional": true }),
+        |tensor| json!({ "name": tensor.name, "data_type": type_name(tensor.datatype), "dims": tensor.dims, "optional": !tensor.required }),
     )?;
     add(
         object,
@@ -55,9 +56,8 @@ impl Profile {
     /// Of each group one must be declared.
     fn needed(self) -> &'static [(&'static str, &'static [&'static str])] {
         match self {
-            Self::Text | Self::Vllm => {
-                &[("input", &["text_input", "messages"]), ("output", &["text_output"])]
-            }
+            Self::Text => &[("input", &["text_input", "messages"]), ("output", &["text_output"])],
+            Self::Vllm => &[("input", &["text_input"]), ("output", &["text_output"])],
             Self::Token => &[
                 ("input", &["input_ids"]),
                 ("output", &["output_ids"]),
@@ -104,6 +104,15 @@ impl Declared {
                 self.name, entry["dims"], self.dims
             )));
         }
+        let reshape = &entry["reshape"]["shape"];
+        let reshaped =
+            reshape.as_array().is_some_and(|shape| !shape.is_empty() || dims != Some(vec![1]));
+        if reshaped {
+            return Err(Error::invalid_arg(format!(
+                "{list} '{}' is reshaped to {reshape}, only dims [1] to [] are read",
+                self.name
+            )));
+        }
         Ok(())
     }
 }
@@ -146,7 +155,12 @@ fn type_name(datatype: DataType) -> String {
 fn inputs(profile: Profile) -> Vec<Declared> {
     let declared = profile.inputs().iter().map(|input| {
         let action = &input.option.action;
-        Declared { name: input.name, datatype: action.datatype(), dims: action.dims() }
+        Declared {
+            name: input.name,
+            datatype: action.datatype(),
+            dims: action.dims(),
+            required: input.required,
+        }
     });
     declared.collect()
 }
@@ -156,6 +170,7 @@ fn outputs(profile: Profile) -> Vec<Declared> {
         name: output.name,
         datatype: output.datatype,
         dims: output.dims,
+        required: false,
     });
     declared.collect()
 }

@@ -1,15 +1,15 @@
 //! What a row of a request says, before it is put together: every option as given, or not.
 
-use super::{Contract, Echo, Report, Row};
+use super::{Contract, Echo, MAX_TOKENS, Profile, Report, Row, VLLM_MAX_TOKENS, VLLM_TEMPERATURE};
 use crate::triton::{Error, Result};
 use spec_core::runtime::Request;
 use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::{Message, Tokenizer, check_stops};
 
-/// Most bytes of a prompt for each position of the engine: longer tokens are too rare to fill a prompt.
+/// Most bytes of a prompt for each position of the engine: few tokens are longer.
 const MAX_TOKEN_BYTES: usize = 128;
-/// Bytes of a letter in JSON at most, escaped.
-const ESCAPED_BYTES: usize = 6;
+/// Most single tokens that end a text.
+const MAX_STOP_TOKENS: usize = 1024;
 
 /// The options of a row.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,7 @@ pub(super) struct Form {
     pub(super) stops: Vec<String>,
     pub(super) stop_tokens: Vec<u32>,
     pub(super) stop_sequences: Vec<Vec<u32>>,
+    pub(super) given_draft: Vec<u32>,
     pub(super) bad_words: Vec<String>,
     pub(super) bad_sequences: Vec<Vec<u32>>,
     pub(super) bias_words: Vec<String>,
@@ -50,28 +51,47 @@ pub(super) struct Form {
 impl Form {
     /// Puts the row together. Everything that the runtime will ask of it is checked here.
     pub(super) fn into_row(self, contract: &Contract, tokenizer: &Tokenizer) -> Result<Row> {
+        let excludes = self.excludes_prompt(contract)?;
         let (prompt, text) = self.prompt(contract, tokenizer)?;
         let prompt_len = prompt.len();
         check_stops(&self.stops).map_err(|error| contract.error(error))?;
-        let sampling = self.sampling(contract, tokenizer)?;
+        self.check_tokens(contract)?;
         let request = Request {
             max_tokens: self.max_tokens(contract, prompt_len)?,
             draft_len: self.draft_len(contract)?,
-            sampling,
+            sampling: self.sampling(contract, tokenizer)?,
             ignore_eos: self.ignore_eos,
-            stop_tokens: self.stop_tokens.clone(),
+            stop_tokens: self.stop_tokens,
             priority: 0,
             prompt,
         };
-        let stops = self.stops.into_iter().filter(|stop| !stop.is_empty()).collect();
-        let excludes = self.exclude_prompt.unwrap_or(contract.settings.exclude_prompt);
         let echo = match text {
             _ if excludes => Echo::None,
             Some(text) => Echo::Text(text),
             None => Echo::Ids(request.prompt.clone()),
         };
-        let pad_id = self.pad_id.unwrap_or(-1);
-        Ok(Row { request, stops, stop_sequences: self.stop_sequences, echo, prompt_len, pad_id })
+        Ok(Row {
+            request,
+            stops: self.stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
+            stop_sequences: self.stop_sequences,
+            given_draft: self.given_draft,
+            echo,
+            logprobs: self.logprobs,
+            prompt_len,
+            pad_id: self.pad_id.unwrap_or(-1),
+        })
+    }
+
+    /// Whether the output leaves out the prompt. vLLM's rule is its own.
+    fn excludes_prompt(&self, contract: &Contract) -> Result<bool> {
+        match (contract.profile, self.exclude_prompt) {
+            (Profile::Vllm, Some(false)) if self.streams => Err(Error::invalid_arg(
+                "When streaming, `exclude_input_in_output` = False is not allowed.",
+            )),
+            (_, Some(given)) => Ok(given),
+            (Profile::Vllm, None) => Ok(self.streams),
+            (_, None) => Ok(contract.settings.exclude_prompt),
+        }
     }
 
     /// The prompt's tokens, and its text where it is a text.
@@ -80,23 +100,34 @@ impl Form {
         contract: &Contract,
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<u32>, Option<String>)> {
-        let max_bytes = contract.limits.max_seq_len.saturating_mul(MAX_TOKEN_BYTES);
-        match (&self.text, &self.messages) {
-            (Some(_), Some(_)) => Err(Error::invalid_arg("text_input and messages are both given")),
-            (None, None) => Err(Error::invalid_arg("neither text_input nor messages is given")),
-            (Some(text), None) => {
-                at_most_bytes("text_input", text, max_bytes)?;
+        let (ids, text) = match (&self.ids, &self.text, &self.messages) {
+            (Some(ids), None, None) => (self.cut(ids)?, None),
+            (None, Some(text), None) => {
+                at_most_bytes("text_input", text, contract)?;
                 let ids = encode(text, tokenizer).map_err(|error| contract.error(error))?;
-                Ok((checked_len("text_input", ids, contract)?, Some(text.clone())))
+                (ids, Some(text.clone()))
             }
-            (None, Some(messages)) => {
-                at_most_bytes("messages", messages, max_bytes.saturating_mul(ESCAPED_BYTES))?;
-                let text = render(messages, tokenizer)?;
-                at_most_bytes("messages", &text, max_bytes)?;
+            (None, None, Some(messages)) => {
+                let text = render(messages, contract, tokenizer)?;
                 let ids = tokenizer.encode(&text, false).map_err(|error| contract.error(error))?;
-                Ok((checked_len("messages", ids, contract)?, Some(text)))
+                (ids, Some(text))
             }
-        }
+            (None, None, None) => return Err(Error::invalid_arg(contract.profile.no_prompt())),
+            _ => return Err(Error::invalid_arg("text_input and messages are both given")),
+        };
+        let name =
+            if self.messages.is_some() { "messages" } else { contract.profile.spell("prompt") };
+        check_len(name, ids.len(), contract)?;
+        Ok((ids, text))
+    }
+
+    /// The ids without what fills up their row.
+    fn cut(&self, ids: &[u32]) -> Result<Vec<u32>> {
+        let len = self.input_len.unwrap_or(ids.len());
+        let cut = ids.get(..len).ok_or_else(|| {
+            Error::invalid_arg(format!("input_lengths: {len}, input_ids has {} tokens", ids.len()))
+        });
+        cut.map(<[u32]>::to_vec)
     }
 
     /// As asked, if it fits; else what fits of the default.
@@ -110,7 +141,40 @@ impl Form {
                 asked.saturating_add(prompt_len),
             ))),
             Some(asked) => Ok(asked),
-            None => Ok(contract.settings.default_max_tokens.unwrap_or(256).min(room)),
+            None => {
+                let of_profile =
+                    if contract.profile == Profile::Vllm { VLLM_MAX_TOKENS } else { MAX_TOKENS };
+                Ok(contract.settings.default_max_tokens.unwrap_or(of_profile).min(room))
+            }
+        }
+    }
+
+    /// Everything that is a list of tokens: ids and lengths.
+    fn check_tokens(&self, contract: &Contract) -> Result<()> {
+        let stop_sequences = self.stop_sequences.concat();
+        let (max_draft_len, any) = (contract.limits.max_draft_len, usize::MAX);
+        for (field, ids, max_len) in [
+            ("prompt", self.ids.as_deref().unwrap_or_default(), any),
+            ("given_draft", &self.given_draft, max_draft_len),
+            ("stop_tokens", &self.stop_tokens, MAX_STOP_TOKENS),
+            ("stop_tokens", &stop_sequences, any),
+        ] {
+            let name = contract.profile.spell(field);
+            check_ids(name, ids, contract.vocab_size)?;
+            if ids.len() > max_len {
+                return Err(Error::invalid_arg(format!(
+                    "{name}: {} tokens, at most {max_len} are allowed",
+                    ids.len()
+                )));
+            }
+        }
+        let vocab_size = contract.vocab_size;
+        match self.bias_len {
+            Some(len) if len != vocab_size => Err(Error::invalid_arg(format!(
+                "{}: {len} values, the vocabulary has {vocab_size} tokens",
+                contract.profile.spell("logit_bias")
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -140,6 +204,7 @@ impl Form {
         params.logprobs = self.logprobs.or(self.report.any_log_probs().then_some(0));
         params.temperature = match (self.temperature, defaults.temperature) {
             (Some(given), _) | (None, Some(given)) => given,
+            (None, None) if contract.profile == Profile::Vllm => VLLM_TEMPERATURE,
             (None, None) if self.wants_draws() => 1.0,
             (None, None) => params.temperature,
         };
@@ -213,36 +278,61 @@ fn encode(text: &str, tokenizer: &Tokenizer) -> spec_core::Result<Vec<u32>> {
     Ok(ids)
 }
 
-fn render(messages: &str, tokenizer: &Tokenizer) -> Result<String> {
+fn render(messages: &str, contract: &Contract, tokenizer: &Tokenizer) -> Result<String> {
+    at_most_bytes("messages", messages, contract)?;
     let messages: Vec<Message> = serde_json::from_str(messages).map_err(|error| {
         Error::invalid_arg(format!("messages: not a JSON list of {{role, content}}: {error}"))
     })?;
     let template = tokenizer
         .chat_template()
         .ok_or_else(|| Error::unsupported("messages: the model has no chat template"))?;
-    template.render(&messages, true).map_err(|error| Error::invalid_arg(error.to_string()))
+    let text = template.render(&messages, true).map_err(|error| contract.error(error))?;
+    at_most_bytes("messages", &text, contract)?;
+    Ok(text)
 }
 
-fn checked_len(name: &str, ids: Vec<u32>, contract: &Contract) -> Result<Vec<u32>> {
+fn check_ids(name: &str, ids: &[u32], vocab_size: usize) -> Result<()> {
+    match ids.iter().find(|&&id| id as usize >= vocab_size) {
+        Some(id) => Err(Error::invalid_arg(format!(
+            "{name}: token {id} is outside the vocabulary of {vocab_size} tokens"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn check_len(name: &str, len: usize, contract: &Contract) -> Result<()> {
     let max_seq_len = contract.limits.max_seq_len;
-    if ids.is_empty() {
+    if len == 0 {
         return Err(Error::invalid_arg(format!("{name}: 0 tokens, at least 1 is needed")));
     }
-    if ids.len() >= max_seq_len {
+    if len >= max_seq_len {
         return Err(Error::invalid_arg(format!(
-            "{name}: {} tokens, max_seq_len is {max_seq_len} with at least one generated",
-            ids.len()
+            "{name}: {len} tokens, max_seq_len is {max_seq_len} with at least 1 to generate"
         )));
     }
-    Ok(ids)
+    Ok(())
 }
 
-fn at_most_bytes(name: &str, text: &str, max_bytes: usize) -> Result<()> {
-    if text.len() <= max_bytes {
+/// A prompt of more bytes cannot fit, and is not worth splitting into tokens.
+fn at_most_bytes(name: &str, text: &str, contract: &Contract) -> Result<()> {
+    let (bytes, max_seq_len) = (text.len(), contract.limits.max_seq_len);
+    let max_bytes = max_seq_len.saturating_mul(MAX_TOKEN_BYTES);
+    if bytes <= max_bytes {
         return Ok(());
     }
-    let bytes = text.len();
-    Err(Error::invalid_arg(format!("{name}: {bytes} bytes, at most {max_bytes} are allowed")))
+    Err(Error::invalid_arg(format!(
+        "{name}: {bytes} bytes, at most {max_bytes} are allowed for a max_seq_len of {max_seq_len}"
+    )))
+}
+
+impl Profile {
+    fn no_prompt(self) -> &'static str {
+        match self {
+            Self::Text => "neither text_input nor messages is given",
+            Self::Token => "input_ids is not given",
+            Self::Vllm => "text_input is not given",
+        }
+    }
 }
 
 /// The beginning of a client's text, for a message.

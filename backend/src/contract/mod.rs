@@ -8,10 +8,16 @@ mod config;
 mod form;
 mod options;
 mod parse;
+mod reference;
 mod reply;
+mod sequences;
 mod table;
+#[cfg(test)]
+mod tests;
 mod text;
+mod token;
 mod value;
+mod vllm;
 
 use crate::parameters::Settings;
 use crate::triton::{Code, Error, Result};
@@ -20,7 +26,16 @@ use spec_core::engine::Limits;
 use spec_core::runtime::Request;
 use spec_core::tokenizer::Tokenizer;
 
+pub use reference::reference;
 pub use reply::{Finish, Reply, RowReply, Times};
+pub use sequences::StopSequences;
+
+/// Tokens to generate where neither a request nor the configuration says.
+const MAX_TOKENS: usize = 256;
+/// The same as vLLM has it.
+const VLLM_MAX_TOKENS: usize = 16;
+/// The temperature of vLLM where nobody says.
+const VLLM_TEMPERATURE: f32 = 1.0;
 
 /// A set of names of inputs and outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,8 +81,12 @@ pub struct Row {
     pub stops: Vec<String>,
     /// Sequences of several tokens that end the output, which keeps them. Those of one token are in `request`.
     pub stop_sequences: Vec<Vec<u32>>,
+    /// Draft tokens that the client gives, to be verified first.
+    pub given_draft: Vec<u32>,
     /// What comes before the output.
     pub echo: Echo,
+    /// How many alternatives clients see with each token, if they see log-probabilities at all.
+    pub logprobs: Option<usize>,
     /// Tokens of the prompt.
     pub prompt_len: usize,
     /// Fills up rows that are shorter than others.
@@ -91,6 +110,8 @@ pub enum Echo {
 pub struct Report {
     /// Log-probabilities of the tokens.
     pub log_probs: bool,
+    /// The likeliest tokens in each token's place, in JSON.
+    pub top_log_probs: bool,
     /// Their sum.
     pub cum_log_probs: bool,
     /// Counts of speculation and the KV cache, and times.
@@ -132,8 +153,8 @@ impl Contract {
     }
 
     /// The output tensors of one response.
-    pub fn outputs(&self, call: &Call, reply: &Reply) -> Vec<Tensor> {
-        reply::outputs(self.profile, call, reply)
+    pub fn outputs(&self, call: &Call, reply: &Reply, tokenizer: &Tokenizer) -> Vec<Tensor> {
+        reply::outputs(self.profile, call, reply, tokenizer)
     }
 
     /// What the client is told of an error of the core, with its own name of the field.

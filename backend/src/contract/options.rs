@@ -1,7 +1,12 @@
 //! The options of a request, each once: profiles give them names.
 
-use super::table::{Action, Checked, Opt};
+use super::table::{Action, Checked, Opt, Wrong};
 use crate::triton::DataType;
+
+/// Most words of a list.
+const MAX_WORDS: usize = 4096;
+/// Most bytes of a word.
+const MAX_WORD_BYTES: usize = 1024;
 
 pub(super) const TEXT_INPUT: Opt =
     Opt { action: Action::Text(|form, text| put(&mut form.text, text)), help: "the prompt" };
@@ -25,7 +30,7 @@ pub(super) const STOP_WORDS: Opt = Opt {
     help: "the text ends before the first of these; empty ones are ignored",
 };
 pub(super) const BAD_WORDS: Opt = Opt {
-    action: Action::Texts(|form, words| write(&mut form.bad_words, words)),
+    action: Action::Texts(|form, list| write(&mut form.bad_words, words(list)?)),
     help: "the tokens of these never come; empty ones are ignored",
 };
 pub(super) const EXCLUDE_INPUT: Opt = Opt {
@@ -54,7 +59,7 @@ pub(super) const TOP_K: Opt = Opt {
 };
 pub(super) const TOP_P: Opt = Opt {
     // TensorRT-LLM's rule: nothing or less means not set. NaN goes on, to be refused.
-    action: Action::Float(|form, p| write(&mut form.top_p, (!(p <= 0.0)).then_some(p))),
+    action: Action::Float(|form, p| write(&mut form.top_p, (p > 0.0 || p.is_nan()).then_some(p))),
     help: "draw from the likeliest tokens that together are this probable; 0 or less: not set",
 };
 pub(super) const MIN_P: Opt = Opt {
@@ -63,14 +68,12 @@ pub(super) const MIN_P: Opt = Opt {
 };
 pub(super) const TEMPERATURE: Opt = Opt {
     action: Action::Float(|form, t| put(&mut form.temperature, t)),
-    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where `top_k` above 1, `top_p` below 1 or `min_p` above 0 is given, else 0",
+    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where a top-k above 1, a top-p below 1 or a min-p above 0 is given, else 0",
 };
 pub(super) const LENGTH_PENALTY: Opt = Opt {
     action: Action::Float(|_, penalty| match penalty {
         0.0 | 1.0 => Ok(()),
-        _ => Err(format!(
-            "{penalty} is not 0 or 1: it acts on beam search alone, which is not built in"
-        )),
+        _ => Err(Wrong::NotBuilt(format!("{penalty}, only 0 and 1: there is no beam search"))),
     }),
     help: "0 or 1, which do nothing",
 };
@@ -106,7 +109,7 @@ pub(super) const RETURN_LOG_PROBS: Opt = Opt {
 };
 pub(super) const RETURN_LOGITS: Opt = Opt {
     action: Action::Flag(|_, flag| match flag {
-        true => Err(NOT_BUILT.into()),
+        true => Err(Wrong::NotBuilt("logits are not sent".into())),
         false => Ok(()),
     }),
     help: "only false: logits are not sent",
@@ -114,7 +117,7 @@ pub(super) const RETURN_LOGITS: Opt = Opt {
 pub(super) const ONE_ONLY: Opt = Opt {
     action: Action::Int(|_, n| match n {
         1 => Ok(()),
-        _ => Err(format!("{n}, only 1 is supported")),
+        _ => Err(Wrong::NotBuilt(format!("{n}, only 1 is supported"))),
     }),
     help: "only 1",
 };
@@ -123,7 +126,7 @@ pub(super) const STREAM: Opt = Opt {
     help: "send the output as it comes; needs a decoupled model",
 };
 pub(super) const BIAS_WORDS: Opt = Opt {
-    action: Action::Texts(|form, words| write(&mut form.bias_words, words)),
+    action: Action::Texts(|form, list| write(&mut form.bias_words, words(list)?)),
     help: "words of one token whose logits `embedding_bias_weights` are added to",
 };
 pub(super) const BIAS_WEIGHTS: Opt = Opt {
@@ -155,29 +158,44 @@ pub(super) const RETURN_FINISH_REASON: Opt = Opt {
     help: "send `finish_reason`",
 };
 
-/// How a setter says that a thing is known and not built: the answer is UNSUPPORTED then.
-pub(super) const NOT_BUILT: &str = "is not supported";
+pub(super) const NO_LORA: &str = "LoRA adapters are not built in";
+pub(super) const NO_GUIDE: &str = "guided decoding is not built in";
+pub(super) const NO_EMBEDDINGS: &str = "prompts of embeddings are not built in";
+pub(super) const NO_ENCODER: &str = "only decoder models are served";
 
 /// An input that is declared so that a client who sends it hears why not.
 pub(super) const fn refused(datatype: DataType, dims: &'static [i64], why: &'static str) -> Opt {
     Opt { action: Action::Refused(datatype, dims), help: why }
 }
 
-fn write<T>(slot: &mut T, value: T) -> Checked {
+/// Words are split into tokens one by one: no more of them, and no longer ones, than that is worth.
+fn words(list: Vec<String>) -> Checked<Vec<String>> {
+    if list.len() > MAX_WORDS {
+        return Err(format!("{} entries, at most {MAX_WORDS} are allowed", list.len()).into());
+    }
+    match list.iter().map(String::len).find(|&bytes| bytes > MAX_WORD_BYTES) {
+        Some(bytes) => {
+            Err(format!("{bytes} bytes in an entry, at most {MAX_WORD_BYTES} are allowed").into())
+        }
+        None => Ok(list),
+    }
+}
+
+pub(super) fn write<T>(slot: &mut T, value: T) -> Checked {
     *slot = value;
     Ok(())
 }
 
-fn put<T>(slot: &mut Option<T>, value: T) -> Checked {
+pub(super) fn put<T>(slot: &mut Option<T>, value: T) -> Checked {
     write(slot, Some(value))
 }
 
-fn at_least(low: i64, value: i64) -> Checked<usize> {
+pub(super) fn at_least(low: i64, value: i64) -> Checked<usize> {
     let allowed = if value >= low { usize::try_from(value).ok() } else { None };
-    allowed.ok_or_else(|| format!("{value}, at least {low} is needed"))
+    allowed.ok_or_else(|| format!("{value}, at least {low} is needed").into())
 }
 
 /// Whether the vocabulary has it is checked where the vocabulary is known.
 pub(super) fn token(id: i64) -> Checked<u32> {
-    u32::try_from(id).map_err(|_| format!("{id} is no token"))
+    u32::try_from(id).map_err(|_| format!("{id} is no token").into())
 }

@@ -1,8 +1,7 @@
 //! One Triton request, read: tensors over request parameters over the model's defaults.
 
 use super::form::Form;
-use super::options::NOT_BUILT;
-use super::table::{Action, Input};
+use super::table::{Action, Checked, Input, Wrong};
 use super::value::{self, Value};
 use super::{Call, Contract, Profile};
 use crate::triton::{Error, Result};
@@ -51,7 +50,7 @@ impl Given {
             if self.has(input.name) {
                 return Err(Error::invalid_arg(format!("{}: given twice", input.name)));
             }
-            refuse(input)?;
+            input.refused().map_err(|wrong| wrong.into_error(input.name))?;
             let rows = value::rows(tensor, &input.option.action, profile.batches())?;
             if let Some((first, other)) = self.columns.first()
                 && other.len() != rows.len()
@@ -84,16 +83,14 @@ impl Given {
             if is_reserved(name) || self.has(name) {
                 continue;
             }
-            let input = profile.input(name).ok_or_else(|| unknown_parameter(name))?;
+            let all = profile.inputs().iter().chain(profile.parameters());
+            let input = all.into_iter().find(|input| input.name == name);
+            let input = input.ok_or_else(|| unknown_parameter(name))?;
             if parameters[..idx].iter().any(|(earlier, _)| earlier == name) {
                 return Err(Error::invalid_arg(format!("{name}: given twice")));
             }
-            refuse(input)?;
-            let action = &input.option.action;
-            let json = value::parameter_json(parameter).map_err(|wrong| named(name, &wrong))?;
-            Value::from_json(&json, action)
-                .and_then(|value| value.apply(action, form))
-                .map_err(|wrong| named(name, &wrong))?;
+            let json = value::parameter_json(parameter).map_err(|wrong| wrong.into_error(name))?;
+            input.set(form, &json).map_err(|wrong| wrong.into_error(name))?;
         }
         Ok(())
     }
@@ -105,7 +102,7 @@ impl Given {
             for (form, value) in forms.iter_mut().zip(rows) {
                 value
                     .apply(&input.option.action, form)
-                    .map_err(|wrong| named(input.name, &wrong))?;
+                    .map_err(|wrong| wrong.into_error(input.name))?;
             }
         }
         Ok(forms)
@@ -118,27 +115,29 @@ impl Profile {
     }
 }
 
+impl Input {
+    /// An error where it is only there to be refused.
+    fn refused(&self) -> Checked {
+        match self.option.action {
+            Action::Refused(..) => {
+                Err(Wrong::NotBuilt(format!("not supported, {}", self.option.help)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes a parameter, or a field of a JSON object.
+    pub(super) fn set(&self, form: &mut Form, json: &serde_json::Value) -> Checked {
+        self.refused()?;
+        Value::from_json(json, &self.option.action)?.apply(&self.option.action, form)
+    }
+}
+
 /// What Triton's frontends add of themselves.
 fn is_reserved(name: &str) -> bool {
-    const NAMES: [&str; 6] =
-        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers"];
+    const NAMES: [&str; 5] =
+        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
     name.starts_with("triton_") || name.starts_with("binary_data") || NAMES.contains(&name)
-}
-
-fn refuse(input: &Input) -> Result<()> {
-    match input.option.action {
-        Action::Refused(..) => {
-            Err(Error::unsupported(format!("{} {NOT_BUILT}: {}", input.name, input.option.help)))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn named(name: &str, wrong: &str) -> Error {
-    match wrong {
-        NOT_BUILT => Error::unsupported(format!("{name} {wrong}")),
-        _ => Error::invalid_arg(format!("{name}: {wrong}")),
-    }
 }
 
 fn unknown(name: &str) -> Error {

@@ -2,16 +2,56 @@
 
 use super::form::Form;
 use super::reply::Cell;
-use super::{Call, Profile, Row, RowReply, text};
-use crate::triton::DataType;
+use super::{Call, Profile, Row, RowReply, text, token, vllm};
+use crate::triton::{DataType, Error};
+use spec_core::tokenizer::Tokenizer;
 
-/// What a setter makes of a value: an error says what is wrong with it.
-pub(super) type Checked<T = ()> = Result<T, String>;
+/// What a setter makes of a value.
+pub(super) type Checked<T = ()> = Result<T, Wrong>;
+
+/// What is wrong with a value; who found it puts the name in front.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// The value must be another one.
+    Value(String),
+    /// It is understood, and not built.
+    NotBuilt(String),
+}
+
+impl From<String> for Wrong {
+    fn from(message: String) -> Self {
+        Self::Value(message)
+    }
+}
+
+impl Wrong {
+    /// The same, of the field `name` of what is at fault.
+    pub(super) fn of(self, name: &str) -> Self {
+        match self {
+            Self::Value(message) => Self::Value(format!("{name}: {message}")),
+            Self::NotBuilt(why) => Self::NotBuilt(format!("{name}: {why}")),
+        }
+    }
+
+    /// What the client is told of input `name`.
+    pub(super) fn into_error(self, name: &str) -> Error {
+        match self.of(name) {
+            Self::Value(message) => Error::invalid_arg(message),
+            Self::NotBuilt(message) => Error::unsupported(message),
+        }
+    }
+}
 
 /// An input tensor, and the request parameter of the same name.
 pub(super) struct Input {
     pub(super) name: &'static str,
     pub(super) option: Opt,
+    /// Whether every request must have it.
+    pub(super) required: bool,
+}
+
+pub(super) const fn input(name: &'static str, option: Opt) -> Input {
+    Input { name, option, required: false }
 }
 
 /// An option of a request, whatever a profile calls it.
@@ -34,6 +74,8 @@ pub(super) enum Action {
     Texts(fn(&mut Form, Vec<String>) -> Checked),
     /// Token sequences: ids one after the other, then the offset behind each, -1 for none.
     Words(fn(&mut Form, Vec<Vec<i64>>) -> Checked),
+    /// Any JSON; as a tensor or a parameter, its text.
+    Json(fn(&mut Form, &serde_json::Value) -> Checked),
     /// Declared, so that clients hear of it, and refused when it is given.
     Refused(DataType, &'static [i64]),
 }
@@ -45,7 +87,7 @@ impl Action {
             Self::Int(_) | Self::Ints(_) | Self::Words(_) => DataType::Int32,
             Self::Uint(_) => DataType::Uint64,
             Self::Float(_) | Self::Floats(_) => DataType::Fp32,
-            Self::Text(_) | Self::Texts(_) => DataType::Bytes,
+            Self::Text(_) | Self::Texts(_) | Self::Json(_) => DataType::Bytes,
             Self::Refused(datatype, _) => *datatype,
         }
     }
@@ -60,28 +102,52 @@ impl Action {
     }
 }
 
+/// The value of an output for a row of a response, if the response has it.
+pub(super) type Fill = fn(&Scene) -> Option<Cell>;
+
+/// What an output is made from.
+pub(super) struct Scene<'a> {
+    pub(super) call: &'a Call,
+    pub(super) row: &'a Row,
+    pub(super) reply: &'a RowReply,
+    pub(super) tokenizer: &'a Tokenizer,
+}
+
 /// An output tensor.
 pub(super) struct Output {
     pub(super) name: &'static str,
     pub(super) datatype: DataType,
     pub(super) dims: &'static [i64],
-    pub(super) cell: fn(&Call, &Row, &RowReply) -> Option<Cell>,
+    pub(super) cell: Fill,
     pub(super) help: &'static str,
 }
 
 impl Profile {
-    /// Its inputs.
+    /// Its inputs; each is a request parameter too.
     pub(super) fn inputs(self) -> &'static [Input] {
         match self {
             Self::Text => text::INPUTS,
-            Self::Token => text::INPUTS,
-            Self::Vllm => text::INPUTS,
+            Self::Token => token::INPUTS,
+            Self::Vllm => vllm::INPUTS,
+        }
+    }
+
+    /// What is a request parameter only.
+    pub(super) fn parameters(self) -> &'static [Input] {
+        match self {
+            Self::Text => &[],
+            Self::Token => token::PARAMETERS,
+            Self::Vllm => vllm::SAMPLING,
         }
     }
 
     /// Its outputs.
     pub(super) fn outputs(self) -> &'static [Output] {
-        text::OUTPUTS
+        match self {
+            Self::Text => text::OUTPUTS,
+            Self::Token => token::OUTPUTS,
+            Self::Vllm => vllm::OUTPUTS,
+        }
     }
 
     /// Whether tensors have a batch dimension in front.
@@ -93,8 +159,8 @@ impl Profile {
     pub(super) fn spell(self, field: &'static str) -> &'static str {
         let names = match self {
             Self::Text => text::SPELLING,
-            Self::Token => text::SPELLING,
-            Self::Vllm => text::SPELLING,
+            Self::Token => token::SPELLING,
+            Self::Vllm => vllm::SPELLING,
         };
         names.iter().find(|(core, _)| *core == field).map_or(field, |(_, client)| client)
     }

@@ -2,14 +2,9 @@
 //! GenAI-Perf speak. Tensors have a batch dimension in front.
 
 use super::options::*;
-use super::reply::{Cell, outputs::*};
-use super::table::{Input, Opt, Output};
-use crate::triton::DataType;
-
-const NO_LORA: &str = "LoRA adapters are not built in";
-const NO_GUIDE: &str = "guided decoding is not built in";
-const NO_EMBEDDINGS: &str = "prompts of embeddings are not built in";
-const NO_ENCODER: &str = "only decoder models are served";
+use super::reply::outputs::*;
+use super::table::{Input, Output, input};
+use crate::triton::DataType::{Bytes, Fp16, Int32, Uint64};
 
 pub(super) static INPUTS: &[Input] = &[
     input("text_input", TEXT_INPUT),
@@ -46,25 +41,19 @@ pub(super) static INPUTS: &[Input] = &[
     input("return_num_input_tokens", RETURN_NUM_INPUT_TOKENS),
     input("return_num_output_tokens", RETURN_NUM_OUTPUT_TOKENS),
     input("return_finish_reason", RETURN_FINISH_REASON),
-    input("guided_decoding_guide_type", refused(DataType::Bytes, &[1], NO_GUIDE)),
-    input("guided_decoding_guide", refused(DataType::Bytes, &[1], NO_GUIDE)),
-    input("lora_task_id", refused(DataType::Uint64, &[1], NO_LORA)),
-    input("lora_weights", refused(DataType::Fp16, &[-1, -1], NO_LORA)),
-    input("lora_config", refused(DataType::Int32, &[-1, 3], NO_LORA)),
-    input("decoder_text_input", refused(DataType::Bytes, &[1], NO_ENCODER)),
-    input("prompt_embedding_table", refused(DataType::Fp16, &[-1, -1], NO_EMBEDDINGS)),
-    input("prompt_vocab_size", refused(DataType::Int32, &[1], NO_EMBEDDINGS)),
-    input("prompt_table_extra_id", refused(DataType::Uint64, &[-1], NO_EMBEDDINGS)),
+    input("guided_decoding_guide_type", refused(Bytes, &[1], NO_GUIDE)),
+    input("guided_decoding_guide", refused(Bytes, &[1], NO_GUIDE)),
+    input("lora_task_id", refused(Uint64, &[1], NO_LORA)),
+    input("lora_weights", refused(Fp16, &[-1, -1], NO_LORA)),
+    input("lora_config", refused(Int32, &[-1, 3], NO_LORA)),
+    input("decoder_text_input", refused(Bytes, &[1], NO_ENCODER)),
+    input("prompt_embedding_table", refused(Fp16, &[-1, -1], NO_EMBEDDINGS)),
+    input("prompt_vocab_size", refused(Int32, &[1], NO_EMBEDDINGS)),
+    input("prompt_table_extra_id", refused(Uint64, &[-1], NO_EMBEDDINGS)),
 ];
 
 pub(super) static OUTPUTS: &[Output] = &[
-    Output {
-        name: "text_output",
-        datatype: DataType::Bytes,
-        dims: &[-1],
-        cell: |_, row, reply| Some(Cell::Text(text(row, reply))),
-        help: "the text; of a streamed response what is new",
-    },
+    TEXT_OUTPUT,
     CUM_LOG_PROBS,
     OUTPUT_LOG_PROBS,
     FINISH_REASON,
@@ -96,7 +85,3 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("logit_bias", "embedding_bias_words"),
     ("draft_len", "num_draft_tokens"),
 ];
-
-const fn input(name: &'static str, option: Opt) -> Input {
-    Input { name, option }
-}

@@ -1,7 +1,7 @@
 //! Bytes of tensors and values of parameters, as typed values. Nothing about either is trusted.
 
 use super::form::{Form, excerpt};
-use super::table::{Action, Checked};
+use super::table::{Action, Checked, Wrong};
 use crate::triton::{DataType, Parameter, Tensor};
 use crate::triton::{Error, Result};
 use serde_json::Value as Json;
@@ -14,6 +14,7 @@ pub(super) enum Value {
     Uints(Vec<u64>),
     Floats(Vec<f32>),
     Texts(Vec<String>),
+    Json(Json),
 }
 
 impl Value {
@@ -29,7 +30,9 @@ impl Value {
             (Action::Floats(set), Self::Floats(v)) => set(form, v),
             (Action::Texts(set), Self::Texts(v)) => set(form, v),
             (Action::Words(set), Self::Ints(v)) => set(form, words(&v)?),
-            (action, _) => Err(format!("is no {}", action.datatype().config_name())),
+            (Action::Json(set), Self::Texts(v)) => set(form, &json(&one(v)?)?),
+            (Action::Json(set), Self::Json(json)) => set(form, &json),
+            (action, _) => Err(format!("is no {}", action.datatype().config_name()).into()),
         }
     }
 
@@ -48,7 +51,11 @@ impl Value {
             }
             Action::Floats(_) => Self::Floats(list(json, float)?),
             Action::Texts(_) => Self::Texts(texts(json)?),
-            Action::Refused(..) => return Err("is not supported".into()),
+            Action::Json(_) => match json {
+                Json::String(text) => Self::Json(self::json(text)?),
+                other => Self::Json(other.clone()),
+            },
+            Action::Refused(..) => return Err(Wrong::NotBuilt(String::new())),
         })
     }
 }
@@ -65,12 +72,16 @@ pub(super) fn parameter_json(parameter: &Parameter) -> Checked<Json> {
     })
 }
 
+fn json(text: &str) -> Checked<Json> {
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}").into())
+}
+
 fn one<T>(values: Vec<T>) -> Checked<T> {
     let len = values.len();
     let mut values = values.into_iter();
     match (values.next(), values.next()) {
         (Some(value), None) => Ok(value),
-        _ => Err(format!("has {len} values, expected 1")),
+        _ => Err(format!("has {len} values, expected 1").into()),
     }
 }
 
@@ -81,7 +92,7 @@ fn flag(json: &Json) -> Checked<bool> {
         Json::String(text) if matches!(text.trim(), "false" | "False" | "FALSE" | "0") => Ok(false),
         Json::Number(number) if number.as_i64() == Some(1) => Ok(true),
         Json::Number(number) if number.as_i64() == Some(0) => Ok(false),
-        other => Err(format!("{} is not true or false", shown(other))),
+        other => Err(format!("{} is not true or false", shown(other)).into()),
     }
 }
 
@@ -94,7 +105,7 @@ fn number<T>(json: &Json, expected: &str, read: fn(&Json) -> Option<T>) -> Check
     parsed
         .as_ref()
         .and_then(|json| read(json).or_else(|| read(&whole(json)?)))
-        .ok_or_else(|| format!("{} is not {expected}", shown(json)))
+        .ok_or_else(|| format!("{} is not {expected}", shown(json)).into())
 }
 
 /// 256.0 as 256: some clients have one type of numbers.
@@ -108,11 +119,12 @@ fn float(json: &Json) -> Checked<f32> {
         Json::String(text) => text.trim().parse().ok(),
         other => other.as_f64().map(|float| float as f32),
     };
-    float.ok_or_else(|| format!("{} is not a number", shown(json)))
+    float.ok_or_else(|| format!("{} is not a number", shown(json)).into())
 }
 
 fn text(json: &Json) -> Checked<String> {
-    json.as_str().map(str::to_string).ok_or_else(|| format!("{} is not a string", shown(json)))
+    let text = json.as_str().map(str::to_string);
+    text.ok_or_else(|| format!("{} is not a string", shown(json)).into())
 }
 
 /// A string is a list of strings in JSON, or itself the one entry.
@@ -120,7 +132,7 @@ fn texts(json: &Json) -> Checked<Vec<String>> {
     match json {
         Json::String(text) => Ok(serde_json::from_str(text).unwrap_or_else(|_| vec![text.clone()])),
         Json::Array(items) => items.iter().map(text).collect(),
-        other => Err(format!("{} is not a list of strings", shown(other))),
+        other => Err(format!("{} is not a list of strings", shown(other)).into()),
     }
 }
 
@@ -139,13 +151,16 @@ fn shown(json: &Json) -> String {
 
 /// Splits ids at the offsets that follow them.
 fn words(flat: &[i64]) -> Checked<Vec<Vec<i64>>> {
+    if !flat.len().is_multiple_of(2) {
+        return Err(format!("{} values, expected ids and as many offsets", flat.len()).into());
+    }
     let (ids, ends) = flat.split_at(flat.len() / 2);
     let mut words = Vec::new();
     let mut start = 0;
     for &end in ends.iter().take_while(|&&end| end >= 0) {
         let end = usize::try_from(end).unwrap_or(usize::MAX);
         if end < start || end > ids.len() {
-            return Err(format!("offset {end} after {start} in {} ids", ids.len()));
+            return Err(format!("offset {end} after {start} in {} ids", ids.len()).into());
         }
         words.push(ids[start..end].to_vec());
         start = end;
@@ -166,7 +181,7 @@ pub(super) fn rows(tensor: &Tensor, action: &Action, batched: bool) -> Result<Ve
     }
     let num_rows = num_rows(tensor, action.dims(), batched)?;
     let len = tensor.num_elements()? / num_rows;
-    let wrong = |message: String| Error::invalid_arg(format!("{}: {message}", tensor.name));
+    let wrong = |wrong: Wrong| wrong.into_error(&tensor.name);
     let values = elements(tensor, len * num_rows).map_err(wrong)?;
     Ok((0..num_rows).map(|row_idx| values.slice(row_idx * len, len)).collect())
 }
@@ -205,13 +220,13 @@ fn elements(tensor: &Tensor, count: usize) -> Checked<Value> {
         DataType::Uint64 => Value::Uints(fixed(data, count, u64::from_le_bytes)?),
         DataType::Fp32 => Value::Floats(fixed(data, count, f32::from_le_bytes)?),
         DataType::Bytes => Value::Texts(strings(data, count)?),
-        other => return Err(format!("data type {} is not read", other.config_name())),
+        other => return Err(format!("data type {} is not read", other.config_name()).into()),
     })
 }
 
 fn fixed<const N: usize, T>(data: &[u8], count: usize, read: fn([u8; N]) -> T) -> Checked<Vec<T>> {
     if count.checked_mul(N) != Some(data.len()) {
-        return Err(format!("{} bytes for {count} elements of {N}", data.len()));
+        return Err(format!("{} bytes for {count} elements of {N}", data.len()).into());
     }
     let (elements, _) = data.as_chunks::<N>();
     Ok(elements.iter().map(|&bytes| read(bytes)).collect())
@@ -220,7 +235,7 @@ fn fixed<const N: usize, T>(data: &[u8], count: usize, read: fn([u8; N]) -> T) -
 fn strings(mut data: &[u8], count: usize) -> Checked<Vec<String>> {
     let mut strings = Vec::new();
     for idx in 0..count {
-        let cut = || format!("element {idx} of {count} is cut off");
+        let cut = || Wrong::from(format!("element {idx} of {count} is cut off"));
         let (len, rest) = data.split_first_chunk().ok_or_else(cut)?;
         let len = usize::try_from(u32::from_le_bytes(*len)).unwrap_or(usize::MAX);
         let (bytes, rest) = rest.split_at_checked(len).ok_or_else(cut)?;
@@ -230,7 +245,7 @@ fn strings(mut data: &[u8], count: usize) -> Checked<Vec<String>> {
         data = rest;
     }
     if !data.is_empty() {
-        return Err(format!("{} bytes follow the {count} elements", data.len()));
+        return Err(format!("{} bytes follow the {count} elements", data.len()).into());
     }
     Ok(strings)
 }
@@ -244,6 +259,7 @@ impl Value {
             Self::Uints(v) => Self::Uints(v[range].to_vec()),
             Self::Floats(v) => Self::Floats(v[range].to_vec()),
             Self::Texts(v) => Self::Texts(v[range].to_vec()),
+            Self::Json(json) => Self::Json(json.clone()),
         }
     }
 }

@@ -190,9 +190,7 @@ impl ResponseStatistics {
     fn new() -> Result<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: the pointer is ours.
-        check(unsafe {
-            functions().TRITONBACKEND_ModelInstanceResponseStatisticsNew(&mut raw)
-        })?;
+        check(unsafe { functions().TRITONBACKEND_ModelInstanceResponseStatisticsNew(&mut raw) })?;
         Ok(Self(raw))
     }
 
@@ -211,10 +209,9 @@ impl ResponseStatistics {
         unsafe {
             check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetModelInstance(raw, instance))?;
             check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseFactory(raw, factory))?;
-            check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart(
-                raw,
-                times.start,
-            ))?;
+            check(
+                f.TRITONBACKEND_ModelInstanceResponseStatisticsSetResponseStart(raw, times.start),
+            )?;
             check(f.TRITONBACKEND_ModelInstanceResponseStatisticsSetComputeOutputStart(
                 raw,
                 times.output_start,

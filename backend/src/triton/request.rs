@@ -156,10 +156,8 @@ impl Drop for Request {
         // SAFETY: ours, and released once. An error would mean that it was released before: there is
         // nothing to do about it.
         let _ = check(unsafe {
-            functions().TRITONBACKEND_RequestRelease(
-                self.raw(),
-                sys::TRITONSERVER_REQUEST_RELEASE_ALL,
-            )
+            functions()
+                .TRITONBACKEND_RequestRelease(self.raw(), sys::TRITONSERVER_REQUEST_RELEASE_ALL)
         });
     }
 }

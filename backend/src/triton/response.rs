@@ -23,8 +23,7 @@ unsafe impl Sync for Handle {}
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: ours, and deleted once. An error could not be helped.
-        let _ =
-            check(unsafe { functions().TRITONBACKEND_ResponseFactoryDelete(self.0.as_ptr()) });
+        let _ = check(unsafe { functions().TRITONBACKEND_ResponseFactoryDelete(self.0.as_ptr()) });
     }
 }
 
@@ -50,9 +49,7 @@ impl ResponseFactory {
     pub(super) unsafe fn new(request: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: by the contract of this function.
-        check(unsafe {
-            functions().TRITONBACKEND_ResponseFactoryNew(&mut raw, request.as_ptr())
-        })?;
+        check(unsafe { functions().TRITONBACKEND_ResponseFactoryNew(&mut raw, request.as_ptr()) })?;
         let raw = NonNull::new(raw).ok_or_else(|| Error::internal("a null response factory"))?;
         Ok(Self(Arc::new(Handle(raw))))
     }
@@ -88,9 +85,7 @@ impl ResponseFactory {
     fn response(&self) -> Result<Response> {
         let mut raw = ptr::null_mut();
         // SAFETY: the factory is alive.
-        check(unsafe {
-            functions().TRITONBACKEND_ResponseNewFromFactory(&mut raw, self.raw())
-        })?;
+        check(unsafe { functions().TRITONBACKEND_ResponseNewFromFactory(&mut raw, self.raw()) })?;
         Ok(Response { raw })
     }
 }

@@ -94,6 +94,7 @@ mod tests {
             draft_computed,
             speculates: true,
             draft_len: 3,
+            given: &[],
             min_confidence: 0.0,
             pages: &[0],
             sampler: &sampler,

@@ -163,6 +163,7 @@ mod tests {
             draft_computed: tokens.len() - 1,
             speculates: true,
             draft_len,
+            given: &[],
             min_confidence: 0.0,
             pages: &[],
             sampler: &sampler(),

@@ -21,10 +21,14 @@ impl Host {
     }
 
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
-        match &mut self.drafter {
-            Some(drafter) => drafter.propose(entries),
-            None => Ok(vec![Proposal::default(); entries.len()]),
+        let mut proposals = match &mut self.drafter {
+            Some(drafter) => drafter.propose(entries)?,
+            None => vec![Proposal::default(); entries.len()],
+        };
+        for (entry, proposal) in entries.iter().zip(&mut proposals) {
+            entry.given.iter().for_each(|&token| proposal.push(token, None));
         }
+        Ok(proposals)
     }
 
     /// One pass of the target over every entry's chunk and, behind it, its draft.
@@ -54,9 +58,10 @@ impl Executor for Host {
         for (entry, proposal) in entries.iter().zip(&proposals) {
             let mut outcome = accept(entry, proposal, &logits, first_row);
             if let Some(drafter) = &self.drafter {
-                outcome.draft_passes = drafter.passes(entry, proposal.len());
-                outcome.draft_computed =
-                    drafter.computed_after(entry, proposal.len(), outcome.accepted);
+                // It has seen nothing of a draft that was given.
+                let proposed = proposal.len() - entry.given.len();
+                outcome.draft_passes = drafter.passes(entry, proposed);
+                outcome.draft_computed = drafter.computed_after(entry, proposed, outcome.accepted);
             }
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);

@@ -6,6 +6,9 @@ use crate::exec::cpu::kv::KvCache;
 use crate::pages::pages_for;
 use crate::{Error, Result};
 
+/// Part of the free memory that the KV caches may take where nothing is said.
+const DEFAULT_FRACTION: f64 = 0.25;
+
 /// Memory that is held from load to unload, of target and drafter together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -35,10 +38,7 @@ pub(super) fn num_pages(
     let limits = &target.manifest().limits;
     let per_sequence = pages_for(limits.max_seq_len);
     let wanted = per_sequence.saturating_mul(limits.max_batch_size);
-    let allowed = match options.kv_bytes {
-        Some(bytes) => bytes / page_bytes,
-        None => available_memory().map_or(usize::MAX, |bytes| bytes / 4 / page_bytes),
-    };
+    let allowed = allowed_pages(options, page_bytes);
     if allowed < per_sequence {
         return Err(Error::Capacity(format!(
             "the KV cache needs {} MiB for one sequence of max_seq_len {}, {} MiB are allowed: raise \
@@ -49,6 +49,20 @@ pub(super) fn num_pages(
         )));
     }
     Ok(wanted.min(allowed))
+}
+
+/// Pages that the options allow.
+fn allowed_pages(options: &Options, page_bytes: usize) -> usize {
+    let free_part = |fraction: f64| {
+        available_memory()
+            .map_or(usize::MAX, |bytes| (bytes as f64 * fraction) as usize / page_bytes)
+    };
+    let limits = [
+        options.kv_bytes.map(|bytes| bytes / page_bytes),
+        options.kv_free_fraction.map(free_part),
+        options.kv_tokens.map(pages_for),
+    ];
+    limits.into_iter().flatten().min().unwrap_or_else(|| free_part(DEFAULT_FRACTION))
 }
 
 /// Bytes of one page of an engine's KV cache.

@@ -25,27 +25,37 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Instant;
 
-pub use crate::scheduler::{Event, Usage};
+pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
 /// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
 /// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
 const MAX_LOOKUP: usize = 5;
 const MIN_LOOKUP: usize = 3;
 
+/// Draft tokens that a request may bring along to an engine without a drafter.
+pub const MAX_GIVEN_LEN: usize = 16;
+
 /// How an engine is run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Threads of the CPU executor; `None` is one a core.
     pub threads: Option<usize>,
-    /// Bytes for the KV caches of target and drafter together; `None` holds `max_batch_size` sequences of
-    /// `max_seq_len`, or a quarter of the machine's free memory if that is less.
+    /// Bytes for the KV caches of target and drafter together. The least of this and the two limits below
+    /// counts; without any, a quarter of the machine's free memory. Never more than `max_batch_size` sequences
+    /// of `max_seq_len` need.
     pub kv_bytes: Option<usize>,
+    /// Part of the machine's free memory for the KV caches.
+    pub kv_free_fraction: Option<f64>,
+    /// Tokens that the KV caches hold at most.
+    pub kv_tokens: Option<usize>,
     /// How draft lengths are chosen.
     pub draft_policy: DraftPolicy,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
     pub max_queue: usize,
+    /// When a request leaves the queue.
+    pub admission: AdmissionPolicy,
     /// Whether requests that begin alike share the KV cache of their beginning.
     pub kv_reuse: bool,
     /// Instruction set of the CPU executor; `None` is the best this machine has.
@@ -57,9 +67,12 @@ impl Default for Options {
         Self {
             threads: None,
             kv_bytes: None,
+            kv_free_fraction: None,
+            kv_tokens: None,
             draft_policy: DraftPolicy::Adaptive,
             max_num_tokens: None,
             max_queue: 1024,
+            admission: AdmissionPolicy::default(),
             kv_reuse: true,
             isa: None,
         }
@@ -75,6 +88,9 @@ pub struct Request {
     pub max_tokens: usize,
     /// Draft tokens in a step at most; `None` is the engine's maximum, 0 is plain decoding.
     pub draft_len: Option<usize>,
+    /// Draft tokens to verify right behind the prompt in place of the drafter's: a guess at how the text
+    /// begins, as many as the engine's `max_draft_len`, or [`MAX_GIVEN_LEN`] where it has no drafter.
+    pub given_draft: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// Go on after the model's end tokens.
@@ -149,6 +165,7 @@ impl Runtime {
             max_draft_len,
             num_pages,
             max_queue: options.max_queue,
+            admission: options.admission,
             reuse: options.kv_reuse,
             drafter_caches: draft.is_some(),
         };
@@ -167,6 +184,15 @@ impl Runtime {
         })
     }
 
+    /// Puts something around the executor: a recorder, or a fault to be tested.
+    pub fn wrap_executor(
+        mut self,
+        wrap: impl FnOnce(Box<dyn Executor>) -> Box<dyn Executor>,
+    ) -> Self {
+        self.executor = wrap(self.executor);
+        self
+    }
+
     /// What the engine was built for.
     pub fn limits(&self) -> &EngineLimits {
         &self.limits
@@ -174,11 +200,21 @@ impl Runtime {
 
     /// Checks a request and puts it into the queue.
     pub fn add(&mut self, request: Request) -> Result<SequenceId> {
-        let Request { prompt, max_tokens, draft_len, sampling, ignore_eos, stop_tokens, priority } =
-            request;
+        let Request {
+            prompt,
+            max_tokens,
+            draft_len,
+            given_draft,
+            sampling,
+            ignore_eos,
+            stop_tokens,
+            priority,
+        } = request;
         sampling.validate(self.vocab_size)?;
         check_ids("input_ids", &prompt, self.vocab_size)?;
         check_ids("stop_tokens", &stop_tokens, self.vocab_size)?;
+        check_ids("given_draft", &given_draft, self.vocab_size)?;
+        self.check_given_len(given_draft.len())?;
         let id = self.next_id;
         let limits = Limits {
             max_tokens,
@@ -193,9 +229,22 @@ impl Runtime {
             None => Coupling::Independent(self.entropy.hash_one(id)),
         };
         let sampler = Sampler::new(sampling, coupling, self.end_tokens.clone());
-        self.scheduler.add(Sequence::new(id, prompt, sampler, limits))?;
+        let sequence = Sequence::new(id, prompt, sampler, limits);
+        self.scheduler.add(Sequence { given: given_draft, ..sequence })?;
         self.next_id += 1;
         Ok(id)
+    }
+
+    fn check_given_len(&self, len: usize) -> Result<()> {
+        let max = match self.limits.max_draft_len {
+            0 => MAX_GIVEN_LEN,
+            max => max,
+        };
+        if len > max {
+            let message = format!("{len} tokens, at most {max} are verified at once");
+            return Err(Error::bad_request("given_draft", message));
+        }
+        Ok(())
     }
 
     /// Runs one step and tells what it brought. Does nothing when there is nothing to do. An executor

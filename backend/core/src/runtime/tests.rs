@@ -35,6 +35,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         max_draft_len: 4,
         num_pages: NUM_PAGES,
         max_queue: 8,
+        admission: AdmissionPolicy::MaxUtilization,
         reuse: true,
         drafter_caches: true,
     };
@@ -173,6 +174,7 @@ fn usage_tells_what_the_last_step_left() {
     assert_eq!(
         runtime.usage(),
         Usage {
+            max_running: 2,
             pages: NUM_PAGES,
             free_pages: NUM_PAGES,
             page_tokens: PAGE_TOKENS,
@@ -194,4 +196,18 @@ fn usage_tells_what_the_last_step_left() {
     let usage = runtime.usage();
     // All three begin with the same page, and none fills a second one.
     assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
+}
+
+#[test]
+fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
+    let (mut runtime, _) = runtime();
+    let mut refusal = |given_draft| {
+        runtime.add(Request { given_draft, ..request(5, 9) }).unwrap_err().to_string()
+    };
+    assert_eq!(refusal(vec![1; 5]), "given_draft: 5 tokens, at most 4 are verified at once");
+    assert_eq!(refusal(vec![1, 50]), "given_draft: token 50, the vocabulary has 50");
+    runtime.limits.max_draft_len = 0;
+    let mut add = |len| runtime.add(Request { given_draft: vec![1; len], ..request(5, 9) });
+    assert!(add(MAX_GIVEN_LEN).is_ok() && add(MAX_GIVEN_LEN + 1).is_err());
+    assert_eq!(run(&mut runtime)[0].generated().len(), 9);
 }

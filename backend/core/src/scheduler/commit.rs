@@ -11,8 +11,10 @@ impl Scheduler {
     /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
     /// the drafter computed more than it does to draft say nothing about that.
     pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
-        let drafts_only =
-            |part: &Part| part.draft_rows == 0 || (part.draft_rows <= 2 && part.draft_len > 0);
+        let drafts_only = |part: &Part| {
+            let drafts = part.draft_len > 0 && !part.given;
+            part.draft_rows == 0 || (part.draft_rows <= 2 && drafts)
+        };
         if schedule.parts.iter().all(drafts_only) {
             let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
             let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
@@ -36,7 +38,9 @@ impl Scheduler {
     fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
         assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
-        self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        if !part.given {
+            self.tuner.record(part.id, outcome.drafted, outcome.accepted);
+        }
         let max_seq_len = self.config.max_seq_len;
         let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
         // What the next plain step needs stays: the pages of rejected rows go back.

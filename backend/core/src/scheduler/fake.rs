@@ -121,11 +121,12 @@ impl Fake {
     }
 
     fn check(entry: &Entry<'_>) {
-        let Entry { tokens, computed, chunk, draft_len, draft_computed, pages, .. } = *entry;
+        let Entry { tokens, computed, chunk, draft_len, given, draft_computed, pages, .. } = *entry;
         assert!(chunk >= 1 && computed + chunk <= tokens.len());
         assert!(draft_len == 0 || (entry.samples() && entry.speculates));
+        assert!(given.is_empty() || (entry.samples() && draft_len == 0));
         assert!(draft_computed <= computed);
-        assert!(pages.len() >= pages_for(computed + chunk + draft_len));
+        assert!(pages.len() >= pages_for(computed + chunk + draft_len + given.len()));
     }
 
     /// Up to `draft_len` tokens after `context`; now and then fewer.
@@ -169,7 +170,9 @@ impl Fake {
     }
 
     fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {
-        let draft = self.propose(context, entry.draft_len);
+        let mut draft = self.propose(context, entry.draft_len);
+        let proposed = draft.len();
+        draft.extend(entry.given);
         let (len, drafted) = (entry.tokens.len(), draft.len());
         let mut drafts_context = context;
         let mut tokens = Vec::new();
@@ -180,14 +183,14 @@ impl Fake {
             }
             drafts_context = mix(drafts_context, token);
             self.target.write(entry.pages, len + idx, drafts_context);
-            if let Some(draft) = self.draft.as_mut().filter(|_| idx + 1 < drafted) {
+            if let Some(draft) = self.draft.as_mut().filter(|_| idx + 1 < proposed) {
                 draft.write(entry.pages, len + idx, drafts_context);
             }
         }
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
-        let draft_computed = draft_computed + accepted.min(drafted.saturating_sub(1));
-        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: drafted }
+        let draft_computed = draft_computed + accepted.min(proposed.saturating_sub(1));
+        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: proposed }
     }
 }
 

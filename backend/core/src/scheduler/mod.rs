@@ -21,6 +21,18 @@ use crate::sequence::{Sequence, SequenceId};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 
+/// When a request leaves the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AdmissionPolicy {
+    /// Once there are pages for all that it and the running ones may generate: none ever loses its
+    /// pages to another.
+    GuaranteedNoEvict,
+    /// Once there are pages for its prompt: more run at a time, and the newest lose their pages when
+    /// these run out.
+    #[default]
+    MaxUtilization,
+}
+
 /// What an engine allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerConfig {
@@ -37,6 +49,8 @@ pub struct SchedulerConfig {
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
     pub max_queue: usize,
+    /// When a request leaves the queue.
+    pub admission: AdmissionPolicy,
     /// Whether texts that begin alike share the pages of their beginning.
     pub reuse: bool,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
@@ -55,6 +69,8 @@ pub struct Part {
     pub chunk: usize,
     /// Draft tokens to verify at most.
     pub draft_len: usize,
+    /// Whether these came with the request.
+    pub given: bool,
     /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
     pub draft_rows: usize,
     key: Key,
@@ -200,7 +216,8 @@ impl Scheduler {
                 chunk: part.chunk,
                 draft_computed: sequence.draft_computed,
                 speculates: part.draft_rows > 0,
-                draft_len: part.draft_len,
+                draft_len: if part.given { 0 } else { part.draft_len },
+                given: if part.given { &sequence.given[..part.draft_len] } else { &[] },
                 min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
                 sampler: &sequence.sampler,

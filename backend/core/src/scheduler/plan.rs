@@ -5,7 +5,7 @@
 //! preempted. The first in the order of service is never preempted, and was only accepted because it
 //! fits alone, so there is always progress.
 
-use super::{Key, Part, Scheduler};
+use super::{AdmissionPolicy, Key, Part, Scheduler};
 use crate::adapt::Candidate;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sequence::{Sequence, SequenceId};
@@ -68,12 +68,19 @@ impl Scheduler {
         (plan.parts, plan.started)
     }
 
-    /// One row for every sequence whose last token alone is to be computed.
+    /// One row for every sequence whose last token alone is to be computed, without a given draft.
     fn plan_decodes(&self, plan: &mut Plan) {
-        let decoding = self.running.iter().filter(|(_, sequence)| sequence.pending() == 1);
+        let decodes =
+            |sequence: &Sequence| sequence.pending() == 1 && self.given_len(sequence) == 0;
+        let decoding = self.running.iter().filter(|(_, sequence)| decodes(sequence));
         for (&key, sequence) in decoding.take(plan.rows_left) {
-            plan.push(Part { id: sequence.id, chunk: 1, draft_len: 0, draft_rows: 0, key });
+            let id = sequence.id;
+            plan.push(Part { id, chunk: 1, draft_len: 0, given: false, draft_rows: 0, key });
         }
+    }
+
+    fn given_len(&self, sequence: &Sequence) -> usize {
+        sequence.useful_given_len(self.config.max_seq_len)
     }
 
     /// Drafts, as long as the tuner finds worth while and both passes have rows left. While there
@@ -161,15 +168,16 @@ impl Scheduler {
         }
     }
 
-    /// As many of the sequence's next tokens as rows and pages allow. Sequences that come after it
-    /// give up their pages rather than have it wait.
+    /// As many of the sequence's next tokens as rows and pages allow, and at the end of the prompt as
+    /// many given drafts. Sequences that come after it give up their pages rather than have it wait.
     fn plan_chunk(&mut self, plan: &mut Plan, key: Key) {
         let Some(sequence) = self.running.get(&key) else { return };
         let (id, held, computed) = (sequence.id, sequence.pages.len(), sequence.computed);
+        let (pending, given_len) = (sequence.pending(), self.given_len(sequence));
         let lag = sequence.draft_lag();
         // A lag that no pass can make up would keep the sequence waiting for ever.
         let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
-        let mut chunk = sequence.pending().min(plan.rows_left);
+        let mut chunk = pending.min(plan.rows_left);
         if speculates {
             chunk = chunk.min(plan.draft_rows_left.saturating_sub(lag));
         }
@@ -183,9 +191,14 @@ impl Scheduler {
             }
             self.preempt_last(plan);
         }
-        chunk = chunk.min(room(self.pool.free_pages()));
+        let room = room(self.pool.free_pages());
+        chunk = chunk.min(room);
+        let draft_len = match chunk == pending {
+            true => given_len.min(plan.rows_left - chunk).min(room - chunk),
+            false => 0,
+        };
         let draft_rows = if speculates { lag + chunk } else { 0 };
-        let part = Part { id, chunk, draft_len: 0, draft_rows, key };
+        let part = Part { id, chunk, draft_len, given: draft_len > 0, draft_rows, key };
         self.lend(&part);
         plan.push(part);
     }
@@ -210,20 +223,27 @@ impl Scheduler {
         }
     }
 
-    /// Whether a waiting sequence may start: all its known tokens must fit beside those of the
-    /// running ones, with a page more for each of these to grow into. It needs no page for what it
-    /// shares with them.
+    /// Whether a waiting sequence may start: what the policy wants it and the running ones to have
+    /// room for must fit. It needs no page for what it shares with them.
     fn admits(&self, sequence: &Sequence) -> bool {
         if self.running.is_empty() {
             return true;
         }
-        let known = |sequence: &Sequence| {
-            pages_for(sequence.tokens.len()).saturating_sub(sequence.pages.len())
+        if self.running.len() == self.config.max_batch_size {
+            return false;
+        }
+        // Under `MaxUtilization` those that run have a page more each to grow into.
+        let (whole, growth) = match self.config.admission {
+            AdmissionPolicy::GuaranteedNoEvict => (true, 0),
+            AdmissionPolicy::MaxUtilization => (false, 1),
         };
-        let reserved: usize = self.running.values().map(|running| known(running) + 1).sum();
+        let missing = |sequence: &Sequence| {
+            let len = if whole { sequence.max_len() } else { sequence.tokens.len() };
+            pages_for(len).saturating_sub(sequence.pages.len())
+        };
+        let reserved: usize = self.running.values().map(|running| missing(running) + growth).sum();
         let is_held = |page: &&PageId| self.pool.holders(**page) > 0;
         let shared = self.prefix(sequence).iter().filter(is_held).count();
-        self.running.len() < self.config.max_batch_size
-            && known(sequence) - shared + reserved <= self.pool.free_pages()
+        missing(sequence) - shared + reserved <= self.pool.free_pages()
     }
 }

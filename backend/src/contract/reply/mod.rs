@@ -2,11 +2,12 @@
 
 pub(super) mod outputs;
 
-use super::table::Output;
+use super::table::{Output, Scene};
 use super::{Call, Profile};
 use crate::triton::{DataType, Tensor};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
+use spec_core::tokenizer::Tokenizer;
 
 /// One response: where nothing is streamed every row once, with all it has; else what is new in one row.
 #[derive(Clone, Debug, Default)]
@@ -106,15 +107,26 @@ impl Cell {
 }
 
 /// The tensors of a response.
-pub(super) fn outputs(profile: Profile, call: &Call, reply: &Reply) -> Vec<Tensor> {
+pub(super) fn outputs(
+    profile: Profile,
+    call: &Call,
+    reply: &Reply,
+    tokenizer: &Tokenizer,
+) -> Vec<Tensor> {
+    let scenes = reply.rows.iter().map(|row_reply| {
+        let row = call.rows.get(row_reply.row_idx)?;
+        Some(Scene { call, row, reply: row_reply, tokenizer })
+    });
+    let Some(scenes) = scenes.collect::<Option<Vec<_>>>() else {
+        return Vec::new();
+    };
     let tensors = profile.outputs().iter();
-    tensors.filter_map(|output| tensor(profile, output, call, reply)).collect()
+    tensors.filter_map(|output| tensor(profile, output, &scenes)).collect()
 }
 
 /// An output is there when all rows have it.
-fn tensor(profile: Profile, output: &Output, call: &Call, reply: &Reply) -> Option<Tensor> {
-    let cells = reply.rows.iter().map(|row| (output.cell)(call, call.rows.get(row.row_idx)?, row));
-    let cells: Vec<Cell> = cells.collect::<Option<_>>()?;
+fn tensor(profile: Profile, output: &Output, scenes: &[Scene]) -> Option<Tensor> {
+    let cells: Vec<Cell> = scenes.iter().map(output.cell).collect::<Option<_>>()?;
     let len = cells.iter().map(Cell::len).max()?;
     let mut data = Vec::new();
     cells.iter().for_each(|cell| cell.write(output.datatype, len, &mut data));

@@ -15,6 +15,7 @@ enum Action {
         prompt_len: usize,
         max_tokens: usize,
         draft_len: usize,
+        given: Option<(usize, usize)>,
         priority: u32,
         ends: bool,
     },
@@ -25,12 +26,15 @@ enum Action {
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     // Prompts of a family begin alike.
-    let add = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3, any::<bool>()).prop_map(
-        |(family, prompt_len, max_tokens, draft_len, priority, ends)| Action::Add {
+    let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3);
+    let given = prop::option::weighted(0.3, (1usize..8, 0usize..8));
+    let add = (numbers, given, any::<bool>()).prop_map(
+        |((family, prompt_len, max_tokens, draft_len, priority), given, ends)| Action::Add {
             family,
             prompt_len,
             max_tokens,
             draft_len,
+            given,
             priority,
             ends,
         },
@@ -44,9 +48,18 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..80)
 }
 
+/// What a request generates, as many tokens, up to one that is wrong.
+fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
+    let mut given: Vec<u32> = fake::expected(sequence).into_iter().take(len).collect();
+    if let Some(token) = given.get_mut(wrong_at) {
+        *token = (*token + 1) % fake::VOCAB_SIZE;
+    }
+    given
+}
+
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
-    (sizes, any::<[bool; 2]>()).prop_map(|(sizes, [reuse, drafter_caches])| {
+    (sizes, any::<[bool; 3]>()).prop_map(|(sizes, [reuse, drafter_caches, guaranteed])| {
         let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
             sizes;
         SchedulerConfig {
@@ -56,6 +69,10 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
             max_draft_len,
             num_pages,
             max_queue,
+            admission: match guaranteed {
+                true => AdmissionPolicy::GuaranteedNoEvict,
+                false => AdmissionPolicy::MaxUtilization,
+            },
             reuse,
             drafter_caches,
         }
@@ -80,13 +97,15 @@ proptest! {
         let mut id = 0;
         for action in actions {
             match action {
-                Action::Add { family, prompt_len, max_tokens, draft_len, priority, ends } => {
+                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, ends } => {
                     id += 1;
                     let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
                     let limits =
                         Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
+                    let mut sequence = fake::sequence(id, prompt(family, prompt_len), limits);
+                    sequence.given = given.map_or_else(Vec::new, |kind| self::given(&sequence, kind));
                     // Refused where it cannot fit; what is admitted must finish.
-                    let _ = world.add_prompt(id, prompt(family, prompt_len), limits);
+                    let _ = world.add_sequence(sequence);
                 }
                 Action::Step => drop(world.step()),
                 Action::Cancel(id) => cancelled.extend(world.scheduler.cancel(id).map(|s| s.id)),
@@ -97,6 +116,9 @@ proptest! {
         world.run();
         world.check_texts(&cancelled);
         world.check_started(&cancelled);
+        if world.config.admission == AdmissionPolicy::GuaranteedNoEvict && !forced {
+            prop_assert_eq!(world.scheduler.usage().preemptions, 0);
+        }
     }
 
     /// Older requests are not overtaken for ever, however many come after them.

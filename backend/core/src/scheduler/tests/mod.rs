@@ -4,7 +4,7 @@ mod load;
 mod reuse;
 mod world;
 
-use super::fake::limits;
+use super::fake::{self, limits};
 use super::*;
 use crate::adapt::DraftPolicy;
 use crate::batch::Executor;
@@ -196,5 +196,62 @@ fn a_drafter_left_behind_catches_up_within_the_budget() {
     assert!(plain > 350, "{plain} plain steps");
     assert!((2..=11).contains(&max_rows), "{max_rows} rows caught up at once");
     world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn whether_a_request_may_have_to_go_again_is_a_matter_of_policy() {
+    let preemptions = |admission| {
+        let mut world = World::fixed(SchedulerConfig { num_pages: 6, admission, ..config() });
+        (1..=3).for_each(|id| world.add(id, 5, limits(40, 3)).unwrap());
+        let started = world.step().started;
+        world.run();
+        world.check_texts(&BTreeSet::new());
+        (started.len(), world.scheduler.usage().preemptions)
+    };
+    // Three pages for each at its longest, one at first.
+    assert_eq!(preemptions(AdmissionPolicy::GuaranteedNoEvict), (2, 0));
+    let (started, preempted) = preemptions(AdmissionPolicy::MaxUtilization);
+    assert!(started == 3 && preempted > 0, "{started} started, {preempted} preempted");
+}
+
+/// Given drafts, how many of them are accepted, and the steps that ten tokens take.
+#[test]
+fn a_given_draft_is_verified_behind_the_prompt_and_never_changes_a_text() {
+    let request = || fake::sequence(1, world::prompt(1, 20), limits(10, 0));
+    let right = fake::expected(&request())[..6].to_vec();
+    let wrong: Vec<u32> = right.iter().map(|token| (token + 1) % fake::VOCAB_SIZE).collect();
+    let half = [&right[..3], &wrong[3..]].concat();
+    for (given, accepted) in [(right, 6), (wrong, 0), (half, 3)] {
+        for (max_num_tokens, draft_len) in [(64, 0), (64, 4), (7, 0)] {
+            let mut world = World::fixed(SchedulerConfig { max_num_tokens, ..config() });
+            let mut sequence = Sequence { given: given.clone(), ..request() };
+            sequence.limits.draft_len = draft_len;
+            world.add_sequence(sequence).unwrap();
+            world.run();
+            world.check_texts(&BTreeSet::new());
+            let counters = &world.finished[&1].counters;
+            if draft_len == 0 {
+                // Of 7 rows the last step of the prompt leaves one to the draft.
+                let drafted = if max_num_tokens == 7 { 1 } else { 6 };
+                assert_eq!((counters.drafted, counters.accepted), (drafted, accepted.min(drafted)));
+                assert_eq!(counters.steps, 10 - counters.accepted);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_given_draft_waits_for_the_prompt_to_be_computed() {
+    let mut world = World::fixed(config());
+    // The second prompt is computed up to its last token when it starts.
+    for id in 1..=2 {
+        let mut sequence = fake::sequence(id, world::prompt(1, 17), limits(10, 0));
+        sequence.given = fake::expected(&sequence)[..4].to_vec();
+        world.add_sequence(sequence).unwrap();
+        world.run();
+        assert_eq!(world.finished[&id].counters.accepted, 4);
+    }
+    assert_eq!(world.finished[&2].counters.reused_tokens, 16);
     world.check_texts(&BTreeSet::new());
 }

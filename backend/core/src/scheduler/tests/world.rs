@@ -34,6 +34,7 @@ pub(super) fn config() -> SchedulerConfig {
         max_draft_len: 6,
         num_pages: 64,
         max_queue: 100,
+        admission: AdmissionPolicy::MaxUtilization,
         reuse: true,
         drafter_caches: true,
     }
@@ -73,7 +74,11 @@ impl World {
         prompt: Vec<u32>,
         limits: Limits,
     ) -> Result<()> {
-        let sequence = fake::sequence(id, prompt, limits);
+        self.add_sequence(fake::sequence(id, prompt, limits))
+    }
+
+    pub(super) fn add_sequence(&mut self, sequence: Sequence) -> Result<()> {
+        let id = sequence.id;
         let twin = sequence.clone();
         self.scheduler.add(sequence)?;
         self.expected.insert(id, fake::expected(&twin));
@@ -116,7 +121,11 @@ impl World {
         assert!(sum(|part| part.draft_rows) <= max_num_tokens);
         for (part, entry) in schedule.parts.iter().zip(self.scheduler.entries(schedule)) {
             let sequence = &self.scheduler.running[&part.key];
-            assert!(part.draft_len <= sequence.useful_draft_len(max_seq_len));
+            let useful = match part.given {
+                true => sequence.useful_given_len(max_seq_len),
+                false => sequence.useful_draft_len(max_seq_len),
+            };
+            assert!(part.draft_len <= useful);
             assert_eq!(entry.speculates, part.draft_rows > 0);
             assert!(!entry.speculates || sequence.limits.draft_len > 0);
             let is_new = schedule.started.contains(&part.id);
@@ -129,7 +138,7 @@ impl World {
         assert_eq!(parts.len(), schedule.parts.len(), "one part a sequence");
         let decoding = |key: &Key| {
             let sequence = &self.scheduler.running[key];
-            sequence.pending() == 1 && sequence.computed > 0
+            sequence.decodes() && sequence.computed > 0
         };
         if schedule.parts.iter().any(|part| part.chunk > 1) {
             let mut left_out = self.scheduler.running.keys().filter(|key| !parts.contains(key));

@@ -1,0 +1,98 @@
+//! The users' reference, written from the tables.
+
+use super::Profile;
+use super::table::{Action, Input};
+use crate::parameters::{KEYS, Meaning};
+
+const HEAD: &str = "\
+# Inputs, outputs and parameters
+
+What a model takes and gives depends on the parameter `profile` of its `config.pbtxt`. Inputs and outputs need
+not be declared there: they are filled in when the model is loaded. What is declared must agree with the tables.
+
+Every input but the prompt can be left out. Each can also be given as a request parameter of the same name, as
+the generate endpoint does; parameters may be strings (`\"256\"`), lists are JSON in a string. An input tensor
+wins over a parameter. A name that is not in the tables, a value out of its limits and a prompt that does not
+fit with `max_tokens` in the engine's `max_seq_len` are answered with INVALID_ARG, what is known but not built
+with UNSUPPORTED; both name the input.
+";
+
+const BATCHED: &str = "\
+`max_batch_size` is at least 1: every tensor has a batch dimension in front of the dimensions given here. Each
+row is a text of its own. Where nothing is streamed, one response holds all rows; else each response holds what
+is new in one row, which `batch_index` names.
+";
+
+/// The reference as markdown.
+pub fn reference() -> String {
+    let mut text = HEAD.to_string();
+    for (profile, title, about) in [
+        (Profile::Text, "Profile `text`: the names of TensorRT-LLM's `tensorrt_llm_bls`", BATCHED),
+        (Profile::Token, "Profile `token`: the names of TensorRT-LLM's `tensorrt_llm`", BATCHED),
+        (
+            Profile::Vllm,
+            "Profile `vllm`: the names of Triton's vLLM backend",
+            "`max_batch_size` is 0: a request is one text.\n",
+        ),
+    ] {
+        text += &format!("\n## {title}\n\n{about}");
+        profile_tables(profile, &mut text);
+    }
+    text += "\n## Parameters of the model configuration\n\nBooleans are `true`, `True`, `TRUE`, `1` and their opposites. An unfilled `${x}` is unset. A key that is not in the table is an error when the model is loaded.\n";
+    parameters(&mut text);
+    text
+}
+
+fn profile_tables(profile: Profile, text: &mut String) {
+    let (given, refused): (Vec<_>, Vec<_>) =
+        profile.inputs().iter().partition(|input| !input.is_refused());
+    head(text, &["Input", "Type", "Dims", "Meaning"]);
+    given.iter().for_each(|input| text.push_str(&input_row(input)));
+    head(text, &["Declared, refused when given", "Type", "Dims", "Why"]);
+    refused.iter().for_each(|input| text.push_str(&input_row(input)));
+    if !profile.parameters().is_empty() {
+        head(text, &["Request parameter", "Meaning"]);
+        for input in profile.parameters() {
+            let refused = if input.is_refused() { "not supported: " } else { "" };
+            *text += &format!("| `{}` | {refused}{} |\n", input.name, input.option.help);
+        }
+    }
+    head(text, &["Output", "Type", "Dims", "Meaning"]);
+    for output in profile.outputs() {
+        let (name, datatype) = (output.name, output.datatype.config_name());
+        *text += &format!("| `{name}` | {datatype} | {:?} | {} |\n", output.dims, output.help);
+    }
+}
+
+impl Input {
+    fn is_refused(&self) -> bool {
+        matches!(self.option.action, Action::Refused(..))
+    }
+}
+
+fn input_row(input: &Input) -> String {
+    let action = &input.option.action;
+    let (datatype, dims) = (action.datatype().config_name(), action.dims());
+    format!("| `{}` | {datatype} | {dims:?} | {} |\n", input.name, input.option.help)
+}
+
+fn parameters(text: &mut String) {
+    head(text, &["Key", "Values", "Default", "Meaning"]);
+    for key in KEYS {
+        if let Meaning::Set(_) = key.meaning {
+            let (name, values, default) = (key.name, key.values, key.default);
+            *text += &format!("| `{name}` | {values} | {default} | {} |\n", key.help);
+        }
+    }
+    head(text, &["Key of TensorRT-LLM that is refused", "Why"]);
+    for key in KEYS {
+        if let Meaning::Refused(why) = key.meaning {
+            *text += &format!("| `{}` | {why} |\n", key.name);
+        }
+    }
+}
+
+fn head(text: &mut String, columns: &[&str]) {
+    let titles = columns.join(" | ");
+    *text += &format!("\n| {titles} |\n|{}\n", "---|".repeat(columns.len()));
+}

@@ -1,0 +1,221 @@
+//! Values out of their limits, and bytes that are not what their shape says.
+
+use super::*;
+
+#[test]
+fn a_wrong_value_is_refused_with_its_name_and_limits() {
+    for (input, message) in [
+        (int("max_tokens", 0), "max_tokens: 0, at least 1 is needed"),
+        (int("max_tokens", -5), "max_tokens: -5, at least 1 is needed"),
+        (int("min_tokens", -1), "min_tokens: -1, at least 0 is needed"),
+        (int("min_length", -1), "min_length: -1, at least 0 is needed"),
+        (int("top_k", -1), "top_k: -1, at least 0 is needed"),
+        (float("temperature", f32::NAN), "temperature: NaN is not in 0 to 100"),
+        (float("temperature", -0.5), "temperature: -0.5 is not in 0 to 100"),
+        (float("top_p", f32::NAN), "top_p: NaN is not above 0 and at most 1"),
+        (float("top_p", 2.0), "top_p: 2 is not above 0 and at most 1"),
+        (float("min_p", -0.1), "min_p: -0.1 is not in 0 to 1"),
+        (float("repetition_penalty", 0.0), "repetition_penalty: 0 is not above 0 and at most 100"),
+        (float("presence_penalty", 3.0), "presence_penalty: 3 is not in -2 to 2"),
+        (int("end_id", -2), "end_id: -2 is no token"),
+        (int("end_id", 260), "end_id: token 260 is outside the vocabulary of 260 tokens"),
+        (int("num_draft_tokens", 5), "num_draft_tokens: 5 exceeds max_draft_len 4"),
+        (texts("stop_words", &["x"; 257]), "stop_words: 257 entries, at most 256 are allowed"),
+        (
+            texts("bad_words", &[&"x".repeat(65)]),
+            "bad_words: 65 tokens in an entry, at most 64 are allowed",
+        ),
+        (
+            texts("bad_words", &[&"x".repeat(1025)]),
+            "bad_words: 1025 bytes in an entry, at most 1024 are allowed",
+        ),
+    ] {
+        assert_eq!(refusal(hi([input])), message);
+    }
+}
+
+#[test]
+fn what_is_not_built_is_unsupported() {
+    for (input, message) in [
+        (flag("return_context_logits", true), "return_context_logits: logits are not sent"),
+        (int("beam_width", 2), "beam_width: 2, only 1 is supported"),
+        (
+            float("length_penalty", 0.5),
+            "length_penalty: 0.5, only 0 and 1: there is no beam search",
+        ),
+        (
+            texts("decoder_text_input", &["x"]),
+            "decoder_text_input: not supported, only decoder models are served",
+        ),
+    ] {
+        assert_eq!(unsupported(hi([input])), message);
+    }
+    hi([
+        flag("return_context_logits", false),
+        int("beam_width", 1),
+        float("length_penalty", 1.0),
+        flag("use_draft_logits", true),
+    ])
+    .unwrap();
+}
+
+#[test]
+fn the_token_profile_names_its_own_fields() {
+    let prompt = ints("input_ids", &[1, 2], &[1, 2]);
+    for (input, message) in [
+        (int("runtime_top_k", -1), "runtime_top_k: -1, at least 0 is needed"),
+        (float("runtime_top_p", 2.0), "runtime_top_p: 2 is not above 0 and at most 1"),
+        (
+            int("request_output_len", 63),
+            "request_output_len: 63 after a prompt of 2 tokens is 65, max_seq_len is 64",
+        ),
+        (
+            ints("draft_input_ids", &[1, 5], &[1; 5]),
+            "draft_input_ids: 5 tokens, at most 4 are allowed",
+        ),
+        (
+            ints("stop_words_list", &[1, 2, 1], &[260, 1]),
+            "stop_words_list: token 260 is outside the vocabulary of 260 tokens",
+        ),
+        (
+            ints("bad_words_list", &[1, 2, 2], &[1, 2, 2, 1]),
+            "bad_words_list: offset 1 after 2 in 2 ids",
+        ),
+        (
+            floats("embedding_bias", &[1.0; 3]),
+            "embedding_bias: 3 values, the vocabulary has 260 tokens",
+        ),
+        (
+            floats("embedding_bias", &[f32::NAN; VOCAB]),
+            "embedding_bias: NaN is not in -1000000 to 1000000",
+        ),
+    ] {
+        assert_eq!(refusal(parse(Profile::Token, &[prompt.clone(), input])), message);
+    }
+    let outside = ints("input_ids", &[1, 2], &[1, 260]);
+    assert_eq!(
+        refusal(parse(Profile::Token, &[outside])),
+        "input_ids: token 260 is outside the vocabulary of 260 tokens"
+    );
+    assert_eq!(
+        refusal(parse(Profile::Token, &[ints("input_ids", &[1, 1], &[-1])])),
+        "input_ids: -1 is no token"
+    );
+    assert_eq!(
+        refusal(parse(Profile::Token, &[ints("input_ids", &[1, 0], &[])])),
+        "input_ids: 0 tokens, at least 1 is needed"
+    );
+}
+
+#[test]
+fn prompt_and_output_must_fit_together() {
+    let fits = |max_tokens| hi([int("max_tokens", max_tokens)]);
+    assert_eq!(fits(61).unwrap().request.max_tokens, 61);
+    assert_eq!(
+        refusal(fits(62)),
+        "max_tokens: 62 after a prompt of 3 tokens is 65, max_seq_len is 64"
+    );
+    assert_eq!(
+        refusal(fits(i32::MAX)),
+        "max_tokens: 2147483647 after a prompt of 3 tokens is 2147483650, max_seq_len is 64"
+    );
+}
+
+#[test]
+fn a_prompt_that_leaves_no_room_is_refused_before_it_is_split() {
+    let prompt = |len| parse(Profile::Text, &[texts("text_input", &[&"x".repeat(len)])]);
+    assert_eq!(prompt(62).unwrap().rows[0].request.max_tokens, 1);
+    assert_eq!(
+        refusal(prompt(63)),
+        "text_input: 64 tokens, max_seq_len is 64 with at least 1 to generate"
+    );
+    assert_eq!(
+        refusal(prompt(10_000)),
+        "text_input: 10000 bytes, at most 8192 are allowed for a max_seq_len of 64"
+    );
+}
+
+#[test]
+fn types_and_shapes_must_be_those_declared() {
+    let wide = tensor("top_k", DataType::Int64, &[1, 1], vec![0; 8]);
+    assert_eq!(refusal(hi([wide])), "top_k: data type INT64, expected INT32");
+    for (shape, values) in
+        [(&[1, 2][..], 2), (&[0, 1], 0), (&[], 1), (&[1, 1, 1], 1), (&[-1, 1], 1), (&[1, 0], 0)]
+    {
+        let message = refusal(hi([ints("top_k", shape, &vec![1; values])]));
+        assert_eq!(message, format!("top_k: shape {shape:?}, expected [-1, 1]"));
+    }
+    let vllm = parse(Profile::Vllm, &[texts("text_input", &["hi"])]);
+    assert_eq!(refusal(vllm), "text_input: shape [1, 1], expected [1]");
+}
+
+#[test]
+fn bytes_must_be_as_many_as_the_shape_says() {
+    let short = tensor("top_k", DataType::Int32, &[1, 1], vec![0; 3]);
+    assert_eq!(refusal(hi([short])), "top_k: 3 bytes for 1 elements of 4");
+    for (data, message) in [
+        (vec![], "stop_words: element 0 of 2 is cut off"),
+        (bytes(&["x"]), "stop_words: element 1 of 2 is cut off"),
+        (vec![255, 255, 255, 255, 1], "stop_words: element 0 of 2 is cut off"),
+        (bytes(&["x", "y", ""]), "stop_words: 4 bytes follow the 2 elements"),
+    ] {
+        let input = tensor("stop_words", DataType::Bytes, &[1, 2], data);
+        assert_eq!(refusal(hi([input])), message);
+    }
+    let huge = tensor("stop_words", DataType::Bytes, &[1, i64::MAX], vec![]);
+    assert_eq!(refusal(hi([huge])), format!("stop_words: element 0 of {} is cut off", i64::MAX));
+    let overflow = tensor("lora", DataType::Int32, &[1, 2, i64::MAX], vec![]);
+    let overflow = Tensor { name: "stop_words_list".into(), ..overflow };
+    assert!(refusal(parse(Profile::Token, &[overflow])).contains("stop_words_list"));
+}
+
+#[test]
+fn a_batch_of_empty_rows_is_bounded() {
+    let empty = tensor("stop_words", DataType::Bytes, &[i64::MAX, 0], vec![]);
+    assert_eq!(
+        refusal(parse(Profile::Text, &[empty])),
+        format!("stop_words: shape [{}, 0], expected [-1, -1]", i64::MAX)
+    );
+}
+
+#[test]
+fn text_must_be_utf8() {
+    let latin = tensor("text_input", DataType::Bytes, &[1, 1], vec![1, 0, 0, 0, 0xe9]);
+    assert!(
+        refusal(parse(Profile::Text, &[latin])).starts_with("text_input: element 0 is not UTF-8: ")
+    );
+    let nul = parse(Profile::Text, &[texts("text_input", &["a\0b"])]).unwrap();
+    assert_eq!(nul.rows[0].request.prompt, ids("a\0b"));
+}
+
+#[test]
+fn parameters_of_another_kind_are_refused_by_name() {
+    for (name, value, message) in [
+        (
+            "max_tokens",
+            Parameter::String("many".into()),
+            "max_tokens: \"many\" is not a whole number",
+        ),
+        ("max_tokens", Parameter::Double(1.5), "max_tokens: 1.5 is not a whole number"),
+        ("max_tokens", Parameter::Bool(true), "max_tokens: true is not a whole number"),
+        ("temperature", Parameter::Double(f64::NAN), "temperature: NaN is not a finite number"),
+        ("temperature", Parameter::String("nan".into()), "temperature: NaN is not in 0 to 100"),
+        ("seed", Parameter::Int(-1), "seed: -1 is not a whole number of at least 0"),
+        ("stream", Parameter::String("maybe".into()), "stream: \"maybe\" is not true or false"),
+        ("embedding_bias_weights", Parameter::Int(1), "embedding_bias_weights: 1 is not a list"),
+    ] {
+        assert_eq!(refusal(with_parameter(name, value)), message);
+    }
+    assert_eq!(with_parameter("max_tokens", Parameter::Double(7.0)).unwrap().request.max_tokens, 7);
+}
+
+#[test]
+fn the_cores_errors_are_told_in_the_clients_names() {
+    let error = contract(Profile::Token)
+        .error(spec_core::Error::bad_request("max_tokens", "9, the engine has 2"));
+    assert_eq!(error, Error::invalid_arg("request_output_len: 9, the engine has 2"));
+    let full = contract(Profile::Text).error(spec_core::Error::Capacity("full".into()));
+    assert_eq!(full.code, Code::Unavailable);
+    let broken = contract(Profile::Text).error(spec_core::Error::Device("gone".into()));
+    assert_eq!(broken.code, Code::Internal);
+}

@@ -1,0 +1,142 @@
+//! Prompts: text, conversations, tokens, batches, and what becomes of them.
+
+use super::super::Echo;
+use super::*;
+
+#[test]
+fn a_text_gets_one_begin_token_even_if_it_has_one() {
+    assert_eq!(hi([]).unwrap().request.prompt, ids("hi"));
+    let call = parse(Profile::Text, &[texts("text_input", &["<s>hi"])]).unwrap();
+    assert_eq!(call.rows[0].request.prompt, ids("hi"));
+}
+
+#[test]
+fn messages_are_rendered_with_the_chat_template() {
+    let messages = r#"[{"role": "user", "content": "é"}]"#;
+    let inputs = [texts("messages", &[messages]), flag("exclude_input_in_output", false)];
+    let row = parse(Profile::Text, &inputs).unwrap().rows.remove(0);
+    assert_eq!(row.request.prompt, ids("u:é;a:"));
+    assert_eq!(row.echo, Echo::Text("<s>u:é;a:".into()));
+    assert_eq!(row.prompt_len, 8);
+}
+
+#[test]
+fn messages_that_are_no_conversation_are_refused() {
+    for (messages, reason) in [
+        ("", "EOF while parsing a value"),
+        ("{}", "invalid type: map, expected a sequence"),
+        (r#"[{"role": "user"}]"#, "missing field `content`"),
+        (r#"[{"role": "user", "content": "x", "tool": 1}]"#, "unknown field `tool`"),
+    ] {
+        let message = refusal(parse(Profile::Text, &[texts("messages", &[messages])]));
+        assert!(
+            message.starts_with("messages: not a JSON list of {role, content}: ")
+                && message.contains(reason),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn a_prompt_is_text_or_messages_and_not_nothing() {
+    let both = [texts("text_input", &["hi"]), texts("messages", &["[]"])];
+    assert_eq!(refusal(parse(Profile::Text, &both)), "text_input and messages are both given");
+    assert_eq!(
+        refusal(parse(Profile::Text, &[int("max_tokens", 1)])),
+        "neither text_input nor messages is given"
+    );
+    assert_eq!(refusal(parse(Profile::Token, &[])), "input_ids is not given");
+    assert_eq!(refusal(parse(Profile::Vllm, &[])), "text_input is not given");
+}
+
+#[test]
+fn each_row_of_a_batch_is_a_text_of_its_own() {
+    let shape = [2, 1];
+    let mut row_tokens = int("max_tokens", 3);
+    row_tokens.shape = shape.to_vec();
+    row_tokens.data.extend_from_slice(&4i32.to_le_bytes());
+    let prompts = tensor("text_input", DataType::Bytes, &shape, bytes(&["a", "bc"]));
+    let rows = parse(Profile::Text, &[prompts, row_tokens]).unwrap().rows;
+    let read: Vec<_> = rows.iter().map(|row| (row.prompt_len, row.request.max_tokens)).collect();
+    assert_eq!(read, [(2, 3), (3, 4)]);
+}
+
+#[test]
+fn rows_that_differ_in_what_they_return_are_refused() {
+    let prompts = tensor("text_input", DataType::Bytes, &[2, 1], bytes(&["a", "b"]));
+    let stream = tensor("stream", DataType::Bool, &[2, 1], vec![0, 1]);
+    assert_eq!(
+        refusal(parse(Profile::Text, &[prompts, stream])),
+        "rows of a batch differ in what they stream or return"
+    );
+}
+
+#[test]
+fn inputs_of_different_batches_are_refused_with_both_sizes() {
+    let stream = tensor("stream", DataType::Bool, &[2, 1], vec![0, 0]);
+    assert_eq!(refusal(hi([stream])), "stream: a batch of 2, text_input has one of 1");
+}
+
+#[test]
+fn an_input_given_twice_or_unknown_is_refused_by_name() {
+    assert_eq!(refusal(hi([int("top_k", 1), int("top_k", 1)])), "top_k: given twice");
+    assert_eq!(refusal(hi([int("runtime_top_k", 1)])), "input 'runtime_top_k' is not known");
+    assert_eq!(
+        refusal(with_parameter("beam", Parameter::Int(1))),
+        "request parameter 'beam' is not known"
+    );
+}
+
+#[test]
+fn input_lengths_cuts_what_fills_up_a_row() {
+    let inputs = [
+        ints("input_ids", &[2, 3], &[1, 2, 3, 4, 0, 0]),
+        ints("input_lengths", &[2, 1], &[3, 1]),
+        flag("exclude_input_in_output", false),
+    ];
+    let mut inputs = inputs.to_vec();
+    inputs[2].shape = vec![2, 1];
+    inputs[2].data = vec![0, 0];
+    let rows = parse(Profile::Token, &inputs).unwrap().rows;
+    assert_eq!((rows[0].request.prompt.len(), rows[1].request.prompt.as_slice()), (3, &[4][..]));
+    assert_eq!(rows[1].echo, Echo::Ids(vec![4]));
+    inputs[1] = ints("input_lengths", &[2, 1], &[3, 4]);
+    assert_eq!(refusal(parse(Profile::Token, &inputs)), "input_lengths: 4, input_ids has 3 tokens");
+}
+
+#[test]
+fn a_stop_request_needs_nothing_else() {
+    let call = parse(Profile::Token, &[ints("stop", &[1, 1], &[])]);
+    assert_eq!(refusal(call), "stop: data type INT32, expected BOOL");
+    let call = parse(Profile::Token, &[flag("stop", true)]).unwrap();
+    assert!(call.stop && call.rows.is_empty());
+}
+
+#[test]
+fn vllm_has_the_prompt_in_front_where_nothing_is_streamed() {
+    let prompt = unbatched(texts("text_input", &["hi"]));
+    let echo = |extra: &[Tensor]| {
+        let inputs = [std::slice::from_ref(&prompt), extra].concat();
+        parse(Profile::Vllm, &inputs).map(|call| call.rows[0].echo.clone())
+    };
+    let (stream, keep) =
+        (unbatched(flag("stream", true)), unbatched(flag("exclude_input_in_output", false)));
+    assert_eq!(echo(&[]).unwrap(), Echo::Text("hi".into()));
+    assert_eq!(echo(std::slice::from_ref(&stream)).unwrap(), Echo::None);
+    assert_eq!(
+        refusal(echo(&[stream, keep])),
+        "When streaming, `exclude_input_in_output` = False is not allowed."
+    );
+}
+
+#[test]
+fn streaming_needs_a_decoupled_model() {
+    let settings = Settings { decoupled: false, ..settings(Profile::Text) };
+    let contract = Contract::new(&settings, &limits(), VOCAB);
+    let inputs = [texts("text_input", &["hi"]), flag("stream", true)];
+    assert_eq!(
+        refusal(contract.parse(&inputs, &[], &TOKENIZER)),
+        "Streaming is only supported if model is deployed using decoupled mode."
+    );
+    assert!(contract.parse(&inputs[..1], &[], &TOKENIZER).is_ok());
+}

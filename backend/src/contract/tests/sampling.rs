@@ -1,0 +1,189 @@
+//! Sampling options, and what holds where they are absent.
+
+use super::*;
+use crate::parameters::SamplingDefaults;
+use spec_core::sampling::SamplingParams;
+
+fn sampling(inputs: impl IntoIterator<Item = Tensor>) -> SamplingParams {
+    hi(inputs).unwrap().request.sampling
+}
+
+fn vllm(options: &Value) -> Result<super::super::Row> {
+    let inputs = [
+        unbatched(texts("text_input", &["hi"])),
+        unbatched(texts("sampling_parameters", &[&options.to_string()])),
+    ];
+    parse(Profile::Vllm, &inputs).map(|mut call| call.rows.remove(0))
+}
+
+#[test]
+fn nothing_given_is_greedy_and_the_default_length() {
+    let row = hi([]).unwrap();
+    assert_eq!(row.request.sampling, SamplingParams::default());
+    assert_eq!(row.request.max_tokens, MAX_SEQ_LEN - 3);
+    assert_eq!((row.request.draft_len, row.request.ignore_eos), (None, false));
+}
+
+#[test]
+fn options_of_drawing_without_a_temperature_mean_one() {
+    assert_eq!(sampling([int("top_k", 2)]).temperature, 1.0);
+    assert_eq!(sampling([float("top_p", 0.9)]).temperature, 1.0);
+    assert_eq!(sampling([float("min_p", 0.1)]).temperature, 1.0);
+    assert_eq!(sampling([int("top_k", 1)]).temperature, 0.0);
+    assert_eq!(sampling([float("top_p", 1.0)]).temperature, 0.0);
+    assert_eq!(sampling([int("top_k", 2), float("temperature", 0.0)]).temperature, 0.0);
+}
+
+#[test]
+fn a_top_p_of_nothing_is_not_set() {
+    assert_eq!(sampling([float("top_p", 0.0)]).top_p, 1.0);
+    assert_eq!(sampling([float("top_p", -1.0)]).top_p, 1.0);
+    assert_eq!(sampling([float("top_p", 0.0)]).temperature, 0.0);
+}
+
+#[test]
+fn the_operators_defaults_hold_where_a_request_does_not_say() {
+    let defaults = SamplingDefaults {
+        temperature: Some(0.7),
+        top_k: Some(5),
+        seed: Some(11),
+        presence_penalty: Some(0.5),
+        ..SamplingDefaults::default()
+    };
+    let settings = Settings {
+        sampling: defaults,
+        default_max_tokens: Some(10),
+        exclude_prompt: false,
+        ..settings(Profile::Text)
+    };
+    let contract = Contract::new(&settings, &limits(), VOCAB);
+    let inputs = [texts("text_input", &["hi"]), float("top_p", 0.9), seed(u64::MAX)];
+    let row = contract.parse(&inputs, &[], &TOKENIZER).unwrap().rows.remove(0);
+    let sampling = row.request.sampling;
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.7, 5, 0.9));
+    assert_eq!((sampling.seed, sampling.presence_penalty), (Some(u64::MAX), 0.5));
+    assert_eq!(row.request.max_tokens, 10);
+    assert_eq!(row.echo, super::super::Echo::Text("hi".into()));
+}
+
+#[test]
+fn vllm_has_defaults_of_its_own() {
+    let row = vllm(&json!({})).unwrap();
+    assert_eq!((row.request.sampling.temperature, row.request.max_tokens), (1.0, 16));
+    let row = vllm(&json!({ "temperature": 0, "top_k": -1, "seed": -1 })).unwrap();
+    assert!(row.request.sampling.is_greedy());
+    assert_eq!((row.request.sampling.top_k, row.request.sampling.seed), (0, None));
+}
+
+#[test]
+fn vllm_reads_every_option() {
+    let row = vllm(&json!({ "max_tokens": 9, "min_tokens": 2, "temperature": 0.5, "top_p": 0.5,
+        "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1,
+        "repetition_penalty": 1.5, "seed": "18446744073709551615", "stop": "x",
+        "stop_token_ids": [5, 6], "bad_words": ["no"], "ignore_eos": true, "logprobs": 2,
+        "logit_bias": { "7": -3 }, "num_draft_tokens": 0, "n": 1, "use_beam_search": false }))
+    .unwrap();
+    let expected = SamplingParams {
+        temperature: 0.5,
+        top_k: 3,
+        top_p: 0.5,
+        min_p: 0.1,
+        repetition_penalty: 1.5,
+        presence_penalty: 1.0,
+        frequency_penalty: -1.0,
+        logit_bias: vec![(7, -3.0)],
+        bad_words: vec![vec![110, 111]],
+        min_tokens: 2,
+        seed: Some(u64::MAX),
+        logprobs: Some(2),
+    };
+    assert_eq!(row.request.sampling, expected);
+    assert_eq!((row.request.stop_tokens.as_slice(), row.stops), (&[5, 6][..], vec!["x".into()]));
+    assert_eq!((row.request.draft_len, row.request.ignore_eos), (Some(0), true));
+}
+
+#[test]
+fn vllm_takes_request_parameters_and_the_tensor_wins_over_them() {
+    let parameters = [("max_tokens", "5"), ("temperature", "0.25"), ("stop", "[\"a\"]")]
+        .map(|(name, value)| (name.to_string(), Parameter::String(value.into())));
+    let options = unbatched(texts("sampling_parameters", &[r#"{"max_tokens": 6}"#]));
+    let inputs = [unbatched(texts("text_input", &["hi"])), options];
+    let row =
+        contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap().rows.remove(0);
+    assert_eq!((row.request.max_tokens, row.request.sampling.temperature), (6, 0.25));
+    assert_eq!(row.stops, ["a"]);
+}
+
+#[test]
+fn vllm_options_that_are_wrong_unknown_or_not_built_are_named() {
+    for (options, message) in [
+        (json!([]), "sampling_parameters: not a JSON object"),
+        (json!({ "beams": 1 }), "sampling_parameters: option 'beams' is not known"),
+        (json!({ "max_tokens": 0 }), "sampling_parameters: max_tokens: 0, at least 1 is needed"),
+        (
+            json!({ "max_tokens": 1.5 }),
+            "sampling_parameters: max_tokens: 1.5 is not a whole number",
+        ),
+        (json!({ "stop": [1] }), "sampling_parameters: stop: 1 is not a string"),
+        (
+            json!({ "seed": -2 }),
+            "sampling_parameters: seed: -2 is not -1 or a whole number of at least 0",
+        ),
+        (json!({ "top_p": 0 }), "top_p: 0 is not above 0 and at most 1"),
+        (json!({ "logprobs": 21 }), "logprobs: 21 alternatives, at most 20 are allowed"),
+        (
+            json!({ "logit_bias": { "260": 1 } }),
+            "logit_bias: token 260 is outside the vocabulary of 260 tokens",
+        ),
+    ] {
+        assert_eq!(refusal(vllm(&options)), message);
+    }
+    assert_eq!(
+        unsupported(vllm(&json!({ "n": 2 }))),
+        "sampling_parameters: n: 2, only 1 is supported"
+    );
+    assert_eq!(
+        unsupported(vllm(&json!({ "guided_decoding": {} }))),
+        "sampling_parameters: guided_decoding: not supported, guided decoding is not built in"
+    );
+}
+
+#[test]
+fn biased_words_are_one_token_and_have_a_weight_each() {
+    let words = |words: &[&str], weights: &[f32]| {
+        hi([texts("embedding_bias_words", words), floats("embedding_bias_weights", weights)])
+    };
+    let row = words(&["a", "b"], &[1.0, -2.0]).unwrap();
+    assert_eq!(row.request.sampling.logit_bias, [(97, 1.0), (98, -2.0)]);
+    assert_eq!(
+        refusal(words(&["a", "b"], &[1.0])),
+        "embedding_bias_words has 2 entries, embedding_bias_weights 1"
+    );
+    assert_eq!(
+        refusal(words(&["ab"], &[1.0])),
+        "embedding_bias_words: 'ab' is 2 tokens, only words of 1 can be biased"
+    );
+}
+
+#[test]
+fn token_lists_are_split_at_their_offsets() {
+    let list = |name: &str, values: &[i32]| ints(name, &[1, 2, values.len() as i64 / 2], values);
+    let inputs = [
+        ints("input_ids", &[1, 1], &[1]),
+        list("stop_words_list", &[5, 6, 7, 2, 3, -1]),
+        list("bad_words_list", &[8, 9, 1, 2]),
+        ints("draft_input_ids", &[1, 2], &[3, 4]),
+    ];
+    let row = parse(Profile::Token, &inputs).unwrap().rows.remove(0);
+    assert_eq!((row.request.stop_tokens, row.stop_sequences), (vec![7], vec![vec![5, 6]]));
+    assert_eq!(row.request.sampling.bad_words, [[8], [9]]);
+    assert_eq!(row.given_draft, [3, 4]);
+}
+
+#[test]
+fn end_id_ends_the_text_too_and_minus_one_ends_it_never() {
+    let row = hi([int("end_id", 9)]).unwrap();
+    assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![9], false));
+    let row = hi([int("end_id", -1)]).unwrap();
+    assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![], true));
+}

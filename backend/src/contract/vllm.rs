@@ -1,0 +1,232 @@
+//! The vLLM profile: the names of Triton's vLLM backend. There is no batch dimension; sampling options come
+//! as one JSON object, or as request parameters.
+
+use super::form::Form;
+use super::options::*;
+use super::reply::{Cell, outputs::*};
+use super::table::{Action, Checked, Input, Opt, Output, Scene, Wrong, input};
+use crate::triton::DataType::{Bytes, Uint32};
+use serde_json::{Value as Json, json};
+
+const NO_IMAGES: &str = "only text models are served";
+const NO_EMBEDDINGS_OUT: &str = "embeddings are not built in";
+const NO_BEAMS: &str = "there is no beam search";
+const NO_PROMPT_LOGPROBS: &str = "log-probabilities of the prompt are not built in";
+
+const SAMPLING_PARAMETERS: Opt = Opt {
+    action: Action::Json(sampling),
+    help: "the sampling options below, as a JSON object; they win over request parameters",
+};
+const RETURN_CUMULATIVE_LOGPROB: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.cum_log_probs, flag)),
+    help: "send `cumulative_logprob`",
+};
+const RETURN_LOGPROBS: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.report.top_log_probs, flag)),
+    help: "send `logprobs`, as many as the sampling option `logprobs` says",
+};
+const EXCLUDE: Opt = Opt {
+    action: EXCLUDE_INPUT.action,
+    help: "leave the prompt out of the output. Absent: it is left out where the output is streamed, and only there; false cannot be streamed",
+};
+
+pub(super) static INPUTS: &[Input] = &[
+    Input { required: true, ..input("text_input", TEXT_INPUT) },
+    input("stream", STREAM),
+    input("sampling_parameters", SAMPLING_PARAMETERS),
+    input("exclude_input_in_output", EXCLUDE),
+    input("return_finish_reason", RETURN_FINISH_REASON),
+    input("return_cumulative_logprob", RETURN_CUMULATIVE_LOGPROB),
+    input("return_logprobs", RETURN_LOGPROBS),
+    input("return_num_input_tokens", RETURN_NUM_INPUT_TOKENS),
+    input("return_num_output_tokens", RETURN_NUM_OUTPUT_TOKENS),
+    input("return_perf_metrics", RETURN_PERF_METRICS),
+    input("image", refused(Bytes, &[-1], NO_IMAGES)),
+    input("embedding_request", refused(Bytes, &[1], NO_EMBEDDINGS_OUT)),
+];
+
+const VLLM_TEMPERATURE: Opt = Opt {
+    action: TEMPERATURE.action,
+    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`, 1 without it",
+};
+const VLLM_TOP_P: Opt = Opt {
+    action: Action::Float(|form, p| put(&mut form.top_p, p)),
+    help: "draw from the likeliest tokens that together are this probable; above 0, at most 1",
+};
+const VLLM_TOP_K: Opt = Opt {
+    action: Action::Int(|form, k| put(&mut form.top_k, if k == -1 { 0 } else { at_least(0, k)? })),
+    help: "draw from this many of the likeliest tokens; 0 or -1: from all",
+};
+const VLLM_SEED: Opt = Opt {
+    action: Action::Json(|form, json| match json.as_str().map(str::trim) {
+        Some("-1") => Ok(()),
+        Some(text) => put(&mut form.seed, text.parse().map_err(|_| no_seed(json))?),
+        None if json.as_i64() == Some(-1) => Ok(()),
+        None => put(&mut form.seed, json.as_u64().ok_or_else(|| no_seed(json))?),
+    }),
+    help: "the same seed gives the same text. Absent or -1: every request draws anew",
+};
+const LOGPROBS: Opt = Opt {
+    action: Action::Json(|form, json| match json {
+        Json::Bool(false) => Ok(()),
+        Json::Bool(true) => more_logprobs(form, 0),
+        Json::String(text) => {
+            let parsed = text.trim().parse().map_err(|_| format!("{text} is not a whole number"));
+            more_logprobs(form, parsed?)
+        }
+        other => more_logprobs(
+            form,
+            other.as_i64().ok_or_else(|| format!("{other} is not a whole number"))?,
+        ),
+    }),
+    help: "log-probabilities of each token and this many of the likeliest, at most 20",
+};
+const STOP_TOKEN_IDS: Opt = Opt {
+    action: Action::Ints(|form, ids| {
+        let ids: Checked<Vec<u32>> = ids.into_iter().map(token).collect();
+        write(&mut form.stop_tokens, ids?)
+    }),
+    help: "the text also ends at these tokens",
+};
+const LOGIT_BIAS: Opt = Opt {
+    action: Action::Json(|form, json| {
+        let object = json.as_object().ok_or_else(|| format!("{json} is not an object"))?;
+        let biases: Checked<Vec<_>> = object.iter().map(bias).collect();
+        write(&mut form.logit_bias, biases?)
+    }),
+    help: "an object of token ids and what is added to their logits",
+};
+
+pub(super) static SAMPLING: &[Input] = &[
+    input("max_tokens", MAX_TOKENS),
+    input("min_tokens", MIN_TOKENS),
+    input("temperature", VLLM_TEMPERATURE),
+    input("top_p", VLLM_TOP_P),
+    input("top_k", VLLM_TOP_K),
+    input("min_p", MIN_P),
+    input("presence_penalty", PRESENCE_PENALTY),
+    input("frequency_penalty", FREQUENCY_PENALTY),
+    input("repetition_penalty", REPETITION_PENALTY),
+    input("length_penalty", LENGTH_PENALTY),
+    input("seed", VLLM_SEED),
+    input("stop", STOP_WORDS),
+    input("stop_token_ids", STOP_TOKEN_IDS),
+    input("bad_words", BAD_WORDS),
+    input("ignore_eos", IGNORE_EOS),
+    input("logprobs", LOGPROBS),
+    input("top_logprobs", LOGPROBS),
+    input("logit_bias", LOGIT_BIAS),
+    input("num_draft_tokens", NUM_DRAFT_TOKENS),
+    input("n", ONE_ONLY),
+    input("best_of", ONE_ONLY),
+    input("use_beam_search", only("false", NO_BEAMS_ACTION)),
+    input("include_stop_str_in_output", only("false", NO_STOPS_ACTION)),
+    input("skip_special_tokens", only("true", SKIP_ACTION)),
+    input("early_stopping", only("false", NO_BEAMS_ACTION)),
+    input("prompt_logprobs", refused(Bytes, &[1], NO_PROMPT_LOGPROBS)),
+    input("guided_decoding", refused(Bytes, &[1], NO_GUIDE)),
+    input("structured_outputs", refused(Bytes, &[1], NO_GUIDE)),
+    input("lora_name", refused(Bytes, &[1], NO_LORA)),
+];
+
+const NO_BEAMS_ACTION: Action = Action::Flag(|_, flag| not_built(flag, NO_BEAMS));
+const NO_STOPS_ACTION: Action =
+    Action::Flag(|_, flag| not_built(flag, "the text ends before a stop string"));
+const SKIP_ACTION: Action = Action::Flag(|_, flag| not_built(!flag, "special tokens have no text"));
+
+pub(super) static OUTPUTS: &[Output] = &[
+    TEXT_OUTPUT,
+    VLLM_FINISH_REASON,
+    CUMULATIVE_LOGPROB,
+    VLLM_LOGPROBS,
+    Output { datatype: Uint32, ..NUM_INPUT_TOKENS },
+    Output { datatype: Uint32, dims: &[-1], ..NUM_OUTPUT_TOKENS },
+    ACCEPTANCE_RATE,
+    TOTAL_ACCEPTED_DRAFT_TOKENS,
+    TOTAL_DRAFT_TOKENS,
+    NUM_SPEC_STEPS,
+    ACCEPTANCE_HISTOGRAM,
+];
+
+const VLLM_FINISH_REASON: Output = output(
+    "finish_reason",
+    Bytes,
+    &[-1],
+    |scene| {
+        let finish = scene.reply.finish.as_ref();
+        scene.call.report.finish_reason.then(|| Cell::Text(finish.map_or("None", reason).into()))
+    },
+    "`return_finish_reason`: `stop`, `length` or `cancelled`; `None` before the last response",
+);
+const CUMULATIVE_LOGPROB: Output = Output { name: "cumulative_logprob", ..CUM_LOG_PROBS };
+const VLLM_LOGPROBS: Output = output(
+    "logprobs",
+    Bytes,
+    &[-1],
+    |scene| scene.call.report.top_log_probs.then(|| Cell::Text(logprobs(scene))),
+    "`return_logprobs`: for each token of this response a JSON object of token ids with `logprob`, `rank` and `decoded_token`; `null` where the sampling option `logprobs` is absent. The rank of a token that is not among the likeliest asked for is null",
+);
+
+/// Names of the core's fields in this profile.
+pub(super) static SPELLING: &[(&str, &str)] = &[
+    ("prompt", "text_input"),
+    ("text", "text_input"),
+    ("input_ids", "text_input"),
+    ("stop_tokens", "stop_token_ids"),
+    ("draft_len", "num_draft_tokens"),
+];
+
+/// Reads the JSON object of sampling options.
+fn sampling(form: &mut Form, json: &Json) -> Checked {
+    let object = json.as_object().ok_or_else(|| Wrong::from("not a JSON object".to_string()))?;
+    for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
+        let option = SAMPLING.iter().find(|option| option.name == name);
+        let option = option.ok_or_else(|| format!("option '{name}' is not known"))?;
+        option.set(form, value).map_err(|wrong| wrong.of(name))?;
+    }
+    Ok(())
+}
+
+const fn only(help: &'static str, action: Action) -> Opt {
+    Opt { action, help }
+}
+
+fn not_built(asked: bool, why: &str) -> Checked {
+    if asked { Err(Wrong::NotBuilt(format!("not supported, {why}"))) } else { Ok(()) }
+}
+
+fn no_seed(json: &Json) -> Wrong {
+    format!("{json} is not -1 or a whole number of at least 0").into()
+}
+
+fn more_logprobs(form: &mut Form, count: i64) -> Checked {
+    let count = at_least(0, count)?.max(form.logprobs.unwrap_or(0));
+    put(&mut form.logprobs, count)
+}
+
+fn bias((id, weight): (&String, &Json)) -> Checked<(u32, f32)> {
+    let id = id.parse().map_err(|_| format!("'{id}' is no token"))?;
+    let weight = weight.as_f64().ok_or_else(|| format!("{weight} is not a number"))?;
+    Ok((id, weight as f32))
+}
+
+/// The token itself comes first, as vLLM has it, then the likeliest others.
+fn logprobs(scene: &Scene) -> String {
+    if scene.row.logprobs.is_none() {
+        return "null".into();
+    }
+    let tokens = scene.reply.emitted.iter().map(|emitted| {
+        let top = &emitted.top_logprobs;
+        let rank = |token| top.iter().position(|&(id, _)| id == token).map(|idx| idx + 1);
+        let own = (emitted.token, emitted.logprob.unwrap_or(f32::NEG_INFINITY));
+        let others = top.iter().copied().filter(|&(id, _)| id != emitted.token);
+        let entries = std::iter::once(own).chain(others).map(|(id, logprob)| {
+            let text = scene.tokenizer.decode(&[id], false).unwrap_or_default();
+            // JSON has no infinities: what cannot be is null.
+            let entry = json!({ "logprob": logprob, "rank": rank(id), "decoded_token": text });
+            (id.to_string(), entry)
+        });
+        Json::Object(entries.collect())
+    });
+    Json::Array(tokens.collect()).to_string()
+}
