@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -45,13 +46,13 @@ def spec_build():
     return ROOT / "target/release/spec-build"
 
 
-def model_folder(name, dtype):
+def model_folder(name, dtype, max_batch_size=64):
     """A model of scripts/fetch-model with the n-gram drafter, built once."""
-    folder = ROOT / f"target/bench-models/{name}-{dtype}"
+    folder = ROOT / f"target/bench-models/{name}-{dtype}-{max_batch_size}"
     if not (folder / "config.pbtxt").exists():
         gguf = output(ROOT / "scripts/fetch-model", name)
         output(spec_build(), "--quiet", "--target", gguf, "--draft", "ngram", "--max-draft-len", 8, "--dtype", dtype,
-               "--output", folder)
+               "--max-batch-size", max_batch_size, "--output", folder)
     return folder
 
 
@@ -72,20 +73,15 @@ def total(metrics, family):
 
 
 class Server:
-    """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt.
+    """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt."""
 
-    `max_batch_size`, where given, takes the place of the folder's own.
-    """
-
-    def __init__(self, folder, parameters=None, config="", max_batch_size=None):
+    def __init__(self, folder, parameters=None, config=""):
         self.model = folder.name
         self.scratch = tempfile.TemporaryDirectory(prefix="spec-bench-")
         repository = pathlib.Path(self.scratch.name)
         (repository / self.model).mkdir()
         (repository / self.model / "1").symlink_to((folder / "1").resolve())
         text = re.sub(r"(?m)^name:.*$", f'name: "{self.model}"', (folder / "config.pbtxt").read_text())
-        if max_batch_size is not None:
-            text = re.sub(r"(?m)^max_batch_size:.*$", f"max_batch_size: {max_batch_size}", text)
         for key, value in (parameters or {}).items():
             text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
         (repository / self.model / "config.pbtxt").write_text(text + config)
@@ -95,6 +91,7 @@ class Server:
         self.http, self.grpc, self.metrics_url = (f"127.0.0.1:{port}" for port in self.ports)
 
     def __enter__(self):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended too
         environment = {**os.environ, **{name: str(port) for name, port in zip(PORTS, self.ports)}}
         with open(self.log_path, "wb") as log:
             # serve becomes the server, so its process is the server's.
