@@ -136,7 +136,8 @@ impl Ticket {
             true => vec![self.rows[row_idx].reply()],
             false => self.rows.iter_mut().map(Progress::reply).collect(),
         };
-        let outputs = home.model.contract.outputs(&self.call, &Reply { rows }, &home.model.folder.tokenizer);
+        let outputs =
+            home.model.contract.outputs(&self.call, &Reply { rows }, &home.model.folder.tokenizer);
         let output_start = monotonic_ns();
         self.request.send(&outputs, done)?;
         let times = ResponseTimes { start, output_start, end: monotonic_ns() };
