@@ -18,7 +18,7 @@ const WHOLE: &[f64] = &[1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 
 /// The metrics of a model.
 pub(crate) struct Metrics {
-    gauges: Vec<(Metric, fn(&Load) -> f64)>,
+    gauges: Vec<(Metric, Read)>,
     lengths: [Metric; 2],
     prompt_tokens: Metric,
     generated_tokens: Metric,
@@ -41,7 +41,10 @@ struct Load {
     dead: bool,
 }
 
-type Gauge = (&'static str, fn(&Load) -> f64);
+/// What a gauge shows of a load.
+type Read = fn(&Load) -> f64;
+/// A gauge: its label, and what it shows.
+type Gauge = (&'static str, Read);
 
 const REQUESTS: &[Gauge] = &[
     ("active", |load| (load.usage.running + load.usage.waiting + load.usage.paused) as f64),

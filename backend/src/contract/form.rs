@@ -20,6 +20,7 @@ pub(super) struct Form {
     pub(super) input_len: Option<usize>,
     pub(super) max_tokens: Option<usize>,
     pub(super) min_tokens: usize,
+    pub(super) min_length: usize,
     pub(super) stops: Vec<String>,
     pub(super) stop_tokens: Vec<u32>,
     pub(super) stop_sequences: Vec<Vec<u32>>,
@@ -40,6 +41,7 @@ pub(super) struct Form {
     pub(super) frequency_penalty: Option<f32>,
     pub(super) seed: Option<u64>,
     pub(super) logprobs: Option<usize>,
+    pub(super) top_logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
     pub(super) draft_len: Option<usize>,
     pub(super) pad_id: Option<i32>,
@@ -53,7 +55,7 @@ impl Form {
     pub(super) fn into_row(self, contract: &Contract, tokenizer: &Tokenizer) -> Result<Row> {
         let excludes = self.excludes_prompt(contract)?;
         let (prompt, text) = self.prompt(contract, tokenizer)?;
-        let prompt_len = prompt.len();
+        let (prompt_len, logprobs) = (prompt.len(), self.alternatives());
         check_stops(&self.stops).map_err(|error| contract.error(error))?;
         self.check_tokens(contract)?;
         let request = Request {
@@ -63,6 +65,7 @@ impl Form {
             ignore_eos: self.ignore_eos,
             stop_tokens: self.stop_tokens,
             priority: 0,
+            given_draft: self.given_draft,
             prompt,
         };
         let echo = match text {
@@ -74,9 +77,8 @@ impl Form {
             request,
             stops: self.stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
             stop_sequences: self.stop_sequences,
-            given_draft: self.given_draft,
             echo,
-            logprobs: self.logprobs,
+            logprobs,
             prompt_len,
             pad_id: self.pad_id.unwrap_or(-1),
         })
@@ -200,8 +202,8 @@ impl Form {
         write(&mut params.frequency_penalty, self.frequency_penalty);
         params.top_k = self.top_k.unwrap_or(params.top_k);
         params.seed = self.seed.or(params.seed);
-        params.min_tokens = self.min_tokens;
-        params.logprobs = self.logprobs.or(self.report.any_log_probs().then_some(0));
+        params.min_tokens = self.min_tokens.max(self.min_length);
+        params.logprobs = self.alternatives().or(self.report.any_log_probs().then_some(0));
         params.temperature = match (self.temperature, defaults.temperature) {
             (Some(given), _) | (None, Some(given)) => given,
             (None, None) if contract.profile == Profile::Vllm => VLLM_TEMPERATURE,
@@ -212,6 +214,11 @@ impl Form {
         params.bad_words = self.banned(contract, tokenizer)?;
         params.validate(contract.vocab_size).map_err(|error| contract.error(error))?;
         Ok(params)
+    }
+
+    /// How many of the likeliest tokens clients see with each token: chats count them apart.
+    fn alternatives(&self) -> Option<usize> {
+        self.logprobs.max(self.top_logprobs)
     }
 
     /// Options that mean something only where tokens are drawn.

@@ -81,8 +81,6 @@ pub struct Row {
     pub stops: Vec<String>,
     /// Sequences of several tokens that end the output, which keeps them. Those of one token are in `request`.
     pub stop_sequences: Vec<Vec<u32>>,
-    /// Draft tokens that the client gives, to be verified first.
-    pub given_draft: Vec<u32>,
     /// What comes before the output.
     pub echo: Echo,
     /// How many alternatives clients see with each token, if they see log-probabilities at all.

@@ -19,11 +19,12 @@ pub(super) const MAX_TOKENS: Opt = Opt {
     help: "tokens to generate at most; with the prompt at most the engine's `max_seq_len`. Absent: parameter `default_max_tokens`, cut to what fits",
 };
 pub(super) const MIN_TOKENS: Opt = Opt {
-    action: Action::Int(|form, n| {
-        form.min_tokens = form.min_tokens.max(at_least(0, n)?);
-        Ok(())
-    }),
+    action: Action::Int(|form, n| write(&mut form.min_tokens, at_least(0, n)?)),
     help: "the model's end tokens cannot come before this many tokens",
+};
+pub(super) const MIN_LENGTH: Opt = Opt {
+    action: Action::Int(|form, n| write(&mut form.min_length, at_least(0, n)?)),
+    help: "the same as `min_tokens`; the larger one holds",
 };
 pub(super) const STOP_WORDS: Opt = Opt {
     action: Action::Texts(|form, words| write(&mut form.stops, words)),

@@ -24,7 +24,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("length_penalty", LENGTH_PENALTY),
     input("seed", SEED),
     input("min_tokens", MIN_TOKENS),
-    input("min_length", MIN_TOKENS),
+    input("min_length", MIN_LENGTH),
     input("ignore_eos", IGNORE_EOS),
     input("end_id", END_ID),
     input("pad_id", PAD_ID),

@@ -67,19 +67,12 @@ const VLLM_SEED: Opt = Opt {
     help: "the same seed gives the same text. Absent or -1: every request draws anew",
 };
 const LOGPROBS: Opt = Opt {
-    action: Action::Json(|form, json| match json {
-        Json::Bool(false) => Ok(()),
-        Json::Bool(true) => more_logprobs(form, 0),
-        Json::String(text) => {
-            let parsed = text.trim().parse().map_err(|_| format!("{text} is not a whole number"));
-            more_logprobs(form, parsed?)
-        }
-        other => more_logprobs(
-            form,
-            other.as_i64().ok_or_else(|| format!("{other} is not a whole number"))?,
-        ),
-    }),
-    help: "log-probabilities of each token and this many of the likeliest, at most 20",
+    action: Action::Json(|form, json| write(&mut form.logprobs, alternatives(json)?)),
+    help: "log-probabilities of each token and this many of the likeliest, at most 20; true: of the token alone",
+};
+const TOP_LOGPROBS: Opt = Opt {
+    action: Action::Json(|form, json| write(&mut form.top_logprobs, alternatives(json)?)),
+    help: "the same as `logprobs`; the larger one holds",
 };
 const STOP_TOKEN_IDS: Opt = Opt {
     action: Action::Ints(|form, ids| {
@@ -114,7 +107,7 @@ pub(super) static SAMPLING: &[Input] = &[
     input("bad_words", BAD_WORDS),
     input("ignore_eos", IGNORE_EOS),
     input("logprobs", LOGPROBS),
-    input("top_logprobs", LOGPROBS),
+    input("top_logprobs", TOP_LOGPROBS),
     input("logit_bias", LOGIT_BIAS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
     input("n", ONE_ONLY),
@@ -199,9 +192,14 @@ fn no_seed(json: &Json) -> Wrong {
     format!("{json} is not -1 or a whole number of at least 0").into()
 }
 
-fn more_logprobs(form: &mut Form, count: i64) -> Checked {
-    let count = at_least(0, count)?.max(form.logprobs.unwrap_or(0));
-    put(&mut form.logprobs, count)
+fn alternatives(json: &Json) -> Checked<Option<usize>> {
+    let count = match json {
+        Json::Bool(wanted) => return Ok(wanted.then_some(0)),
+        Json::String(text) => text.trim().parse().ok(),
+        other => other.as_i64(),
+    };
+    let count = count.ok_or_else(|| format!("{json} is not a whole number"))?;
+    at_least(0, count).map(Some)
 }
 
 fn bias((id, weight): (&String, &Json)) -> Checked<(u32, f32)> {

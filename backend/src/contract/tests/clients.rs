@@ -169,8 +169,10 @@ fn the_generate_endpoint_gives_options_as_request_parameters() {
 
 #[test]
 fn a_tensor_wins_over_a_parameter_of_its_name() {
-    let inputs = [texts("text_input", &["hi"]), int("max_tokens", 5)];
-    let parameters = [("max_tokens".to_string(), Parameter::Int(9))];
+    let inputs = [texts("text_input", &["hi"]), int("max_tokens", 5), int("end_id", 8)];
+    let parameters = [("max_tokens", 9), ("end_id", 7)]
+        .map(|(name, value)| (name.to_string(), Parameter::Int(value)));
     let call = contract(Profile::Text).parse(&inputs, &parameters, &TOKENIZER).unwrap();
-    assert_eq!(call.rows[0].request.max_tokens, 5);
+    let request = &call.rows[0].request;
+    assert_eq!((request.max_tokens, request.stop_tokens.as_slice()), (5, &[8][..]));
 }

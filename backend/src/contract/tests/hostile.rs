@@ -102,8 +102,8 @@ fn assert_servable(profile: Profile, call: &Call) {
         assert!(!request.prompt.is_empty() && request.max_tokens > 0);
         assert!(request.prompt.len() + request.max_tokens <= MAX_SEQ_LEN);
         assert!(request.draft_len.is_none_or(|len| len <= MAX_DRAFT_LEN));
-        assert!(row.given_draft.len() <= MAX_DRAFT_LEN);
-        let ids = [&request.prompt, &request.stop_tokens, &row.given_draft];
+        assert!(row.request.given_draft.len() <= MAX_DRAFT_LEN);
+        let ids = [&request.prompt, &request.stop_tokens, &row.request.given_draft];
         assert!(ids.into_iter().flatten().all(|&id| (id as usize) < VOCAB));
         assert_eq!(row.prompt_len, request.prompt.len());
     }

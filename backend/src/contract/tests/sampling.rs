@@ -104,14 +104,15 @@ fn vllm_reads_every_option() {
 
 #[test]
 fn vllm_takes_request_parameters_and_the_tensor_wins_over_them() {
-    let parameters = [("max_tokens", "5"), ("temperature", "0.25"), ("stop", "[\"a\"]")]
-        .map(|(name, value)| (name.to_string(), Parameter::String(value.into())));
-    let options = unbatched(texts("sampling_parameters", &[r#"{"max_tokens": 6}"#]));
+    let parameters =
+        [("max_tokens", "5"), ("temperature", "0.25"), ("stop", "[\"a\"]"), ("logprobs", "9")]
+            .map(|(name, value)| (name.to_string(), Parameter::String(value.into())));
+    let options = unbatched(texts("sampling_parameters", &[r#"{"max_tokens": 6, "logprobs": 2}"#]));
     let inputs = [unbatched(texts("text_input", &["hi"])), options];
     let row =
         contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap().rows.remove(0);
     assert_eq!((row.request.max_tokens, row.request.sampling.temperature), (6, 0.25));
-    assert_eq!(row.stops, ["a"]);
+    assert_eq!((row.stops, row.logprobs), (vec!["a".to_string()], Some(2)));
 }
 
 #[test]
@@ -149,6 +150,16 @@ fn vllm_options_that_are_wrong_unknown_or_not_built_are_named() {
 }
 
 #[test]
+fn of_two_names_for_one_thing_the_larger_value_holds() {
+    assert_eq!(sampling([int("min_tokens", 3), int("min_length", 2)]).min_tokens, 3);
+    assert_eq!(sampling([int("min_tokens", 3), int("min_length", 4)]).min_tokens, 4);
+    let logprobs = |json: Value| vllm(&json).unwrap().logprobs;
+    assert_eq!(logprobs(json!({ "logprobs": true, "top_logprobs": 3 })), Some(3));
+    assert_eq!(logprobs(json!({ "logprobs": true })), Some(0));
+    assert_eq!(logprobs(json!({ "logprobs": "4" })), Some(4));
+}
+
+#[test]
 fn biased_words_are_one_token_and_have_a_weight_each() {
     let words = |words: &[&str], weights: &[f32]| {
         hi([texts("embedding_bias_words", words), floats("embedding_bias_weights", weights)])
@@ -177,7 +188,7 @@ fn token_lists_are_split_at_their_offsets() {
     let row = parse(Profile::Token, &inputs).unwrap().rows.remove(0);
     assert_eq!((row.request.stop_tokens, row.stop_sequences), (vec![7], vec![vec![5, 6]]));
     assert_eq!(row.request.sampling.bad_words, [[8], [9]]);
-    assert_eq!(row.given_draft, [3, 4]);
+    assert_eq!(row.request.given_draft, [3, 4]);
 }
 
 #[test]

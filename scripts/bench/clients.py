@@ -1,0 +1,169 @@
+"""Clients that ask as users do, over each of Triton's doors, and what came back in one shape."""
+
+import asyncio
+import json
+import os
+import pathlib
+import time
+
+import aiohttp
+import grpc
+import numpy as np
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpcaio
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+DATA = pathlib.Path(os.environ.get("SPEC_DATA", ROOT.parent / "shared/data"))
+# Longer than any answer should take; an answer that takes longer counts as lost.
+WAIT_SECONDS = 300
+BUILT_IN = [
+    "The capital of France is",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
+    "def fibonacci(n):\n    \"\"\"The first n Fibonacci numbers.\"\"\"\n",
+    "Explain in plain words why the sky is blue and the sunset is red.",
+    "Repeat this line: red, green, blue, red, green, blue, red, green, blue.",
+    "List three things to check before a long bicycle tour:",
+    "Translate to German: The train to the mountains leaves at seven.",
+    "{\"name\": \"bolt\", \"size\": \"M4\"}, {\"name\": \"nut\", \"size\": \"M4\"}, {\"name\":",
+    "What is the difference between a list and a tuple in Python?",
+]
+
+
+def prompts(max_chars):
+    """Questions of Spec-Bench where $SPEC_DATA (or ../shared/data) has them, else ten of our own."""
+    file = DATA / "spec_bench_dev.jsonl"
+    if not file.exists():
+        return [text[:max_chars] for text in BUILT_IN]
+    texts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+    return [text for text in texts if len(text) <= max_chars]
+
+
+class Answer:
+    """What one request brought; `problem` is None, "cancelled", "refused" or what went wrong."""
+
+    def __init__(self):
+        self.text = ""
+        self.num_tokens = 0
+        self.problem = None
+        self.sent = time.perf_counter()
+        self.first = self.last = None
+
+    def add(self, text, num_tokens):
+        """Takes in one response."""
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+        self.text += text
+        self.num_tokens += num_tokens
+
+    @property
+    def seconds(self):
+        """From sending to the last response."""
+        return self.last - self.sent
+
+
+def is_refusal(error):
+    """Whether the server had no room. Triton gives a refusal of its own queue no status code within a stream."""
+    return "UNAVAILABLE" in str(error.status()) or "Exceeds maximum queue size" in error.message()
+
+
+class Client:
+    """Connections to a server. Use it as `async with Client(server) as client`."""
+
+    def __init__(self, server):
+        self.model, self.http_url, self.grpc_url = server.model, server.http, server.grpc
+        self.datatypes = server.datatypes()
+
+    async def __aenter__(self):
+        connector = aiohttp.TCPConnector(limit=0)
+        self.session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+        self.channel = grpcaio.InferenceServerClient(self.grpc_url)
+        return self
+
+    async def __aexit__(self, *_):
+        await self.session.close()
+        await self.channel.close()
+
+    async def ask(self, door, options, cancel_after=None):
+        """One request through one of DOORS, cancelled after so many seconds."""
+        answer = Answer()
+        try:
+            await asyncio.wait_for(DOORS[door](self, answer, options), cancel_after or WAIT_SECONDS)
+        except asyncio.TimeoutError:
+            answer.problem = "cancelled" if cancel_after else f"no end after {WAIT_SECONDS} s"
+        except InferenceServerException as error:
+            answer.problem = "refused" if is_refusal(error) else f"{error.status()}: {error.message()}"
+        except (aiohttp.ClientError, UnicodeDecodeError) as error:
+            answer.problem = f"{type(error).__name__}: {error}"
+        if answer.problem is None and answer.last is None:
+            answer.problem = "an end without a response"
+        return answer
+
+    async def generate(self, answer, options):
+        """HTTP, one response."""
+        async with self.session.post(self.url("generate"), json=options) as reply:
+            body = await reply.text()
+            if reply.status != 200:
+                answer.problem = "refused" if reply.status == 503 else f"HTTP {reply.status}: {body}"
+                return
+            fields = json.loads(body)
+            answer.add(fields["text_output"], fields.get("num_output_tokens", 0))
+
+    async def generate_stream(self, answer, options):
+        """HTTP, server-sent events."""
+        async with self.session.post(self.url("generate_stream"), json={**options, "stream": True}) as reply:
+            if reply.status != 200:
+                answer.problem = "refused" if reply.status == 503 else f"HTTP {reply.status}: {await reply.text()}"
+                return
+            async for line in reply.content:
+                if not line.startswith(b"data:"):
+                    continue
+                fields = json.loads(line[5:])
+                if "error" in fields:
+                    answer.problem = fields["error"]
+                    return
+                answer.add(fields["text_output"], fields.get("num_output_tokens", 0))
+
+    async def grpc(self, answer, options):
+        """gRPC, one response."""
+        await self.grpc_stream(answer, {**options, "stream": False})
+
+    async def grpc_stream(self, answer, options):
+        """gRPC, a response as tokens come; a stream of its own, so that closing it cancels."""
+        request = {"model_name": self.model, "inputs": self.tensors({"stream": True, **options})}
+
+        async def requests():
+            yield request
+
+        # With the header errors have status codes, and not only a text.
+        responses = self.channel.stream_infer(requests(), headers={"triton_grpc_error": "true"})
+        try:
+            async for result, error in responses:
+                if error is not None:
+                    raise error
+                num_tokens = result.as_numpy("num_output_tokens")
+                text = b"".join(result.as_numpy("text_output").reshape(-1))
+                answer.add(text.decode(), int(num_tokens.sum()) if num_tokens is not None else 0)
+        except grpc.RpcError as error:
+            raise InferenceServerException(error.details(), str(error.code())) from error
+        finally:
+            responses.cancel()
+
+    def url(self, endpoint):
+        return f"http://{self.http_url}/v2/models/{self.model}/{endpoint}"
+
+    def tensors(self, options):
+        """Options as inputs with a batch of one."""
+        inputs = []
+        for name, value in options.items():
+            kind = self.datatypes[name]
+            value = value.encode() if isinstance(value, str) else value
+            one = grpcclient.InferInput(name, [1, 1], kind)
+            one.set_data_from_numpy(np.array([[value]], dtype=triton_to_np_dtype(kind)))
+            inputs.append(one)
+        return inputs
+
+
+DOORS = {"generate": Client.generate, "generate_stream": Client.generate_stream, "grpc": Client.grpc,
+         "grpc_stream": Client.grpc_stream}
