@@ -2,8 +2,6 @@
 over HTTP and gRPC, with reused prefixes and with sequences that were preempted on the way.
 """
 
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from harness import client
 from harness.cases import CASES, LIST, QUESTIONS, SYSTEM, name, options
 from harness.repository import Model
+from harness.server import eventually
 
 # Pages for about three of the eight sequences that are asked for at once.
 TIGHT_TOKENS = 512
@@ -112,34 +111,13 @@ def test_preempted_sequences_give_the_text_of_try(server, reference):
     asked = [{**one, "temperature": 0.8, "seed": i} if i % 2 else one for i, one in enumerate(asked)]
     for one in asked:
         reference.text(**one)
-    paused = Watcher(lambda: preempted(server, "tight"))
-    with paused, ThreadPoolExecutor(len(asked)) as pool:
+    before = preempted(server, "tight")
+    with ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda one: client.grpc_stream(server, "tight", {**one, "stream": True}), asked))
     for one, answer in zip(asked, answers):
         assert answer.good().text == reference.text(**one)
-    assert paused.highest > 0, "nothing was preempted"
+    eventually(lambda: preempted(server, "tight") > before, what="something was preempted")
 
 
 def preempted(server, model):
-    kind = {"inflight_batcher_specific_metric": "paused_requests"}
-    return server.metric("nv_trt_llm_inflight_batcher_metrics", model=model, **kind)
-
-
-class Watcher:
-    """The highest value that something has while a block runs."""
-
-    def __init__(self, read):
-        self.read, self.highest, self.ended = read, 0, threading.Event()
-        self.thread = threading.Thread(target=self.watch)
-
-    def watch(self):
-        while not self.ended.is_set():
-            self.highest = max(self.highest, self.read() or 0)
-            time.sleep(0.05)
-
-    def __enter__(self):
-        self.thread.start()
-
-    def __exit__(self, *_):
-        self.ended.set()
-        self.thread.join()
+    return server.metric("nv_spec_engine_metrics", model=model, engine_metric_type="preemptions")
