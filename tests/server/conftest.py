@@ -1,0 +1,60 @@
+"""Suites against the real tritonserver with real clients; `scripts/test-server` prepares and runs them.
+
+A module shares one server. Every server that a test does not end itself must end with code 0 when asked to,
+and must not have panicked.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harness import places  # noqa: E402
+from harness.reference import Reference  # noqa: E402
+from harness.repository import Repository  # noqa: E402
+from harness.server import Server  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """The small model in bf16 with look-up drafts of up to 8 tokens."""
+    return places.engine("base", max_seq_len=1024)
+
+
+@pytest.fixture(scope="session")
+def reference(engine):
+    return Reference(engine)
+
+
+@pytest.fixture(scope="module")
+def serve(request):
+    """Starts servers: serve([Model, ...], load=names, args=..., env=...)."""
+    folder = places.SCRATCH / request.module.__name__
+    shutil.rmtree(folder, ignore_errors=True)
+    servers = []
+
+    def start(models, *, load=None, panics=False, **how):
+        here = folder / str(len(servers))
+        repository = Repository(here / "repository")
+        for model in models:
+            repository.add(model)
+        names = [model.name for model in models] if load is None else load
+        server = Server(repository, here / "log", load=names, **how)
+        server.may_panic = panics
+        servers.append(server)
+        return server
+
+    yield start
+    problems = []
+    for server in servers:
+        if server.process.poll() is None:
+            code = server.stop()
+            if code != 0:
+                problems.append(f"tritonserver ended with {code}; its log: {server.log_path}")
+        if not server.may_panic and re.search(r"panicked at", server.log):
+            problems.append(f"a thread panicked; its log: {server.log_path}")
+    assert not problems, "\n".join(problems)

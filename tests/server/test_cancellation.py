@@ -1,0 +1,226 @@
+"""A request that its client gives up is ended in whatever phase it is: it is counted once as cancelled, its
+pages are free again, and the server goes on serving.
+"""
+
+import http.client
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from harness import client
+from harness.repository import Model
+from harness.server import eventually
+
+# One sequence of these fills most of `narrow`, so that the next one has to wait.
+LONG = dict(text_input="A very long story:", max_tokens=400, ignore_eos=True, stream=True)
+SHORT = dict(text_input="A short story:", max_tokens=4)
+# About 900 tokens: the prefill takes several steps of 64 rows.
+LONG_PROMPT = dict(text_input="one two three four five six seven eight nine ten " * 90, max_tokens=8, stream=True)
+
+
+@pytest.fixture(scope="module")
+def server(serve, engine):
+    narrow = {"max_tokens_in_paged_kv_cache": 1024, "max_queue_size": 1, "enable_kv_cache_reuse": "false"}
+    chunked = {"max_tokens_in_paged_kv_cache": 2048, "max_num_tokens": 64, "enable_kv_cache_reuse": "false"}
+    return serve([
+        Model("narrow", engine, parameters=narrow),
+        Model("whole", engine, decoupled=False, parameters=narrow),
+        Model("chunked", engine, parameters=chunked),
+        Model("cached", engine, parameters={"max_tokens_in_paged_kv_cache": 2048}),
+    ])
+
+
+def cancelled(server, model):
+    return server.metric("nv_inference_request_failure", model=model, reason="CANCELED") or 0
+
+
+def requests_inside(server, model):
+    kinds = [dict(request_type=kind) for kind in ("active", "waiting")]
+    return sum(server.metric("nv_trt_llm_request_metrics", model=model, **kind) or 0 for kind in kinds)
+
+
+class Counted:
+    """Within the block exactly `count` requests end as cancelled; then nothing is held, and the model serves."""
+
+    def __init__(self, server, model, count=1):
+        self.server, self.model, self.count = server, model, count
+
+    def __enter__(self):
+        self.before = cancelled(self.server, self.model)
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            return
+        server, model = self.server, self.model
+        eventually(lambda: cancelled(server, model) >= self.before + self.count, what=f"{model}: cancelled")
+        eventually(lambda: requests_inside(server, model) == 0, what=f"{model}: no request inside")
+        eventually(lambda: server.pages(model, "used") == 0, what=f"{model}: no page in use")
+        assert serves(server, model)
+        assert cancelled(server, model) == self.before + self.count
+
+
+def serves(server, model):
+    door = client.grpc_infer if model == "whole" else client.grpc_stream
+    return door(server, model, SHORT).good().text
+
+
+def test_during_decode_by_closing_the_stream(server):
+    with Counted(server, "narrow"):
+        with client.Stream(server, "narrow", LONG) as stream:
+            for _ in range(3):
+                assert stream.next() is not None
+            assert not stream.done
+            answer = stream.cancel()
+        assert answer.finals == 0
+
+
+def test_during_prefill_of_a_long_prompt(server):
+    with Counted(server, "chunked"):
+        with client.Stream(server, "chunked", LONG_PROMPT) as stream:
+            eventually(lambda: server.pages("chunked", "used") > 0, what="a page in use")
+            answer = stream.cancel()
+        assert answer.replies == [], "the prompt was done before it was cancelled"
+
+
+def test_in_the_queue_of_the_backend(server):
+    with Counted(server, "narrow", 2):
+        with client.Stream(server, "narrow", {**LONG, "max_tokens": 900}) as running:
+            running.next()
+            with client.Stream(server, "narrow", LONG) as waiting:
+                kind = {"request_type": "waiting"}
+                eventually(
+                    lambda: server.metric("nv_trt_llm_request_metrics", model="narrow", **kind) == 1, what="one waits"
+                )
+                assert waiting.cancel().replies == []
+                eventually(
+                    lambda: server.metric("nv_trt_llm_request_metrics", model="narrow", **kind) == 0, what="none waits"
+                )
+            assert running.next() is not None, "the running one goes on"
+            running.cancel()
+
+
+def test_in_the_queue_of_triton(server):
+    """With one running and one waiting inside, a third blocks the instance and a fourth stays in Triton."""
+    long = {**LONG, "max_tokens": 900}
+    with Counted(server, "narrow", 4):
+        streams = [client.Stream(server, "narrow", long)]
+        streams[0].next()
+        for _ in range(3):
+            streams.append(client.Stream(server, "narrow", long))
+            time.sleep(0.2)
+        eventually(
+            lambda: server.metric("nv_inference_pending_request_count", model="narrow") >= 1, what="one pends in Triton"
+        )
+        for stream in reversed(streams):
+            assert stream.cancel().finals == 0
+
+
+def test_at_the_last_token(server):
+    """Races the end: each request is either finished or cancelled, and is counted as one of both."""
+    count = lambda kind: server.metric(f"nv_inference_request_{kind}", model="narrow") or 0
+    before = count("success") + count("failure")
+    asked = {**SHORT, "stream": True, "max_tokens": 6, "ignore_eos": True}
+    for wait in range(12):
+        with client.Stream(server, "narrow", asked) as stream:
+            for _ in range(wait % 6):
+                stream.next()
+            time.sleep(0.004 * (wait % 3))
+            assert stream.cancel().finals <= 1
+    eventually(lambda: count("success") + count("failure") == before + 12, what="each is counted")
+    with Counted(server, "narrow", 0):
+        pass
+    assert count("success") + count("failure") == before + 13
+
+
+def test_at_once_after_sending(server):
+    count = lambda kind: server.metric(f"nv_inference_request_{kind}", model="narrow") or 0
+    before = count("success") + count("failure")
+    for _ in range(10):
+        with client.Stream(server, "narrow", LONG) as stream:
+            stream.cancel()
+    eventually(lambda: requests_inside(server, "narrow") == 0)
+    eventually(lambda: server.pages("narrow", "used") == 0)
+    assert serves(server, "narrow")
+    assert count("success") + count("failure") <= before + 11
+
+
+def test_an_asynchronous_call_is_cancelled(server):
+    ended = threading.Event()
+    errors = []
+
+    def callback(result, error):
+        errors.append(error)
+        ended.set()
+
+    with Counted(server, "whole"), server.grpc() as grpc:
+        asked = {**LONG, "stream": False}
+        call = grpc.async_infer("whole", client.tensors(grpcclient, asked), callback)
+        eventually(lambda: server.pages("whole", "used") > 0, what="it runs")
+        call.cancel()
+        assert ended.wait(20)
+    assert errors[0].status() == "StatusCode.CANCELLED"
+
+
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_an_http_client_that_goes_away(server, path):
+    with Counted(server, "narrow"):
+        asked = {**LONG, "stream": path == "generate_stream"}
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        connection.request("POST", f"/v2/models/narrow/{path}", json.dumps(asked))
+        if path == "generate_stream":
+            assert connection.getresponse().readline().startswith(b"data: ")
+        eventually(lambda: server.pages("narrow", "used") > 0, what="it runs")
+        connection.sock and connection.sock.close()
+        connection.close()
+
+
+def test_others_in_the_batch_are_not_touched(server):
+    asked = dict(text_input="A very long story:", max_tokens=40, ignore_eos=True, temperature=1.0, seed=3)
+    alone = client.grpc_stream(server, "cached", asked).good().text
+    before = cancelled(server, "cached")
+    with client.Stream(server, "cached", {**asked, "stream": True}) as kept:
+        with client.Stream(server, "cached", LONG) as dropped:
+            dropped.next()
+            dropped.cancel()
+        assert kept.rest().good().text == alone
+    eventually(lambda: cancelled(server, "cached") == before + 1)
+
+
+def test_pages_of_a_cancelled_request_stay_as_cache_only(server):
+    with client.Stream(server, "cached", LONG) as stream:
+        for _ in range(4):
+            stream.next()
+        stream.cancel()
+    page = lambda kind: server.pages("cached", kind)
+    eventually(lambda: requests_inside(server, "cached") == 0)
+    eventually(lambda: page("used") == 0, what="no page in use")
+    assert page("free") == page("max"), "cached pages count as free"
+
+
+def test_the_cancelled_status_is_told_in_the_statistics(server):
+    before = server.statistics("cached")["inference_stats"]["fail"]["count"]
+    with client.Stream(server, "cached", LONG) as stream:
+        stream.next()
+        stream.cancel()
+    fails = lambda: server.statistics("cached")["inference_stats"]["fail"]["count"]
+    eventually(lambda: fails() == before + 1)
+    time.sleep(0.3)
+    assert fails() == before + 1
+
+
+def test_one_row_of_a_batch_cannot_keep_the_others(server):
+    """A request of four rows is cancelled as a whole."""
+    asked = {"text_input": np.array([[b"a"], [b"b"], [b"c"], [b"d"]], dtype=np.object_)}
+    rows = lambda value, dtype: np.full((4, 1), value, dtype=dtype)
+    asked |= {"max_tokens": rows(60, np.int32), "stream": rows(True, np.bool_), "ignore_eos": rows(True, np.bool_)}
+    before = cancelled(server, "cached")
+    with client.Stream(server, "cached", asked) as stream:
+        stream.next()
+        stream.cancel()
+    eventually(lambda: server.pages("cached", "used") == 0, what="no page in use")
+    eventually(lambda: cancelled(server, "cached") == before + 1)

@@ -1,0 +1,246 @@
+"""What the metrics, the ORCA header and the statistics say is what clients saw."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from harness import client
+from harness.cases import CASES, LIST, options
+from harness.repository import Model
+from harness.server import eventually, total
+
+TELL = dict(
+    stream=True, return_perf_metrics=True, return_num_input_tokens=True, return_num_output_tokens=True,
+)
+MODEL = dict(model="counted", version="1")
+
+
+@pytest.fixture(scope="module")
+def server(serve, engine):
+    pool = {"max_tokens_in_paged_kv_cache": 4096}
+    return serve([
+        Model("counted", engine, parameters={**pool, "response_statistics": "all"}),
+        Model("ends", engine, parameters=pool),
+        Model("off", engine, parameters={**pool, "response_statistics": "off"}),
+    ])
+
+
+class Seen:
+    """What clients saw of a run, and what the metrics gained by it."""
+
+    def __init__(self, server):
+        before = server.metrics()
+        with ThreadPoolExecutor(4) as pool:
+            ask = lambda case: client.grpc_stream(server, "counted", {**options(case), **TELL}).good()
+            self.answers = list(pool.map(ask, CASES))
+        eventually(
+            lambda: server.metric("nv_inference_request_success", **MODEL)
+            == (total(before, "nv_inference_request_success", **MODEL) or 0) + len(CASES)
+        )
+        self.before, self.after = before, server.metrics()
+
+    def gain(self, family, **labels):
+        after = total(self.after, family, **MODEL, **labels)
+        assert after is not None, f"there is no {family} with {labels}"
+        return after - (total(self.before, family, **MODEL, **labels) or 0)
+
+    def sum(self, output):
+        return sum(int(answer.value(output)) for answer in self.answers)
+
+
+@pytest.fixture(scope="module")
+def seen(server):
+    return Seen(server)
+
+
+def test_requests_are_counted(seen):
+    for family in ["request_success", "count", "exec_count"]:
+        assert seen.gain(f"nv_inference_{family}") == len(CASES), family
+
+
+def test_token_lengths_are_those_that_clients_saw(seen):
+    outputs = sum(answer.sum("num_output_tokens") for answer in seen.answers)
+    assert seen.gain("nv_llm_output_token_len_sum", response_metric_type="total_output_tokens") == outputs
+    inputs = seen.sum("num_input_tokens")
+    assert seen.gain("nv_llm_input_token_len_sum", response_metric_type="total_input_tokens") == inputs
+    for family, kind in [("output", "total_output_tokens"), ("input", "total_input_tokens")]:
+        assert seen.gain(f"nv_llm_{family}_token_len_count", response_metric_type=kind) == len(CASES)
+
+
+SPEC = r"spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(_total)?$"
+
+
+def speculation(families):
+    """The speculation counters under their common names, whatever prefix they carry."""
+    found = {}
+    for family in families:
+        match = re.search(SPEC, family)
+        if match:
+            found[match[1]] = family
+    return found
+
+
+def test_speculation_counters_are_the_sums_of_what_clients_were_told(seen):
+    names = speculation(seen.after)
+    assert set(names) == {"drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos"}, names
+    assert seen.gain(names["draft_tokens"]) == seen.sum("total_draft_tokens") > 0
+    assert seen.gain(names["accepted_tokens"]) == seen.sum("total_accepted_draft_tokens") > 0
+    assert seen.gain(names["drafts"]) <= seen.sum("num_spec_steps")
+
+
+def test_acceptance_by_position_adds_up_and_falls(seen):
+    names = speculation(seen.after)
+    family = names["accepted_tokens_per_pos"]
+    positions = sorted({int(s.labels["position"]) for s in seen.after[family] if s.labels["model"] == "counted"})
+    gains = [seen.gain(family, position=str(position)) for position in positions]
+    assert sum(gains) == seen.sum("total_accepted_draft_tokens")
+    assert gains == sorted(gains, reverse=True), "a position is accepted only with the one before it"
+
+
+def test_each_answer_tells_its_acceptance(seen):
+    for answer in seen.answers:
+        drafted, accepted = (int(answer.value(f"total_{kind}_tokens")) for kind in ["draft", "accepted_draft"])
+        assert 0 <= accepted <= drafted
+        rate = float(answer.value("acceptance_rate"))
+        assert rate == pytest.approx(accepted / drafted if drafted else 0)
+        times = [int(answer.value(f"{name}_time_ns")) for name in ["arrival", "first_scheduled", "first_token", "last_token"]]
+        assert times == sorted(times) and times[0] > 0
+
+
+def test_copied_text_is_accepted(server):
+    answer = client.grpc_stream(server, "counted", dict(text_input=LIST, max_tokens=40, num_draft_tokens=8, **TELL)).good()
+    assert answer.value("acceptance_rate") > 0.3
+
+
+def test_without_drafts_nothing_is_drafted(server):
+    answer = client.grpc_stream(server, "counted", dict(text_input=LIST, max_tokens=8, num_draft_tokens=0, **TELL)).good()
+    assert (answer.value("total_draft_tokens"), answer.value("acceptance_rate")) == (0, 0)
+
+
+HISTOGRAMS = {
+    "time_to_first_token_seconds": lambda n, tokens: n,
+    "e2e_request_latency_seconds": lambda n, tokens: n,
+}
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_latency_histograms_count_every_request(seen, name):
+    family = next((one for one in seen.after if one.endswith(f"{name}_count")), None)
+    assert family, f"no histogram {name}"
+    assert seen.gain(family) == len(CASES)
+    buckets = family.removesuffix("_count") + "_bucket"
+    infinite = total(seen.after, buckets, **MODEL, le="+Inf")
+    assert infinite == total(seen.after, family, **MODEL)
+    assert seen.gain(family.removesuffix("_count") + "_sum") > 0
+
+
+def test_time_per_output_token_is_observed(seen):
+    family = next((one for one in seen.after if one.endswith("time_per_output_token_seconds_count")), None)
+    assert family and seen.gain(family) > 0
+
+
+def test_tritons_own_histogram_of_first_responses_is_filled(seen):
+    assert seen.gain("nv_inference_first_response_histogram_ms_count") == len(CASES)
+
+
+def test_pages_are_accounted_for(server):
+    page = lambda kind: server.pages("counted", kind)
+    assert page("max") * page("tokens_per") == 4096
+    with client.Stream(server, "counted", dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)) as stream:
+        stream.next()
+        families = server.metrics()
+        kinds = {
+            kind: total(families, "nv_trt_llm_kv_cache_block_metrics", model="counted", kv_cache_block_type=kind)
+            for kind in ["max", "used", "free"]
+        }
+        assert kinds["used"] > 0 and kinds["used"] + kinds["free"] == kinds["max"], kinds
+        stream.cancel()
+    eventually(lambda: page("used") == 0)
+
+
+def test_requests_inside_are_told(server):
+    request = lambda kind: server.metric("nv_trt_llm_request_metrics", model="counted", request_type=kind)
+    assert request("max") == 32
+    with client.Stream(server, "counted", dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)) as stream:
+        stream.next()
+        eventually(lambda: request("active") == 1 and request("scheduled") == 1)
+        stream.cancel()
+    eventually(lambda: request("active") == 0)
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_the_orca_header_tells_the_load(server, kind):
+    headers = {"endpoint-load-metrics-format": kind}
+    _, told, _ = server.http("POST", "/v2/models/counted/generate", {"text_input": "x", "max_tokens": 1}, headers)
+    load = next((value for name, value in told.items() if name.lower() == "endpoint-load-metrics"), None)
+    assert load, told
+    assert "kv_cache_utilization" in load and "max_token_capacity" in load
+    assert "4096" in load
+
+
+def test_statistics_over_http_and_grpc_agree(server):
+    with server.grpc() as grpc:
+        over_grpc = grpc.get_inference_statistics("counted", as_json=True)["model_stats"][0]
+    over_http = server.statistics("counted")
+    stats = lambda one: {
+        name: {key: int(value) for key, value in counts.items()} for name, counts in one["inference_stats"].items()
+    }
+    fill = lambda one: {name: {"count": 0, "ns": 0} | counts for name, counts in stats(one).items()}
+    assert fill(over_grpc) == fill(over_http)
+    assert int(over_grpc["inference_count"]) == over_http["inference_count"]
+
+
+def test_statistics_add_up(server, seen):
+    stats = server.statistics("counted")
+    own = stats["inference_stats"]
+    assert own["success"]["count"] >= len(CASES)
+    for phase in ["queue", "compute_input", "compute_infer", "compute_output"]:
+        assert own[phase]["count"] == own["success"]["count"], phase
+    phases = sum(own[phase]["ns"] for phase in ["queue", "compute_input", "compute_infer", "compute_output"])
+    assert 0 < phases <= own["success"]["ns"]
+    assert own["compute_infer"]["ns"] > phases / 2, "most of the time is the model's"
+
+
+def responses_by_index(server, model):
+    return {int(i): one for i, one in server.statistics(model).get("response_stats", {}).items()}
+
+
+def test_response_statistics_count_each_response(server):
+    before = responses_by_index(server, "counted")
+    answer = client.grpc_stream(server, "counted", {**CASES[2][1], "stream": True, "num_draft_tokens": 0}).good()
+    count = lambda stats, i: stats.get(i, {}).get("success", {}).get("count", 0)
+    gained = lambda: [
+        count(responses_by_index(server, "counted"), i) - count(before, i) for i in range(len(answer.replies))
+    ]
+    eventually(lambda: gained() == [1] * len(answer.replies), what="one of each index")
+
+
+def test_response_statistics_can_be_for_the_ends_only(server):
+    answer = client.grpc_stream(server, "ends", {**CASES[2][1], "stream": True, "num_draft_tokens": 0}).good()
+    assert len(answer.replies) > 2
+    eventually(lambda: 0 in responses_by_index(server, "ends"))
+    assert len(responses_by_index(server, "ends")) <= 2
+
+
+def test_response_statistics_can_be_off(server):
+    client.grpc_stream(server, "off", {**CASES[2][1], "stream": True}).good()
+    assert responses_by_index(server, "off") == {}
+
+
+def test_failures_are_counted_and_not_as_successes(server):
+    own = lambda: server.statistics("counted")["inference_stats"]
+    before = own()
+    for wrong in [{"max_tokens": -1}, {"top_p": 3.0}, {"max_tokens": 5000}]:
+        assert client.grpc_stream(server, "counted", {"text_input": "x", "max_tokens": 1, **wrong}).error
+    eventually(lambda: own()["fail"]["count"] == before["fail"]["count"] + 3)
+    assert own()["success"]["count"] == before["success"]["count"]
+    assert server.metric("nv_inference_request_failure", reason="BACKEND", **MODEL) >= 3
+
+
+def test_a_row_of_a_batch_is_an_inference(server):
+    before = server.statistics("counted")
+    rows = {"text_input": np.array([[b"a"], [b"b"], [b"c"]], dtype=np.object_), "max_tokens": np.full((3, 1), 2, np.int32)}
+    client.grpc_stream(server, "counted", rows).good()
+    eventually(lambda: server.statistics("counted")["inference_count"] == before["inference_count"] + 3)
