@@ -59,7 +59,7 @@ fn prompt(args: &TryArgs, folder: &ModelFolder) -> Result<Vec<u32>> {
     let text = args.prompt.as_deref().unwrap_or_default();
     let tokenizer = &folder.tokenizer;
     if !args.chat {
-        return Ok(tokenizer.encode(text, true)?);
+        return Ok(tokenizer.encode_prompt(text)?);
     }
     let template = tokenizer.chat_template().context("--chat: the model has no chat template")?;
     let message =

@@ -106,7 +106,7 @@ impl Form {
             (Some(ids), None, None) => (self.cut(ids)?, None),
             (None, Some(text), None) => {
                 at_most_bytes("text_input", text, contract)?;
-                let ids = encode(text, tokenizer).map_err(|error| contract.error(error))?;
+                let ids = tokenizer.encode_prompt(text).map_err(|error| contract.error(error))?;
                 (ids, Some(text.clone()))
             }
             (None, None, Some(messages)) => {
@@ -270,19 +270,6 @@ impl Report {
     fn any_log_probs(&self) -> bool {
         self.log_probs || self.cum_log_probs
     }
-}
-
-/// The ids of a text, with what the tokenizer puts around one. A text that a client has made with a chat
-/// template begins with the begin token already, and does not get a second one.
-fn encode(text: &str, tokenizer: &Tokenizer) -> spec_core::Result<Vec<u32>> {
-    let mut ids = tokenizer.encode(text, true)?;
-    if let (Some(bos), &[first, second, ..]) = (tokenizer.bos(), ids.as_slice())
-        && first == bos
-        && second == bos
-    {
-        ids.remove(0);
-    }
-    Ok(ids)
 }
 
 fn render(messages: &str, contract: &Contract, tokenizer: &Tokenizer) -> Result<String> {

@@ -67,6 +67,17 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The ids of a whole prompt, with what the tokenizer puts around a text. One that was made with a chat template
+    /// begins with the begin token already, and does not get a second one.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.encode(text, true)?;
+        let twice = |bos| ids.starts_with(&[bos, bos]);
+        if self.bos.is_some_and(twice) {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
     /// The text of `ids`. Ids without a token (padding of the vocabulary) have no text; bytes that
     /// are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
