@@ -2,10 +2,10 @@
 //! It touches no object of Triton's but the probes that tell whether a client is still there; what it has
 //! to say goes to the responder.
 
-use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId, deadline_passed};
+use crate::mailbox::{Job, Mail, Mailbox, Probe, RowId, Stop, TicketId, deadline_passed};
 use crate::metrics::Metrics;
 use crate::responder::{Ending, News};
-use crate::triton::{CancelProbe, Error, Level, log, monotonic_ns, panic_message};
+use crate::triton::{Error, Level, log, monotonic_ns, panic_message};
 use spec_core::runtime::{Event, Runtime, Step};
 use spec_core::sequence::{FinishReason, Sequence, SequenceId};
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +18,7 @@ const PUBLISH_PERIOD: u64 = 100_000_000;
 
 /// A request with rows in the runtime.
 struct Open {
-    probe: CancelProbe,
+    is_cancelled: Probe,
     deadline: Option<u64>,
     /// Its rows that have not ended.
     sequences: Vec<SequenceId>,
@@ -110,8 +110,8 @@ impl Engine {
     }
 
     fn admit(&mut self, job: Job) {
-        let Job { ticket, requests, probe, deadline } = job;
-        let mut open = Open { probe, deadline, sequences: Vec::new(), started: false };
+        let Job { ticket, requests, is_cancelled, deadline } = job;
+        let mut open = Open { is_cancelled, deadline, sequences: Vec::new(), started: false };
         for (row_idx, request) in requests.into_iter().enumerate() {
             let row = RowId { ticket, row_idx };
             match self.runtime.add(request) {
@@ -132,7 +132,7 @@ impl Engine {
         let now = monotonic_ns();
         let mut unwanted = Vec::new();
         for (&ticket, open) in &self.open {
-            if open.probe.is_cancelled() {
+            if (open.is_cancelled)() {
                 unwanted.push((ticket, Error::cancelled()));
             } else if open.deadline.is_some_and(|deadline| deadline <= now) {
                 unwanted.push((ticket, deadline_passed()));

@@ -1,7 +1,7 @@
 //! What the threads of an instance leave for its engine thread, and how they learn that it is full, closing or
 //! dead. One lock, held for moments; the engine thread never waits for anybody but for work.
 
-use crate::triton::{CancelProbe, Error};
+use crate::triton::Error;
 use spec_core::runtime::Request;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,12 +20,15 @@ pub(crate) struct RowId {
     pub(crate) row_idx: usize,
 }
 
+/// Tells whether a client has gone away.
+pub(crate) type Probe = Box<dyn Fn() -> bool + Send>;
+
 /// A request for the engine thread.
 pub(crate) struct Job {
     pub(crate) ticket: TicketId,
     /// A row each.
     pub(crate) requests: Vec<Request>,
-    pub(crate) probe: CancelProbe,
+    pub(crate) is_cancelled: Probe,
     /// On the monotonic clock, in nanoseconds.
     pub(crate) deadline: Option<u64>,
 }
@@ -222,4 +225,110 @@ fn closed(inside: &Inside) -> Option<Error> {
 /// What a client hears whose time was up.
 pub(crate) fn deadline_passed() -> Error {
     Error::unavailable("Request timeout expired: it was not finished in the time it had")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    fn job(ticket: TicketId, num_rows: usize) -> Job {
+        let requests = vec![Request::default(); num_rows];
+        Job { ticket, requests, is_cancelled: Box::new(|| false), deadline: None }
+    }
+
+    fn admit(mailbox: &Mailbox, job: Job) -> Result<(), Error> {
+        mailbox.admit(job, || None, || ())
+    }
+
+    #[test]
+    fn a_full_mailbox_holds_its_callers_until_jobs_have_started() {
+        let mailbox = Arc::new(Mailbox::new(2));
+        admit(&mailbox, job(0, 2)).unwrap();
+        let (sender, admitted) = channel();
+        let other = Arc::clone(&mailbox);
+        let caller = thread::spawn(move || {
+            admit(&other, job(1, 1)).unwrap();
+            sender.send(()).unwrap();
+        });
+        // Taken over, but not started: still waiting.
+        assert_eq!(mailbox.collect(0, true).unwrap().jobs.len(), 1);
+        mailbox.collect(2, false).unwrap();
+        assert!(admitted.recv_timeout(Duration::from_millis(50)).is_err());
+        mailbox.collect(1, false).unwrap();
+        admitted.recv_timeout(Duration::from_secs(10)).unwrap();
+        caller.join().unwrap();
+    }
+
+    #[test]
+    fn a_job_of_more_rows_than_may_wait_gets_in_when_nobody_waits() {
+        let mailbox = Mailbox::new(2);
+        admit(&mailbox, job(0, 5)).unwrap();
+        let late = mailbox.admit(job(1, 1), || Some(Unwanted::Late), || panic!("not admitted"));
+        assert_eq!(late.unwrap_err().code, crate::triton::Code::Unavailable);
+    }
+
+    #[test]
+    fn a_caller_whose_client_leaves_does_not_wait_on() {
+        let mailbox = Mailbox::new(1);
+        admit(&mailbox, job(0, 1)).unwrap();
+        let asked = AtomicUsize::new(0);
+        let leaves = || (asked.fetch_add(1, Ordering::Relaxed) > 2).then_some(Unwanted::Cancelled);
+        let error = mailbox.admit(job(1, 1), leaves, || panic!("not admitted")).unwrap_err();
+        assert_eq!(error, Error::cancelled());
+    }
+
+    #[test]
+    fn a_job_is_announced_before_it_can_be_seen() {
+        let mailbox = Arc::new(Mailbox::new(1));
+        let announced = Arc::new(AtomicBool::new(false));
+        let (other, seen) = (Arc::clone(&mailbox), Arc::clone(&announced));
+        let engine = thread::spawn(move || {
+            let mail = other.collect(0, true).unwrap();
+            (mail.jobs.len(), seen.load(Ordering::SeqCst))
+        });
+        mailbox.admit(job(0, 1), || None, || announced.store(true, Ordering::SeqCst)).unwrap();
+        assert_eq!(engine.join().unwrap(), (1, true));
+    }
+
+    #[test]
+    fn a_dead_engine_refuses_with_its_cause_and_gives_back_what_it_has_not_seen() {
+        let mailbox = Mailbox::new(4);
+        admit(&mailbox, job(7, 1)).unwrap();
+        mailbox.health().unwrap();
+        let unseen = mailbox.die("the engine thread ended by a panic: oh");
+        assert_eq!(unseen.len(), 1);
+        let message = admit(&mailbox, job(8, 1)).unwrap_err().message;
+        assert_eq!(message, "the engine thread ended by a panic: oh; reload the model");
+        assert_eq!(mailbox.health().unwrap_err().code, crate::triton::Code::Unavailable);
+    }
+
+    #[test]
+    fn health_follows_the_last_step() {
+        let mailbox = Mailbox::new(1);
+        mailbox.note_step(Some("device: lost"));
+        assert_eq!(mailbox.health().unwrap_err().message, "device: lost");
+        mailbox.note_step(None);
+        mailbox.health().unwrap();
+    }
+
+    #[test]
+    fn a_closed_mailbox_ends_an_idle_engine_and_refuses_jobs() {
+        let mailbox = Mailbox::new(1);
+        mailbox.close();
+        assert!(mailbox.collect(0, true).is_none());
+        assert!(mailbox.collect(0, false).is_some(), "work that is there is finished");
+        assert!(admit(&mailbox, job(0, 1)).is_err());
+    }
+
+    #[test]
+    fn what_is_not_finished_in_time_is_given_up() {
+        let mailbox = Mailbox::new(1);
+        mailbox.close();
+        mailbox.drain(Duration::from_millis(1));
+        assert!(mailbox.collect(0, false).unwrap().gives_up);
+    }
 }

@@ -35,8 +35,9 @@ impl Model {
             config = model.config()?;
         }
         contract.check(&config)?;
-        // What is completed (decoupling) is read again.
+        // What was completed (decoupling) is read again.
         let settings = Settings::parse(&config)?;
+        let contract = Contract::new(&settings, &limits, manifest.model.vocab_size);
         let metrics = Arc::new(Metrics::new(&name, version, limits.max_draft_len)?);
         log(Level::Info, &format!("model '{name}' version {version}: {}", folder.path.display()));
         Ok(Self { folder, settings, contract, metrics })

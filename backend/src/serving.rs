@@ -85,9 +85,13 @@ impl Serving {
 
     fn admit(&self, ticket: Box<Ticket>) {
         let deadline = ticket.deadline(self.model.settings.request_timeout_ms);
-        let probe = ticket.cancel_probe();
-        let job =
-            Job { ticket: ticket.id, requests: ticket.requests(), probe: probe.clone(), deadline };
+        let (probe, engines) = (ticket.cancel_probe(), ticket.cancel_probe());
+        let job = Job {
+            ticket: ticket.id,
+            requests: ticket.requests(),
+            is_cancelled: Box::new(move || engines.is_cancelled()),
+            deadline,
+        };
         let unwanted = || match deadline {
             _ if probe.is_cancelled() => Some(Unwanted::Cancelled),
             Some(deadline) if deadline <= monotonic_ns() => Some(Unwanted::Late),

@@ -1,15 +1,18 @@
 //! A request that was taken on, from its first token to its last response. It alone touches the request's
 //! objects of Triton's. One way out: final response, statistics, release.
 
-use crate::contract::{Call, Finish, Profile, Reply, Row, RowReply, Times};
+use crate::contract::{Call, Finish, Profile, Reply, Row, RowReply, StopSequences, Times};
 use crate::mailbox::TicketId;
 use crate::model::Model;
 use crate::parameters::ResponseStatistics;
 use crate::responder::Ending;
-use crate::triton::{self, CancelProbe, Error, Instance, Request, ResponseTimes, monotonic_ns};
+use crate::triton::{
+    self, CancelProbe, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns,
+};
 use spec_core::batch::Emitted;
-use spec_core::runtime::TextStream;
+use spec_core::runtime::{TextChunk, TextStream};
 use spec_core::sequence::FinishReason;
+use spec_core::tokenizer::Tokenizer;
 use std::time::Duration;
 
 /// A request that was taken on.
@@ -19,6 +22,8 @@ pub(crate) struct Ticket {
     pub(crate) request_id: String,
     request: Request,
     call: Call,
+    /// Names of the outputs that the client wants.
+    wanted: Vec<String>,
     rows: Vec<Progress>,
     arrival_ns: u64,
     started_ns: Option<u64>,
@@ -31,8 +36,7 @@ struct Progress {
     /// What the next response carries.
     next: RowReply,
     num_tokens: usize,
-    /// The last tokens, as many as the longest stop sequence has.
-    tail: Vec<u32>,
+    stop_sequences: StopSequences,
     /// A stop word was met: later tokens do not count.
     stopped: bool,
     ended: bool,
@@ -57,6 +61,8 @@ impl Ticket {
         Self {
             id,
             request_id: request.id(),
+            // Without an answer everything is wanted, as if the client had named nothing.
+            wanted: request.wanted_outputs().unwrap_or_default(),
             rows: rows.collect(),
             request,
             call,
@@ -111,7 +117,11 @@ impl Ticket {
         let row = &mut self.rows[row_idx];
         row.times.arrival_ns = self.arrival_ns;
         row.times.first_scheduled_ns = self.started_ns.unwrap_or(at);
-        let met = row.take(emitted, &self.call.rows[row_idx], at, home)?;
+        let end_token = match &ending {
+            Some(Ending { outcome: Ok(FinishReason::Stop(token)), .. }) => Some(*token),
+            _ => None,
+        };
+        let met = row.take(emitted, end_token, at, home)?;
         if let Some(ending) = ending {
             row.end(ending, home)?;
             home.model.metrics.count_row(&self.call.rows[row_idx], row.num_tokens, &row.next);
@@ -136,8 +146,8 @@ impl Ticket {
             true => vec![self.rows[row_idx].reply()],
             false => self.rows.iter_mut().map(Progress::reply).collect(),
         };
-        let outputs =
-            home.model.contract.outputs(&self.call, &Reply { rows }, &home.model.folder.tokenizer);
+        let mut outputs = home.outputs(&self.call, rows);
+        outputs.retain(|output| self.wanted.is_empty() || self.wanted.contains(&output.name));
         let output_start = monotonic_ns();
         self.request.send(&outputs, done)?;
         let times = ResponseTimes { start, output_start, end: monotonic_ns() };
@@ -208,6 +218,19 @@ pub(crate) struct Home<'a> {
 }
 
 impl Home<'_> {
+    fn outputs(&self, call: &Call, rows: Vec<RowReply>) -> Vec<Tensor> {
+        self.model.contract.outputs(call, &Reply { rows }, self.tokenizer())
+    }
+
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.model.folder.tokenizer
+    }
+
+    /// Text that the tokenizer gave.
+    fn read(&self, chunk: spec_core::Result<TextChunk>) -> Result<TextChunk, Error> {
+        chunk.map_err(|error| self.model.contract.error(error))
+    }
+
     fn profile(&self) -> Profile {
         self.model.contract.profile
     }
@@ -219,46 +242,42 @@ impl Progress {
             text: TextStream::new(&row.stops, true),
             next: RowReply { row_idx, is_first: true, ..RowReply::default() },
             num_tokens: 0,
-            tail: Vec::new(),
+            stop_sequences: StopSequences::new(&row.stop_sequences),
             stopped: false,
             ended: false,
             times: Times::default(),
         }
     }
 
-    /// Takes in tokens, and tells whether one of them met a stop word.
+    /// Takes in tokens, and tells whether one of them met a stop word. The one that ended the sequence is no
+    /// text, special or not.
     fn take(
         &mut self,
         emitted: Vec<Emitted>,
-        row: &Row,
+        end_token: Option<u32>,
         at: u64,
         home: &Home<'_>,
     ) -> Result<bool, Error> {
-        for emitted in emitted {
+        let last = emitted.len().saturating_sub(1);
+        for (idx, emitted) in emitted.into_iter().enumerate() {
             if self.stopped {
                 break;
             }
-            let chunk = self.text.push(&home.model.folder.tokenizer, emitted.token);
-            let chunk = chunk.map_err(|error| home.model.contract.error(error))?;
+            let chunk = match idx == last && end_token == Some(emitted.token) {
+                true => TextChunk::default(),
+                false => home.read(self.text.push(home.tokenizer(), emitted.token))?,
+            };
             self.next.text.push_str(&chunk.text);
             self.num_tokens += 1;
             self.times.last_token_ns = at;
             if self.num_tokens == 1 {
                 self.times.first_token_ns = at;
             }
-            self.stopped = chunk.stopped || self.meets_sequence(emitted.token, row);
+            self.stopped = chunk.stopped | self.stop_sequences.push(emitted.token);
             self.next.cum_log_prob += f64::from(emitted.logprob.unwrap_or(0.0));
             self.next.emitted.push(emitted);
         }
         Ok(self.stopped && !self.ended)
-    }
-
-    fn meets_sequence(&mut self, token: u32, row: &Row) -> bool {
-        let longest = row.stop_sequences.iter().map(Vec::len).max().unwrap_or(0);
-        self.tail.push(token);
-        let excess = self.tail.len().saturating_sub(longest);
-        self.tail.drain(..excess);
-        row.stop_sequences.iter().any(|stop| self.tail.ends_with(stop))
     }
 
     fn end(&mut self, ending: Ending, home: &Home<'_>) -> Result<(), Error> {
@@ -266,8 +285,7 @@ impl Progress {
         if self.stopped {
             reason = FinishReason::StopWord;
         } else {
-            let chunk = self.text.finish(&home.model.folder.tokenizer);
-            let chunk = chunk.map_err(|error| home.model.contract.error(error))?;
+            let chunk = home.read(self.text.finish(home.tokenizer()))?;
             self.next.text.push_str(&chunk.text);
             if chunk.stopped {
                 reason = FinishReason::StopWord;

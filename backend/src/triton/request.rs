@@ -101,6 +101,22 @@ impl Request {
         Ok(parameters)
     }
 
+    /// Names of the outputs that the client wants.
+    pub fn wanted_outputs(&self) -> Result<Vec<String>> {
+        let mut count = 0;
+        // SAFETY: the request is alive.
+        check(unsafe { functions().TRITONBACKEND_RequestOutputCount(self.raw(), &mut count) })?;
+        let name = |idx| {
+            let mut name = ptr::null();
+            // SAFETY: the request is alive, and its outputs' names with it.
+            unsafe {
+                check(functions().TRITONBACKEND_RequestOutputName(self.raw(), idx, &mut name))?;
+                Ok(text(name))
+            }
+        };
+        (0..count).map(name).collect()
+    }
+
     /// How long the client wants to wait, if it said so.
     pub fn timeout(&self) -> Option<Duration> {
         let mut us = 0;

@@ -169,6 +169,20 @@ fn a_text_needs_no_room_for_what_it_shares() {
 }
 
 #[test]
+fn a_text_needs_room_for_what_it_takes_from_nobody() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 7, ..config() });
+    reused(&mut world, 1, prompt(1, 66), 0);
+    world.add(2, 20, limits(10, 0)).unwrap();
+    world.step();
+    // Five pages are left, four of them with its beginning; the other text may need one more.
+    world.add_prompt(3, prompt(1, 66), limits(10, 0)).unwrap();
+    assert!(world.step().started.is_empty());
+    world.run();
+    assert_eq!(world.scheduler.usage().preemptions, 0);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
 fn nothing_is_kept_where_reuse_is_off() {
     let mut world = World::fixed(SchedulerConfig { reuse: false, ..config() });
     for id in 1..=3 {
