@@ -3,7 +3,7 @@
 //! to say goes to the responder.
 
 use crate::mailbox::{Job, Mail, Mailbox, Probe, RowId, Stop, TicketId, deadline_passed};
-use crate::metrics::Metrics;
+use crate::metrics::Slot;
 use crate::responder::{Ending, News};
 use crate::triton::{Error, Level, log, monotonic_ns, panic_message};
 use spec_core::runtime::{Event, Runtime, Step};
@@ -31,9 +31,7 @@ pub(crate) struct Engine {
     runtime: Runtime,
     mailbox: Arc<Mailbox>,
     news: Sender<News>,
-    metrics: Arc<Metrics>,
-    /// Which of the model's instances this is, for the gauges.
-    instance_idx: usize,
+    slot: Arc<Slot>,
     rows: HashMap<SequenceId, RowId>,
     open: BTreeMap<TicketId, Open>,
     published_at: u64,
@@ -44,15 +42,13 @@ impl Engine {
         runtime: Runtime,
         mailbox: Arc<Mailbox>,
         news: Sender<News>,
-        metrics: Arc<Metrics>,
-        instance_idx: usize,
+        slot: Arc<Slot>,
     ) -> Self {
         Self {
             runtime,
             mailbox,
             news,
-            metrics,
-            instance_idx,
+            slot,
             rows: HashMap::new(),
             open: BTreeMap::new(),
             published_at: 0,
@@ -72,7 +68,7 @@ impl Engine {
         loop {
             let usage = self.runtime.usage();
             if self.runtime.is_idle() || monotonic_ns() - self.published_at > PUBLISH_PERIOD {
-                self.metrics.publish(self.instance_idx, usage);
+                self.slot.publish(usage);
                 self.published_at = monotonic_ns();
             }
             let Some(mail) = self.mailbox.collect(usage.waiting, self.runtime.is_idle()) else {
@@ -92,10 +88,10 @@ impl Engine {
         }
         for stop in mail.stops {
             match stop {
-                Stop::Row(row) => {
+                Stop::Row(row, reason) => {
                     let met = |(&id, &of): (&SequenceId, &RowId)| (of == row).then_some(id);
                     if let Some(id) = self.rows.iter().find_map(met) {
-                        self.end(id, FinishReason::StopWord, Ok(FinishReason::StopWord));
+                        self.end(id, reason, Ok(reason));
                     }
                 }
                 Stop::Ticket(ticket) => self.abandon(ticket, &Error::cancelled()),
@@ -194,7 +190,9 @@ impl Engine {
         if let Some(failure) = &failure {
             log(Level::Error, &format!("a step failed: {failure}"));
         }
-        self.mailbox.note_step(failure.as_deref());
+        if step.ran {
+            self.mailbox.note_step(failure.as_deref());
+        }
     }
 
     fn report_event(&mut self, event: Event, failure: Option<&str>, at: u64) {
@@ -216,20 +214,12 @@ impl Engine {
 
     fn die(&mut self, cause: &str) {
         log(Level::Error, cause);
-        let unseen = self.mailbox.die(cause);
-        let error = Error::internal(cause);
-        let at = monotonic_ns();
-        let rows: Vec<RowId> = self.rows.drain().map(|(_, row)| row).collect();
+        self.mailbox.die(cause);
+        // Also those that it had not seen: none is forgotten, whatever it was doing.
+        self.tell(News::Died(Error::internal(cause)));
+        self.rows.clear();
         self.open.clear();
-        let rows = rows.into_iter().chain(unseen.iter().flat_map(|job| {
-            let ticket = job.ticket;
-            (0..job.requests.len()).map(move |row_idx| RowId { ticket, row_idx })
-        }));
-        for row in rows {
-            let ending = Some(Ending::new(Err(error.clone()), None));
-            self.tell(News::Progress { row, emitted: Vec::new(), ending, at });
-        }
-        self.metrics.publish_death(self.instance_idx);
+        self.slot.publish_death();
     }
 }
 

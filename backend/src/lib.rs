@@ -42,7 +42,7 @@ impl Backend for Spec {
     }
 
     fn execute(serving: &Serving, requests: Vec<Request>) {
-        requests.into_iter().for_each(|request| serving.take(request));
+        serving.take(requests);
     }
 
     fn stop(serving: Serving) {

@@ -3,6 +3,7 @@
 
 use crate::triton::Error;
 use spec_core::runtime::Request;
+use spec_core::sequence::FinishReason;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,8 +37,8 @@ pub(crate) struct Job {
 /// What is no longer wanted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stop {
-    /// A row whose text has met a stop word.
-    Row(RowId),
+    /// A row that ends well all the same: its text has met a stop word, or its client wants no more.
+    Row(RowId, FinishReason),
     /// A request whose client cannot be served any more.
     Ticket(TicketId),
 }
@@ -141,7 +142,12 @@ impl Mailbox {
 
     /// Tells the engine thread that something is no longer wanted.
     pub(crate) fn stop(&self, stop: Stop) {
-        self.lock().mail.stops.push(stop);
+        let mut inside = self.lock();
+        // A dead engine thread reads nothing.
+        if inside.death.is_none() {
+            inside.mail.stops.push(stop);
+        }
+        drop(inside);
         self.mail_came.notify_one();
     }
 
@@ -159,18 +165,20 @@ impl Mailbox {
             }
             inside = self.mail_came.wait(inside).unwrap_or_else(PoisonError::into_inner);
         }
+        // What is taken now waits in the caller's hands until it says otherwise.
+        inside.queued = inside.waiting();
         let gives_up = inside.mail.gives_up;
         Some(std::mem::replace(&mut inside.mail, Mail { gives_up, ..Mail::default() }))
     }
 
-    /// The engine thread has died of this; returns the jobs that it has not seen.
-    pub(crate) fn die(&self, cause: &str) -> Vec<Job> {
+    /// The engine thread has died of this.
+    pub(crate) fn die(&self, cause: &str) {
         self.healthy.store(false, Ordering::Release);
         let mut inside = self.lock();
         inside.death = Some(cause.to_string());
         inside.queued = 0;
+        inside.mail = Mail::default();
         self.changed.notify_all();
-        std::mem::take(&mut inside.mail.jobs)
     }
 
     /// How the last step went.
@@ -254,8 +262,9 @@ mod tests {
             admit(&other, job(1, 1)).unwrap();
             sender.send(()).unwrap();
         });
-        // Taken over, but not started: still waiting.
+        // Taken over, but not started: still waiting, told so or not.
         assert_eq!(mailbox.collect(0, true).unwrap().jobs.len(), 1);
+        assert!(admitted.recv_timeout(Duration::from_millis(50)).is_err());
         mailbox.collect(2, false).unwrap();
         assert!(admitted.recv_timeout(Duration::from_millis(50)).is_err());
         mailbox.collect(1, false).unwrap();
@@ -295,12 +304,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_engine_refuses_with_its_cause_and_gives_back_what_it_has_not_seen() {
+    fn a_dead_engine_refuses_with_its_cause() {
         let mailbox = Mailbox::new(4);
         admit(&mailbox, job(7, 1)).unwrap();
         mailbox.health().unwrap();
-        let unseen = mailbox.die("the engine thread ended by a panic: oh");
-        assert_eq!(unseen.len(), 1);
+        mailbox.die("the engine thread ended by a panic: oh");
         let message = admit(&mailbox, job(8, 1)).unwrap_err().message;
         assert_eq!(message, "the engine thread ended by a panic: oh; reload the model");
         assert_eq!(mailbox.health().unwrap_err().code, crate::triton::Code::Unavailable);

@@ -1,13 +1,19 @@
 //! A loaded model: engine files, tokenizer, settings, and the contract with its clients. Its instances share it.
 
 use crate::contract::Contract;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Sweeper};
 use crate::parameters::{Policy, Settings};
+use crate::responder::News;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{DrafterKind, Limits};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Rows of a step on a CPU.
+const CPU_STEP_ROWS: usize = 128;
 
 /// A loaded model.
 pub(crate) struct Model {
@@ -15,6 +21,10 @@ pub(crate) struct Model {
     pub(crate) settings: Settings,
     pub(crate) contract: Contract,
     pub(crate) metrics: Arc<Metrics>,
+    /// To the responders of its instances: a request can be ended through any of them.
+    doors: Mutex<BTreeMap<usize, Sender<News>>>,
+    /// Dropped last, after `metrics`.
+    _sweeper: Sweeper,
 }
 
 impl Model {
@@ -38,9 +48,46 @@ impl Model {
         // What was completed (decoupling) is read again.
         let settings = Settings::parse(&config)?;
         let contract = Contract::new(&settings, &limits, manifest.model.vocab_size);
-        let metrics = Arc::new(Metrics::new(&name, version, limits.max_draft_len)?);
+        if let Some(len) = settings.draft_len.filter(|&len| len > limits.max_draft_len) {
+            let max_draft_len = limits.max_draft_len;
+            let message = format!(
+                "parameter 'draft_len' is {len}, the engine's max_draft_len is {max_draft_len}"
+            );
+            return Err(Error::invalid_arg(message));
+        }
+        if settings.verify_engine {
+            verify(&folder).map_err(|error| named(error.to_string()))?;
+        }
+        let metrics = Metrics::of(&name, version)?;
         log(Level::Info, &format!("model '{name}' version {version}: {}", folder.path.display()));
-        Ok(Self { folder, settings, contract, metrics })
+        Ok(Self { folder, settings, contract, metrics, doors: Mutex::default(), _sweeper: Sweeper })
+    }
+
+    /// Rows in a step where nothing is said. A step on a CPU is short enough for decoding neighbours, and for
+    /// cancellations, if it has few rows; more than these gain nothing, as its products are at their peak.
+    fn default_rows(&self) -> usize {
+        CPU_STEP_ROWS.max(2 * self.folder.target.manifest().limits.max_batch_size)
+    }
+
+    /// Lets an instance's responder be reached; returns its name.
+    pub(crate) fn open_door(&self, news: Sender<News>) -> usize {
+        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
+        let door = doors.last_key_value().map_or(0, |(last, _)| last + 1);
+        doors.insert(door, news);
+        door
+    }
+
+    /// The instance is going away.
+    pub(crate) fn close_door(&self, door: usize) {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner).remove(&door);
+    }
+
+    /// Ends the requests of this name, whichever instance has them.
+    pub(crate) fn end_named(&self, name: &str) {
+        for news in self.doors.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            // A responder lives as long as its door is open.
+            let _ = news.send(News::EndNamed(name.to_string()));
+        }
     }
 
     /// A runtime for an instance.
@@ -67,7 +114,7 @@ impl Model {
                 Policy::GuaranteedNoEvict => AdmissionPolicy::GuaranteedNoEvict,
                 Policy::MaxUtilization => AdmissionPolicy::MaxUtilization,
             },
-            max_num_tokens: settings.max_num_tokens,
+            max_num_tokens: Some(settings.max_num_tokens.unwrap_or_else(|| self.default_rows())),
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,
             ..Options::default()
@@ -78,6 +125,12 @@ impl Model {
         let runtime = crate::fault::inject(runtime)?;
         Ok(runtime)
     }
+}
+
+/// Checks the hash of every section of target and drafter.
+fn verify(folder: &ModelFolder) -> spec_core::Result<()> {
+    folder.target.verify_hashes(|_| ())?;
+    folder.target.open_drafter()?.map_or(Ok(()), |draft| draft.verify_hashes(|_| ()))
 }
 
 /// What the engine can do as it is loaded: without a drafter nothing is drafted.

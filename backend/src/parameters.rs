@@ -42,7 +42,7 @@ pub struct Settings {
     pub profile: Profile,
     /// Whether a request may have several responses (`model_transaction_policy`).
     pub decoupled: bool,
-    /// Instances on the CPU (`instance_group`); they share its cores.
+    /// Instances that are not on a GPU (`instance_group`); they share the cores.
     pub instance_count: usize,
     /// Threads of an instance; `None` shares the cores out.
     pub threads: Option<usize>,
@@ -198,8 +198,8 @@ fn is_unfilled(value: &str) -> bool {
 
 fn instance_count(config: &Value) -> usize {
     let groups = config["instance_group"].as_array().into_iter().flatten();
-    let cpu = groups.filter(|group| group["kind"] == "KIND_CPU");
-    let count = cpu.map(|group| group["count"].as_u64().unwrap_or(1).max(1)).sum::<u64>();
+    let here = groups.filter(|group| group["kind"] != "KIND_GPU");
+    let count = here.map(|group| group["count"].as_u64().unwrap_or(1).max(1)).sum::<u64>();
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }
 

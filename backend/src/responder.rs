@@ -22,8 +22,22 @@ pub(crate) enum News {
     Started { ticket: TicketId, at: u64 },
     /// A step brought tokens to a row, or it ended, or both.
     Progress { row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64 },
-    /// A client asks to end its request of this name; the asking request gets an empty answer.
-    EndNamed(Box<Ticket>),
+    /// A client asks to end its request of this name.
+    EndNamed(String),
+    /// The engine thread died of this: nothing more comes.
+    Died(Error),
+}
+
+impl News {
+    /// The request that it is about, if it is about one.
+    fn ticket(&self) -> Option<TicketId> {
+        match self {
+            Self::Opened(ticket) => Some(ticket.id),
+            Self::Refused { ticket, .. } | Self::Started { ticket, .. } => Some(*ticket),
+            Self::Progress { row, .. } => Some(row.ticket),
+            Self::EndNamed(_) | Self::Died(_) => None,
+        }
+    }
 }
 
 /// How a row ended in the runtime.
@@ -49,10 +63,14 @@ impl Responder {
     /// Works until nobody can tell it anything any more. A panic over one ticket fails that ticket.
     pub(crate) fn run(mut self, news: Receiver<News>) {
         for news in news {
+            let ticket = news.ticket();
             let handled = catch_unwind(AssertUnwindSafe(|| self.handle(news)));
             if let Err(panic) = handled {
-                // The ticket was out of the table while it was worked on: dropping it has answered it.
-                log(Level::Error, &format!("a response failed: {}", panic_message(&*panic)));
+                let error = Error::internal(panic_message(&*panic));
+                log(Level::Error, &format!("a response failed: {error}"));
+                if let Some(ticket) = ticket.and_then(|ticket| self.tickets.remove(&ticket)) {
+                    self.give_up(ticket, &error);
+                }
             }
         }
     }
@@ -73,23 +91,29 @@ impl Responder {
                 }
             }
             News::Progress { row, emitted, ending, at } => self.progress(row, emitted, ending, at),
-            News::EndNamed(ticket) => self.end_named(*ticket),
+            News::EndNamed(name) => self.end_named(&name),
+            News::Died(error) => {
+                for (_, ticket) in std::mem::take(&mut self.tickets) {
+                    self.give_up(ticket, &error);
+                }
+            }
         }
     }
 
     fn progress(&mut self, row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64) {
         // News of a ticket that has failed may still come in.
-        let Some(mut ticket) = self.tickets.remove(&row.ticket) else { return };
-        let model = Arc::clone(&self.model);
-        let home = Home { model: &model, instance: &self.instance };
-        match ticket.progress(row.row_idx, emitted, ending, at, &home) {
-            Ok(Outcome::Done) => ticket.report(true, &home),
-            Ok(outcome) => {
-                if outcome == Outcome::RowStopped {
-                    self.mailbox.stop(Stop::Row(row));
-                }
-                self.tickets.insert(row.ticket, ticket);
-            }
+        let Some(ticket) = self.tickets.get_mut(&row.ticket) else { return };
+        let home = Home { model: &self.model, instance: &self.instance };
+        let outcome = ticket.progress(row.row_idx, emitted, ending, at, &home);
+        if let Ok(Outcome::RowStopped) = outcome {
+            self.mailbox.stop(Stop::Row(row, FinishReason::StopWord));
+        }
+        let ended = !matches!(outcome, Ok(Outcome::Open | Outcome::RowStopped));
+        let Some(ticket) = ended.then(|| self.tickets.remove(&row.ticket)).flatten() else {
+            return;
+        };
+        match outcome {
+            Ok(_) => ticket.report(true, &home),
             Err(error) => self.give_up(ticket, &error),
         }
     }
@@ -100,15 +124,12 @@ impl Responder {
         self.mailbox.stop(Stop::Ticket(ticket.id));
     }
 
-    fn end_named(&mut self, asking: Ticket) {
-        let named = |ticket: &&Ticket| {
-            !asking.request_id.is_empty() && ticket.request_id == asking.request_id
-        };
-        for ticket in self.tickets.values().filter(named) {
+    fn end_named(&self, name: &str) {
+        for ticket in self.tickets.values().filter(|ticket| ticket.request_id == name) {
             for row_idx in 0..ticket.num_rows() {
-                self.mailbox.stop(Stop::Row(RowId { ticket: ticket.id, row_idx }));
+                let row = RowId { ticket: ticket.id, row_idx };
+                self.mailbox.stop(Stop::Row(row, FinishReason::Cancelled));
             }
         }
-        asking.finish_empty(&Home { model: &self.model, instance: &self.instance });
     }
 }

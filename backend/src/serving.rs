@@ -3,10 +3,12 @@
 use crate::contract::Call;
 use crate::engine::Engine;
 use crate::mailbox::{Job, Mailbox, Unwanted};
+use crate::metrics::Slot;
 use crate::model::Model;
 use crate::responder::{News, Responder};
 use crate::ticket::{Home, Ticket};
-use crate::triton::{Error, Instance, Request, Result, monotonic_ns};
+use crate::triton::{Error, Instance, Level, Request, Result, log, monotonic_ns, panic_message};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -22,7 +24,9 @@ pub(crate) struct Serving {
     engine: JoinHandle<()>,
     responder: JoinHandle<()>,
     next_ticket: AtomicU64,
-    instance_idx: usize,
+    /// Its name among the model's instances.
+    door: usize,
+    _slot: Arc<Slot>,
 }
 
 impl Serving {
@@ -34,29 +38,43 @@ impl Serving {
         let _ = instance.report_memory(memory.kv_bytes + memory.weight_bytes);
         let mailbox = Arc::new(Mailbox::new(model.settings.max_queue_size));
         let (news, receiver) = channel();
-        let instance_idx = model.metrics.add_instance(memory);
-        let engine = Engine::new(
-            runtime,
-            Arc::clone(&mailbox),
-            news.clone(),
-            Arc::clone(&model.metrics),
-            instance_idx,
-        );
+        // If the second thread cannot be had, the first ends with the last of its senders.
         let responder = Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
+        let responder = spawn("spec-responder", move || responder.run(receiver))?;
+        let slot = Arc::new(Slot::new(&model.metrics, memory));
+        let engine = Engine::new(runtime, Arc::clone(&mailbox), news.clone(), Arc::clone(&slot));
+        let engine = spawn("spec-engine", move || engine.run())?;
         Ok(Self {
+            door: model.open_door(news.clone()),
             model: Arc::clone(model),
             instance,
             mailbox,
             news,
-            engine: spawn("spec-engine", move || engine.run())?,
-            responder: spawn("spec-responder", move || responder.run(receiver))?,
+            engine,
+            responder,
             next_ticket: AtomicU64::new(0),
-            instance_idx,
+            _slot: slot,
         })
     }
 
-    /// Takes a request on; returns when there is room for the next one. Whatever is wrong, it is answered.
-    pub(crate) fn take(&self, request: Request) {
+    /// Takes requests on; returns when there is room for the next ones. Whatever is wrong, each is answered.
+    pub(crate) fn take(&self, requests: Vec<Request>) {
+        let guarded = |request| catch_unwind(AssertUnwindSafe(|| self.open(request)));
+        // All are read before the first waits for room: their time runs from here.
+        let opened: Vec<_> = requests.into_iter().map(guarded).collect();
+        for ticket in opened {
+            let admitted = ticket.map(|ticket| {
+                catch_unwind(AssertUnwindSafe(|| ticket.into_iter().for_each(|t| self.admit(t))))
+            });
+            // The request that panicked was answered when it was dropped; the others go on.
+            if let Err(panic) = admitted.flatten() {
+                log(Level::Error, &format!("a request failed: {}", panic_message(&*panic)));
+            }
+        }
+    }
+
+    /// A ticket to be admitted, unless the request is answered already.
+    fn open(&self, request: Request) -> Option<Box<Ticket>> {
         let call = self.read(&request);
         let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (call, refusal) = match call {
@@ -64,31 +82,32 @@ impl Serving {
             Err(error) => (Call::default(), Some(error)),
         };
         let mut ticket = Box::new(Ticket::new(id, request, call));
-        match refusal {
-            Some(error) => ticket.fail(&error, &self.home()),
-            None if ticket.is_stop() => self.tell(News::EndNamed(ticket)),
-            None => self.admit(ticket),
+        if let Some(error) = refusal {
+            ticket.fail(&error, &self.home());
+            return None;
         }
+        if ticket.is_stop() {
+            if !ticket.request_id.is_empty() {
+                self.model.end_named(&ticket.request_id);
+            }
+            ticket.finish_empty(&self.home());
+            return None;
+        }
+        Some(ticket)
     }
 
     /// Copies and checks what the client sent.
     fn read(&self, request: &Request) -> Result<Call> {
         let (inputs, parameters) = (request.inputs()?, request.parameters()?);
-        let call = self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)?;
-        if call.streams && !self.model.settings.decoupled {
-            return Err(Error::invalid_arg(
-                "Streaming is only supported if model is deployed using decoupled mode.",
-            ));
-        }
-        Ok(call)
+        self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)
     }
 
-    fn admit(&self, ticket: Box<Ticket>) {
+    fn admit(&self, mut ticket: Box<Ticket>) {
         let deadline = ticket.deadline(self.model.settings.request_timeout_ms);
         let (probe, engines) = (ticket.cancel_probe(), ticket.cancel_probe());
         let job = Job {
             ticket: ticket.id,
-            requests: ticket.requests(),
+            requests: ticket.take_requests(),
             is_cancelled: Box::new(move || engines.is_cancelled()),
             deadline,
         };
@@ -112,14 +131,14 @@ impl Serving {
 
     /// Answers everything that is in flight, waiting for it as long as is allowed, and ends the threads.
     pub(crate) fn stop(self) {
-        let Self { model, mailbox, news, engine, responder, instance_idx, .. } = self;
+        let Self { model, mailbox, news, engine, responder, door, .. } = self;
+        model.close_door(door);
         mailbox.close();
         mailbox.drain(Duration::from_millis(model.settings.drain_timeout_ms));
         // Neither thread lets a panic out.
         let _ = engine.join();
         drop(news);
         let _ = responder.join();
-        model.metrics.remove_instance(instance_idx);
     }
 
     /// Whether it can serve.

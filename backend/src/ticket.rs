@@ -73,8 +73,8 @@ impl Ticket {
     }
 
     /// What is to be computed, a row each.
-    pub(crate) fn requests(&self) -> Vec<spec_core::runtime::Request> {
-        self.call.rows.iter().map(|row| row.request.clone()).collect()
+    pub(crate) fn take_requests(&mut self) -> Vec<spec_core::runtime::Request> {
+        self.call.rows.iter_mut().map(|row| std::mem::take(&mut row.request)).collect()
     }
 
     pub(crate) fn num_rows(&self) -> usize {
@@ -94,7 +94,8 @@ impl Ticket {
     /// monotonic clock, in nanoseconds.
     pub(crate) fn deadline(&self, limit_ms: u64) -> Option<u64> {
         let limit = (limit_ms > 0).then(|| Duration::from_millis(limit_ms));
-        let limit = [self.request.timeout(), limit].into_iter().flatten().min()?;
+        let limit =
+            [self.request.timeout(), self.call.timeout, limit].into_iter().flatten().min()?;
         let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
         Some(self.arrival_ns.saturating_add(ns))
     }
@@ -123,8 +124,9 @@ impl Ticket {
         };
         let met = row.take(emitted, end_token, at, home)?;
         if let Some(ending) = ending {
+            home.model.metrics.count_drafts(&ending.counters);
             row.end(ending, home)?;
-            home.model.metrics.count_row(&self.call.rows[row_idx], row.num_tokens, &row.next);
+            home.model.metrics.count_row(self.call.rows[row_idx].prompt_len, row.num_tokens);
         }
         let done = self.rows.iter().all(|row| row.ended);
         self.respond(row_idx, done, home)?;
@@ -188,25 +190,33 @@ impl Ticket {
     /// Ends it without any output: the answer of a stop request.
     pub(crate) fn finish_empty(mut self, home: &Home<'_>) {
         let sent = self.request.send(&[], true);
-        self.report(sent.is_ok(), home);
+        self.report_statistics(sent.is_ok(), home);
     }
 
     /// Reports its statistics, once its final response is out.
     pub(crate) fn report(&self, success: bool, home: &Home<'_>) {
-        let now = monotonic_ns();
-        let start = self.started_ns.unwrap_or(now);
-        let times = triton::Times {
-            exec_start: start,
-            compute_start: start,
-            compute_end: self.rows.iter().map(|row| row.times.last_token_ns).max().unwrap_or(now),
-            exec_end: now,
-        };
-        // Fails only when the instance is gone.
-        let _ = home.instance.report(&self.request, success, times);
+        let now = self.report_statistics(success, home);
         if success {
             let rows = self.rows.iter().map(|row| (row.times, row.num_tokens));
             home.model.metrics.count_request(self.arrival_ns, now, rows);
         }
+    }
+
+    /// Reports to Triton and tells the time.
+    fn report_statistics(&self, success: bool, home: &Home<'_>) -> u64 {
+        let now = monotonic_ns();
+        let start = self.started_ns.unwrap_or(now);
+        // A row that was stopped before its first token has no last one.
+        let last_token = self.rows.iter().map(|row| row.times.last_token_ns).max().unwrap_or(now);
+        let times = triton::Times {
+            exec_start: start,
+            compute_start: start,
+            compute_end: last_token.max(start),
+            exec_end: now,
+        };
+        // Fails only when the instance is gone.
+        let _ = home.instance.report(&self.request, success, times);
+        now
     }
 }
 
@@ -281,10 +291,10 @@ impl Progress {
     }
 
     fn end(&mut self, ending: Ending, home: &Home<'_>) -> Result<(), Error> {
-        let mut reason = ending.outcome?;
-        if self.stopped {
-            reason = FinishReason::StopWord;
-        } else {
+        // A text that has met a stop word is whole, whatever happened after.
+        let mut reason = FinishReason::StopWord;
+        if !self.stopped {
+            reason = ending.outcome?;
             let chunk = home.read(self.text.finish(home.tokenizer()))?;
             self.next.text.push_str(&chunk.text);
             if chunk.stopped {

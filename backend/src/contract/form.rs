@@ -182,7 +182,7 @@ impl Form {
 
     fn draft_len(&self, contract: &Contract) -> Result<Option<usize>> {
         let max_draft_len = contract.limits.max_draft_len;
-        match self.draft_len {
+        match self.draft_len.or(contract.settings.draft_len) {
             Some(len) if len > max_draft_len => Err(Error::invalid_arg(format!(
                 "num_draft_tokens: {len} exceeds max_draft_len {max_draft_len}"
             ))),
@@ -277,6 +277,9 @@ fn render(messages: &str, contract: &Contract, tokenizer: &Tokenizer) -> Result<
     let messages: Vec<Message> = serde_json::from_str(messages).map_err(|error| {
         Error::invalid_arg(format!("messages: not a JSON list of {{role, content}}: {error}"))
     })?;
+    if messages.is_empty() {
+        return Err(Error::invalid_arg("messages: an empty list, at least 1 message is needed"));
+    }
     let template = tokenizer
         .chat_template()
         .ok_or_else(|| Error::unsupported("messages: the model has no chat template"))?;

@@ -25,6 +25,7 @@ use crate::triton::{Parameter, Tensor};
 use spec_core::engine::Limits;
 use spec_core::runtime::Request;
 use spec_core::tokenizer::Tokenizer;
+use std::time::Duration;
 
 pub use reference::reference;
 pub use reply::{Finish, Reply, RowReply, Times};
@@ -68,6 +69,8 @@ pub struct Call {
     pub streams: bool,
     /// What responses carry beside the text.
     pub report: Report,
+    /// How long its client waits, where it said so in the parameters.
+    pub timeout: Option<Duration>,
     /// It ends the request of the same id, and asks for nothing else.
     pub stop: bool,
 }

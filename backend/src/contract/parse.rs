@@ -7,6 +7,7 @@ use super::{Call, Contract, Profile};
 use crate::triton::{Error, Result};
 use crate::triton::{Parameter, Tensor};
 use spec_core::tokenizer::Tokenizer;
+use std::time::Duration;
 
 /// Reads a request for `contract`.
 pub(super) fn parse(
@@ -34,7 +35,23 @@ pub(super) fn parse(
         ));
     }
     let rows = forms.into_iter().map(|form| form.into_row(contract, tokenizer));
-    Ok(Call { rows: rows.collect::<Result<_>>()?, streams, report, stop: false })
+    let rows = rows.collect::<Result<_>>()?;
+    Ok(Call { rows, streams, report, stop: false, timeout: timeout(parameters)? })
+}
+
+/// Triton's gRPC frontend takes `timeout` out of the parameters, its generate endpoint leaves it there.
+fn timeout(parameters: &[(String, Parameter)]) -> Result<Option<Duration>> {
+    let Some((_, given)) = parameters.iter().find(|(name, _)| name == "timeout") else {
+        return Ok(None);
+    };
+    let us = match given {
+        Parameter::Int(us) => u64::try_from(*us).ok(),
+        Parameter::String(text) => text.parse().ok(),
+        Parameter::Bool(_) | Parameter::Double(_) => None,
+    };
+    let wrong = || Error::invalid_arg(format!("timeout: {given:?} is no number of microseconds"));
+    let us = us.ok_or_else(wrong)?;
+    Ok((us > 0).then(|| Duration::from_micros(us)))
 }
 
 /// Input tensors, cut into rows.
@@ -135,8 +152,8 @@ impl Input {
 
 /// What Triton's frontends add of themselves.
 fn is_reserved(name: &str) -> bool {
-    const NAMES: [&str; 5] =
-        ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
+    const NAMES: [&str; 6] =
+        ["id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
     name.starts_with("triton_") || name.starts_with("binary_data") || NAMES.contains(&name)
 }
 

@@ -109,7 +109,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "max_num_tokens",
         "number",
-        "the engine's",
+        "128, or twice the engine's `max_batch_size` if that is more",
         |s, v| put(&mut s.max_num_tokens, positive(v)),
         "rows of a step at most",
     ),

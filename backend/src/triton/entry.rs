@@ -132,9 +132,12 @@ pub unsafe fn instance_initialize<B: Backend>(
         // SAFETY: `instance_finalize` ends the handle before Triton frees the instance.
         let handle = unsafe { Instance::from_raw(raw) };
         let state = Started::<B> { state: B::start(&model, handle.clone())?, handle };
-        let state = Box::into_raw(Box::new(state)).cast();
-        // SAFETY: the state is taken back in `instance_finalize`.
-        check(unsafe { functions().TRITONBACKEND_ModelInstanceSetState(raw, state) })
+        let state = Box::into_raw(Box::new(state));
+        // SAFETY: the state is taken back in `instance_finalize`, or here if Triton did not take it.
+        unsafe {
+            let set = check(functions().TRITONBACKEND_ModelInstanceSetState(raw, state.cast()));
+            set.inspect_err(|_| B::stop(Box::from_raw(state).state))
+        }
     })
 }
 

@@ -5,8 +5,9 @@
 use super::api::{c_string, check, functions};
 use super::error::{Code, Error, Result};
 use super::sys;
+use std::collections::HashMap;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a family of metrics is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,8 +29,6 @@ pub struct Family {
 /// One line of the metrics endpoint (several for a histogram).
 pub struct Metric {
     raw: *mut sys::TRITONSERVER_Metric,
-    /// Deleted after its metrics.
-    _family: Arc<Family>,
 }
 
 // SAFETY: Triton's families and metrics guard themselves by locks.
@@ -41,9 +40,24 @@ unsafe impl Send for Metric {}
 // SAFETY: as above.
 unsafe impl Sync for Metric {}
 
+/// Every family that was made. Triton counts the users of a line by family object: two objects of one name
+/// would take each other's lines away. It keeps families to the end, and so does this.
+static FAMILIES: Mutex<Option<HashMap<String, Arc<Family>>>> = Mutex::new(None);
+
 impl Family {
-    /// A family; made again under the same name it is the same family.
+    /// A family; asked for again by the same name it is the same family, whatever kind and help say then.
     pub fn new(kind: Kind<'_>, name: &str, help: &str) -> Result<Arc<Self>> {
+        let mut families = FAMILIES.lock().unwrap_or_else(PoisonError::into_inner);
+        let families = families.get_or_insert_default();
+        if let Some(family) = families.get(name) {
+            return Ok(Arc::clone(family));
+        }
+        let family = Arc::new(Self::make(kind, name, help)?);
+        families.insert(name.to_string(), Arc::clone(&family));
+        Ok(family)
+    }
+
+    fn make(kind: Kind<'_>, name: &str, help: &str) -> Result<Self> {
         let (raw_kind, buckets) = match kind {
             Kind::Counter => (sys::TRITONSERVER_METRIC_KIND_COUNTER, None),
             Kind::Gauge => (sys::TRITONSERVER_METRIC_KIND_GAUGE, None),
@@ -63,11 +77,11 @@ impl Family {
             )
         });
         without_metrics(made)?;
-        Ok(Arc::new(Self { raw, buckets }))
+        Ok(Self { raw, buckets })
     }
 
     /// The metric with these labels.
-    pub fn metric(self: &Arc<Self>, labels: &[(&str, &str)]) -> Result<Metric> {
+    pub fn metric(&self, labels: &[(&str, &str)]) -> Result<Metric> {
         let mut raw = ptr::null_mut();
         if !self.raw.is_null() {
             let labels = Labels::new(labels);
@@ -82,7 +96,7 @@ impl Family {
                 }
             })?;
         }
-        Ok(Metric { raw, _family: Arc::clone(self) })
+        Ok(Metric { raw })
     }
 }
 
@@ -134,17 +148,8 @@ impl Metric {
 impl Drop for Metric {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: ours, and deleted once, before its family.
+            // SAFETY: ours, and deleted once; families are never deleted.
             let _ = check(unsafe { functions().TRITONSERVER_MetricDelete(self.raw) });
-        }
-    }
-}
-
-impl Drop for Family {
-    fn drop(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: ours, and deleted once; its metrics held it and are gone.
-            let _ = check(unsafe { functions().TRITONSERVER_MetricFamilyDelete(self.raw) });
         }
     }
 }

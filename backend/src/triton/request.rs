@@ -22,14 +22,20 @@ pub struct Request {
 unsafe impl Send for Request {}
 
 impl Request {
-    /// Takes over a request.
+    /// Takes over a request. One that responses cannot be made for is released: its client cannot be told.
     ///
     /// # Safety
     /// `raw` is a request that Triton handed to `TRITONBACKEND_ModelInstanceExecute` and nobody released.
     pub(super) unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
         // SAFETY: by the contract of this function.
-        let factory = unsafe { ResponseFactory::new(raw) }?;
-        Ok(Self { raw, factory, answered: false })
+        match unsafe { ResponseFactory::new(raw) } {
+            Ok(factory) => Ok(Self { raw, factory, answered: false }),
+            Err(error) => {
+                // SAFETY: as above.
+                unsafe { release(raw) };
+                Err(error)
+            }
+        }
     }
 
     /// The client's name for it; empty where it gave none.
@@ -136,12 +142,10 @@ impl Request {
     /// and nothing may follow.
     pub fn send(&mut self, outputs: &[Tensor], is_final: bool) -> Result<()> {
         assert!(!self.answered, "nothing follows a final response");
-        let sent = self.factory.send(outputs, is_final);
-        match &sent {
-            Ok(()) => self.answered = is_final,
-            Err(error) => self.fail(error),
-        }
-        sent
+        let response = self.factory.build(outputs).inspect_err(|error| self.fail(error))?;
+        // Triton owns it now and passes the flag on, even if it says that sending failed.
+        self.answered = is_final;
+        response.send(is_final, None)
     }
 
     /// Ends it with an error.
@@ -169,13 +173,18 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         self.fail(&Error::internal("the backend gave up on this request"));
-        // SAFETY: ours, and released once. An error would mean that it was released before: there is
-        // nothing to do about it.
-        let _ = check(unsafe {
-            functions()
-                .TRITONBACKEND_RequestRelease(self.raw(), sys::TRITONSERVER_REQUEST_RELEASE_ALL)
-        });
+        // SAFETY: ours, and released once.
+        unsafe { release(self.raw) };
     }
+}
+
+/// # Safety
+/// `raw` is a request of ours that nobody released.
+unsafe fn release(raw: NonNull<sys::TRITONBACKEND_Request>) {
+    let all = sys::TRITONSERVER_REQUEST_RELEASE_ALL;
+    // SAFETY: by the contract of this function. An error would mean that it was released before: there is
+    // nothing to do about it.
+    let _ = check(unsafe { functions().TRITONBACKEND_RequestRelease(raw.as_ptr(), all) });
 }
 
 /// Triton gives null for what is empty.

@@ -58,13 +58,13 @@ impl ResponseFactory {
         CancelProbe(Arc::clone(&self.0))
     }
 
-    /// Sends a response with these outputs.
-    pub(super) fn send(&self, outputs: &[Tensor], is_final: bool) -> Result<()> {
+    /// A response with these outputs, to be sent.
+    pub(super) fn build(&self, outputs: &[Tensor]) -> Result<Response> {
         let mut response = self.response()?;
         for output in outputs {
             response.add(output)?;
         }
-        response.send(is_final, None)
+        Ok(response)
     }
 
     /// Sends the final response, an error. A client that cannot be told anything gets the final flag alone.
@@ -93,7 +93,7 @@ impl ResponseFactory {
 const FINAL: u32 = sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL;
 
 /// A response that has not been sent; dropping it takes it back.
-struct Response {
+pub(super) struct Response {
     raw: *mut sys::TRITONBACKEND_Response,
 }
 
@@ -134,10 +134,10 @@ impl Response {
         Ok(())
     }
 
-    fn send(self, is_final: bool, error: Option<&Error>) -> Result<()> {
+    /// Hands it to Triton, whatever comes of it.
+    pub(super) fn send(self, is_final: bool, error: Option<&Error>) -> Result<()> {
         let raw_error = error.map_or(ptr::null_mut(), into_raw);
         let flags = if is_final { FINAL } else { 0 };
-        // Sending hands the response over, whatever comes of it.
         let raw = std::mem::ManuallyDrop::new(self).raw;
         // SAFETY: the response is alive and sent once; the error stays ours and is deleted once.
         unsafe {

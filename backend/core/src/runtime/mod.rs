@@ -108,6 +108,8 @@ pub struct Step {
     pub started: Vec<SequenceId>,
     /// What it brought, at most one event a sequence.
     pub events: Vec<Event>,
+    /// Whether there was anything to do.
+    pub ran: bool,
     /// Why it failed, if it did. Then each of its sequences has an event that ends it with
     /// `FinishReason::Failed`; all others go on.
     pub failure: Option<Error>,
@@ -267,7 +269,7 @@ impl Runtime {
             }
             Err(error) => (self.scheduler.fail(&schedule), Some(error)),
         };
-        Step { started: schedule.started, events, failure }
+        Step { started: schedule.started, events, ran: true, failure }
     }
 
     /// Ends a sequence that is no longer wanted, waiting or running; its pages are free at once. Gives

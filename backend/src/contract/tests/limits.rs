@@ -1,6 +1,7 @@
 //! Values out of their limits, and bytes that are not what their shape says.
 
 use super::*;
+use std::time::Duration;
 
 #[test]
 fn a_wrong_value_is_refused_with_its_name_and_limits() {
@@ -32,6 +33,22 @@ fn a_wrong_value_is_refused_with_its_name_and_limits() {
     ] {
         assert_eq!(refusal(hi([input])), message);
     }
+}
+
+#[test]
+fn a_timeout_among_the_parameters_is_microseconds() {
+    let with = |value: Parameter| {
+        let parameters = [("timeout".into(), value), ("id".into(), Parameter::String("a".into()))];
+        contract(Profile::Text).parse(&[texts("text_input", &["hi"])], &parameters, &TOKENIZER)
+    };
+    let timeout = |value| with(value).unwrap().timeout;
+    assert_eq!(timeout(Parameter::Int(1500)), Some(Duration::from_micros(1500)));
+    assert_eq!(timeout(Parameter::String("7".into())), Some(Duration::from_micros(7)));
+    assert_eq!(timeout(Parameter::Int(0)), None);
+    assert_eq!(
+        with(Parameter::Int(-1)).unwrap_err().message,
+        "timeout: Int(-1) is no number of microseconds"
+    );
 }
 
 #[test]

@@ -39,6 +39,10 @@ fn messages_that_are_no_conversation_are_refused() {
 
 #[test]
 fn a_prompt_is_text_or_messages_and_not_nothing() {
+    assert_eq!(
+        refusal(parse(Profile::Text, &[texts("messages", &["[]"])])),
+        "messages: an empty list, at least 1 message is needed"
+    );
     let both = [texts("text_input", &["hi"]), texts("messages", &["[]"])];
     assert_eq!(refusal(parse(Profile::Text, &both)), "text_input and messages are both given");
     assert_eq!(
