@@ -126,6 +126,7 @@ def test_pages_are_accounted_for(server):
     assert page("max") * page("tokens_per") == 4096
     with client.Stream(server, "counted", dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)) as stream:
         stream.next()
+        eventually(lambda: page("used") > 0)
         families = server.metrics()
         kinds = {
             kind: total(families, "nv_trt_llm_kv_cache_block_metrics", model="counted", kv_cache_block_type=kind)
