@@ -26,6 +26,12 @@ def engine():
 
 
 @pytest.fixture(scope="session")
+def small_engine():
+    """The same for sequences of up to 128 tokens, so that a few pages hold only one."""
+    return places.engine("small", max_seq_len=128)
+
+
+@pytest.fixture(scope="session")
 def reference(engine):
     return Reference(engine)
 

@@ -6,23 +6,24 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness import client
+from harness import client, places
 from harness.cases import CASES, LIST, QUESTIONS, SYSTEM, name, options
 from harness.repository import Model
 from harness.server import eventually
 
-# Pages for about three of the eight sequences that are asked for at once.
-TIGHT_TOKENS = 512
+# Pages for one sequence of full length, or about three of the eight that are asked for at once at their beginning.
+TIGHT_TOKENS = 256
 
 
 @pytest.fixture(scope="module")
 def server(serve, engine):
+    short = places.engine("tight", max_seq_len=TIGHT_TOKENS)
     pool = {"max_tokens_in_paged_kv_cache": 8192}
     tight = {"max_tokens_in_paged_kv_cache": TIGHT_TOKENS, "batch_scheduler_policy": "max_utilization"}
     return serve([
         Model("stream", engine, parameters=pool),
         Model("whole", engine, decoupled=False, parameters=pool),
-        Model("tight", engine, parameters=tight),
+        Model("tight", short, parameters=tight),
     ])
 
 

@@ -269,11 +269,9 @@ def test_shutdown_under_load_ends_in_time_with_code_0(serve, engine):
     for stream in streams:
         answer = stream.rest()
         assert answer.finals == 1 or answer.error, "each request is answered"
+        stream.close()
     assert server.process.wait(40) == 0
     assert time.monotonic() - started < 35
-    for stream in streams:
-        stream.done = False
-        stream.close()
 
 
 def test_a_killed_server_serves_again_without_repair(serve, engine, reference):

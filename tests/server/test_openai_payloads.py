@@ -159,10 +159,10 @@ def test_a_chat_does_not_send_exclude_input_and_gets_no_prompt_back(server, refe
 
 
 def test_a_forced_tool_schema_is_refused_as_not_built(server):
-    matrix = lambda value: np.array([[value]], dtype=np.object_)
+    matrix = lambda value: np.array([[value.encode()]], dtype=np.object_)
     guide = {"guided_decoding_guide_type": matrix("json_schema"), "guided_decoding_guide": matrix('{"type": "object"}')}
-    answer = client.generate(server, "trtllm", {"text_input": PROMPT, **{k: v[0] for k, v in guide.items()}})
-    assert answer.status == "501" and "guided_decoding" in answer.error
+    answer = client.grpc_stream(server, "trtllm", {**trtllm(PROMPT), **guide})
+    assert "guided_decoding" in answer.error
 
 
 GENAI_PERF = {

@@ -91,7 +91,7 @@ def test_vllm_options_mean_what_they_mean_elsewhere(server, reference):
 )
 def test_vllm_refuses_what_it_cannot_do_by_name(server, sampling, word):
     answer = client.generate(server, "vllm", {"text_input": "x", "sampling_parameters": json.dumps(sampling)})
-    assert answer.status in ("400", "501") and word in answer.error, answer
+    assert answer.status == "400" and word in answer.error, answer
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '{"max_tokens": 1e999}', "{" * 5000], ids=lambda t: repr(t[:20]))

@@ -106,12 +106,10 @@ def test_a_prompt_comes_from_shared_memory(door, reference, offset):
 def test_a_text_goes_to_shared_memory(door, reference, offset):
     module, one = door
     with Region(one, 4096) as region:
-        result = one.infer("whole", inputs(module), outputs=[output(module, region, 4096 - offset, offset)])
+        region.write(b"\xaa" * 4096)
+        one.infer("whole", inputs(module), outputs=[output(module, region, 4096 - offset, offset)])
         assert deserialized(region.read(4096 - offset, offset)) == reference.text(**ASKED)
-        described = result.get_output("text_output")
-        parameters = described["parameters"] if isinstance(described, dict) else described.parameters
-        size = parameters["shared_memory_byte_size"]
-        assert getattr(size, "int64_param", size) == len(serialized(reference.text(**ASKED)))
+        assert region.read(offset) == b"\xaa" * offset, "nothing before the offset is touched"
         one.unregister_system_shared_memory(region.name)
 
 
@@ -166,7 +164,16 @@ def test_an_unknown_region_is_refused(door, reference):
         assert plain(one, module) == reference.text(**ASKED)
 
 
+def unregistered(one, name):
+    try:
+        one.unregister_system_shared_memory(name)
+        return True
+    except InferenceServerException:
+        return False
+
+
 def test_a_region_unregistered_during_inference_serves_until_its_end(server, door, reference):
+    """Some servers put it off to the end of the inference, 2.51 refuses it; the inference is not harmed."""
     module, one = door
     long = {**ASKED, "max_tokens": 60, "ignore_eos": True}
     data = serialized(long["text_input"])
@@ -179,13 +186,15 @@ def test_a_region_unregistered_during_inference_serves_until_its_end(server, doo
             thread = threading.Thread(target=ask)
             thread.start()
             eventually(lambda: server.pages("whole", "used") > 0, what="it runs")
-            one.unregister_system_shared_memory(region.name)
+            try:
+                one.unregister_system_shared_memory(region.name)
+            except InferenceServerException as error:
+                assert "in use" in str(error)
             region.write(b"\0" * 8192)
             thread.join()
         assert results[0].as_numpy("text_output").reshape(-1)[0].decode() == reference.text(**long)
-        names = one.get_system_shared_memory_status()
-        status = names if isinstance(names, list) else list(names.regions)
-        assert region.name not in [getattr(r, "name", r) if not isinstance(r, dict) else r["name"] for r in status]
+        # A request that was not released would hold it.
+        eventually(lambda: unregistered(one, region.name), what="nothing holds the region")
 
 
 def test_a_stream_reads_its_prompt_from_shared_memory(server, reference):
