@@ -66,7 +66,9 @@ impl Model {
     /// Rows in a step where nothing is said. A step on a CPU is short enough for decoding neighbours, and for
     /// cancellations, if it has few rows; more than these gain nothing, as its products are at their peak.
     fn default_rows(&self) -> usize {
-        CPU_STEP_ROWS.max(2 * self.folder.target.manifest().limits.max_batch_size)
+        let limits = &self.folder.target.manifest().limits;
+        let at_once = self.settings.max_batch_size.unwrap_or(usize::MAX).min(limits.max_batch_size);
+        CPU_STEP_ROWS.max(2 * at_once)
     }
 
     /// Lets an instance's responder be reached; returns its name.
@@ -107,6 +109,7 @@ impl Model {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
             },
+            max_batch_size: settings.max_batch_size,
             kv_free_fraction: settings.kv_memory_fraction,
             kv_tokens: settings.max_kv_tokens,
             kv_reuse: settings.kv_reuse,

@@ -44,6 +44,8 @@ pub struct Settings {
     pub decoupled: bool,
     /// Instances that are not on a GPU (`instance_group`); they share the cores.
     pub instance_count: usize,
+    /// Requests of a batch (`max_batch_size`), and so many that run at once; `None` is the engine's.
+    pub max_batch_size: Option<usize>,
     /// Threads of an instance; `None` shares the cores out.
     pub threads: Option<usize>,
     /// Draft tokens in a step; `None` adapts.
@@ -103,6 +105,7 @@ impl Default for Settings {
             profile: Profile::Text,
             decoupled: false,
             instance_count: 1,
+            max_batch_size: None,
             threads: None,
             draft_len: None,
             kv_memory_fraction: None,
@@ -128,6 +131,7 @@ impl Settings {
         let mut settings = Self {
             decoupled: config["model_transaction_policy"]["decoupled"].as_bool().unwrap_or(false),
             instance_count: instance_count(config),
+            max_batch_size: max_batch_size(config),
             ..Self::default()
         };
         for (name, parameter) in config["parameters"].as_object().into_iter().flatten() {
@@ -194,6 +198,11 @@ fn value<'a>(name: &str, parameter: &'a Value) -> Result<&'a str> {
 fn is_unfilled(value: &str) -> bool {
     let value = value.trim();
     value.is_empty() || (value.starts_with("${") && value.ends_with('}'))
+}
+
+fn max_batch_size(config: &Value) -> Option<usize> {
+    let size = config["max_batch_size"].as_u64().filter(|&size| size > 0)?;
+    usize::try_from(size).ok()
 }
 
 fn instance_count(config: &Value) -> usize {

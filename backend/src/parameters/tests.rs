@@ -57,6 +57,7 @@ fn every_setting_is_read() {
         profile: Profile::Token,
         decoupled: false,
         instance_count: 1,
+        max_batch_size: None,
         threads: Some(3),
         draft_len: Some(0),
         kv_memory_fraction: Some(0.5),
@@ -188,7 +189,9 @@ fn instances_on_the_cpu_and_the_transaction_policy_are_read() {
             { "kind": "KIND_GPU", "count": 5 },
         ],
         "model_transaction_policy": { "decoupled": true },
+        "max_batch_size": 8,
     }))
     .unwrap();
     assert_eq!((settings.instance_count, settings.decoupled), (3, true));
+    assert_eq!(settings.max_batch_size, Some(8));
 }

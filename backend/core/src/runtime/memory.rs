@@ -37,7 +37,7 @@ pub(super) fn num_pages(
     let page_bytes: usize = [Some(target), draft].into_iter().flatten().map(page_bytes).sum();
     let limits = &target.manifest().limits;
     let per_sequence = pages_for(limits.max_seq_len);
-    let wanted = per_sequence.saturating_mul(limits.max_batch_size);
+    let wanted = per_sequence.saturating_mul(options.max_batch_size(limits));
     let allowed = allowed_pages(options, page_bytes);
     if allowed < per_sequence {
         return Err(Error::Capacity(format!(

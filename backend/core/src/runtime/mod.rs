@@ -40,6 +40,8 @@ pub const MAX_GIVEN_LEN: usize = 16;
 pub struct Options {
     /// Threads of the CPU executor; `None` is one a core.
     pub threads: Option<usize>,
+    /// Sequences that run at once, at most the engine's `max_batch_size`.
+    pub max_batch_size: Option<usize>,
     /// Bytes for the KV caches of target and drafter together. The least of this and the two limits below
     /// counts; without any, a quarter of the machine's free memory. Never more than `max_batch_size` sequences
     /// of `max_seq_len` need.
@@ -66,6 +68,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             threads: None,
+            max_batch_size: None,
             kv_bytes: None,
             kv_free_fraction: None,
             kv_tokens: None,
@@ -76,6 +79,13 @@ impl Default for Options {
             kv_reuse: true,
             isa: None,
         }
+    }
+}
+
+impl Options {
+    /// Sequences that run at once.
+    fn max_batch_size(&self, limits: &EngineLimits) -> usize {
+        limits.max_batch_size.min(self.max_batch_size.unwrap_or(usize::MAX)).max(1)
     }
 }
 
@@ -161,7 +171,7 @@ impl Runtime {
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let config = SchedulerConfig {
-            max_batch_size: limits.max_batch_size,
+            max_batch_size: options.max_batch_size(&limits),
             max_num_tokens,
             max_seq_len: limits.max_seq_len,
             max_draft_len,
