@@ -61,11 +61,13 @@ def test_a_deadline_of_a_grpc_stream(server):
 
 @pytest.mark.parametrize("path", ["generate", "infer"])
 def test_an_http_client_that_waits_no_longer(server, path):
-    body = LONG
+    """Tritonserver 2.51 does not watch the connection of a request that it answers once, so the request may run to
+    its end."""
+    body = asked = {**LONG, "max_tokens": 150}
     if path == "infer":
         tensor = lambda name, kind, value: {"name": name, "datatype": kind, "shape": [1, 1], "data": [value]}
         kinds = {"text_input": "BYTES", "max_tokens": "INT32", "ignore_eos": "BOOL"}
-        body = {"inputs": [tensor(name, kinds[name], value) for name, value in LONG.items()]}
+        body = {"inputs": [tensor(name, kinds[name], value) for name, value in asked.items()]}
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=LIMIT_SECONDS)
     connection.request("POST", f"/v2/models/whole/{path}", json.dumps(body))
     with pytest.raises(TimeoutError):
