@@ -38,26 +38,32 @@ def reference(engine):
 
 @pytest.fixture(scope="module")
 def serve(request):
-    """Starts servers: serve([Model, ...], load=names, args=..., env=...)."""
+    """Starts servers: serve([Model, ...], load=names, args=..., env=...).
+
+    `panics` says that a thread of it may panic, `ends=False` that tritonserver itself is known not to end well after
+    what the test does; it is killed instead.
+    """
     folder = places.SCRATCH / request.module.__name__
     shutil.rmtree(folder, ignore_errors=True)
     servers = []
 
-    def start(models, *, load=None, panics=False, **how):
+    def start(models, *, load=None, panics=False, ends=True, **how):
         here = folder / str(len(servers))
         repository = Repository(here / "repository")
         for model in models:
             repository.add(model)
         names = [model.name for model in models] if load is None else load
         server = Server(repository, here / "log", load=names, **how)
-        server.may_panic = panics
+        server.may_panic, server.must_end = panics, ends
         servers.append(server)
         return server
 
     yield start
     problems = []
     for server in servers:
-        if server.process.poll() is None:
+        if not server.must_end:
+            server.kill()
+        elif server.process.poll() is None:
             code = server.stop()
             if code != 0:
                 problems.append(f"tritonserver ended with {code}; its log: {server.log_path}")

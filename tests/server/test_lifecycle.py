@@ -82,25 +82,26 @@ def test_requests_in_flight_finish_while_their_model_is_reloaded(server, loaded)
         assert stream.rest().good().text == whole
 
 
-@pytest.mark.parametrize("what", ["engine", "parameter", "value"])
-def test_a_failed_reload_says_why_and_leaves_the_old_one_serving(server, reference, loaded, what):
-    before = text(server, "two")
-    wrong = {"parameter": {"draft_length": 4}, "value": {"draft_len": "many"}}
-    if what == "engine":
-        server.repository.damage("two")
-    else:
-        server.repository.add(Model("two", reference.engine, parameters={**POOL, **wrong[what]}))
-    try:
-        error = server.load("two")
-        assert error is not None
-        assert {"engine": "target.engine", "parameter": "draft_length", "value": "draft_len"}[what] in error, error
+def test_a_failed_reload_says_why_and_leaves_the_old_one_serving(serve, engine):
+    """Tritonserver 2.51 counts a model whose reload failed as live for ever, whatever its backend, so it cannot end."""
+    model = Model("one", engine, parameters=POOL)
+    server = serve([model], ends=False)
+    before = text(server)
+    wrong = {"parameter": {"draft_length": 4}, "value": {"draft_len": "many"}, "engine": None}
+    words = {"parameter": "draft_length", "value": "draft_len", "engine": "target.engine"}
+    for what, parameters in wrong.items():
+        if parameters:
+            server.repository.add(Model("one", engine, parameters={**POOL, **parameters}))
+        else:
+            server.repository.damage("one")
+        error = server.load("one")
+        assert error and words[what] in error, error
         assert what != "parameter" or "draft_len" in error.replace("draft_length", ""), "names the nearest known key"
-        assert server.is_ready("two")
-        assert text(server, "two") == before
-    finally:
-        server.repository.add(Model("two", reference.engine, parameters=POOL))
-    assert server.load("two") is None
-    assert text(server, "two") == before
+        assert server.is_ready("one")
+        assert text(server) == before
+        server.repository.add(model)
+        assert server.load("one") is None
+        assert text(server) == before
 
 
 def test_a_first_load_that_fails_leaves_nothing_behind(server, reference):

@@ -59,11 +59,11 @@ class Raw:
             return error.code().name, error.details()
 
     def stream(self, message, timeout=WAIT_SECONDS):
-        """Asks a decoupled model on a stream of its own."""
+        """Asks a decoupled model on a stream of its own. It is read to its end: one that is dropped after Triton's
+        core refused its request keeps the model of a tritonserver 2.51 for ever."""
         try:
-            for response in self.stub.ModelStreamInfer(iter([message]), timeout=timeout):
-                if response.error_message:
-                    return "ERROR", response.error_message
-            return "OK", None
+            responses = list(self.stub.ModelStreamInfer(iter([message]), timeout=timeout))
+            errors = [response.error_message for response in responses if response.error_message]
+            return ("ERROR", errors[0]) if errors else ("OK", None)
         except grpc.RpcError as error:
             return error.code().name, error.details()
