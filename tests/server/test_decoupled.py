@@ -78,7 +78,7 @@ def test_responses_of_many_requests_on_one_stream_keep_their_order_and_ids(serve
         while len(finals) < len(cases):
             result, error = arrived.get(timeout=client.WAIT_SECONDS)
             assert error is None, error
-            reply = client._reply(result)
+            reply = client.reply_of(result)
             assert reply.id not in finals, "a response after the final one"
             texts[reply.id] = texts.get(reply.id, "") + (reply.text() or "")
             if reply.final:
@@ -100,7 +100,7 @@ def test_requests_on_one_stream_run_at_once(server):
         while len(order) < 2:
             result, error = arrived.get(timeout=client.WAIT_SECONDS)
             assert error is None, error
-            reply = client._reply(result)
+            reply = client.reply_of(result)
             order += [reply.id] * reply.final
         grpc.stop_stream()
     assert order == ["short", "long"]
@@ -146,11 +146,11 @@ def test_an_error_leaves_the_stream_open_for_others(server, reference):
             grpc.async_stream_infer("stream", client.tensors(grpcclient, asked), enable_empty_final_response=True)
             while True:
                 result, error = arrived.get(timeout=client.WAIT_SECONDS)
-                if error is not None or client._reply(result).final:
+                if error is not None or client.reply_of(result).final:
                     break
         grpc.stop_stream()
     assert error is None
-    assert client._reply(result).text() == reference.text(**ASKED)
+    assert client.reply_of(result).text() == reference.text(**ASKED)
 
 
 def test_wrong_shapes_are_refused(server):

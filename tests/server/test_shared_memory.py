@@ -219,4 +219,4 @@ def test_a_stream_reads_its_prompt_from_shared_memory(server, reference):
         assert done.wait(60)
         one.stop_stream()
         one.unregister_system_shared_memory(region.name)
-    assert "".join(client._reply(result).text() or "" for result, _ in arrived) == expected == reference.text(**ASKED)
+    assert "".join(client.reply_of(result).text() or "" for result, _ in arrived) == expected == reference.text(**ASKED)

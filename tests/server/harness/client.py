@@ -108,7 +108,7 @@ class Answer:
         return self
 
 
-def _reply(result, final=None):
+def reply_of(result, final=None):
     message = result.get_response()
     names = [output["name"] if isinstance(output, dict) else output.name for output in _outputs(message)]
     outputs = {name: result.as_numpy(name) for name in names}
@@ -146,7 +146,7 @@ class Stream:
             self.answer.error, self.answer.status = error.message(), error.status()
             self.done = True
             return None
-        reply = _reply(result)
+        reply = reply_of(result)
         self.answer.replies.append(reply)
         self.done = reply.final
         return reply
@@ -188,7 +188,7 @@ def grpc_infer(server, model, options, *, flat=False, **how):
             result = client.infer(model, tensors(grpcclient, options, flat), **how)
         except InferenceServerException as error:
             return Answer(error=error.message(), status=error.status())
-        return Answer([_reply(result, final=True)])
+        return Answer([reply_of(result, final=True)])
 
 
 def http_infer(server, model, options, *, flat=False, **how):
@@ -197,7 +197,7 @@ def http_infer(server, model, options, *, flat=False, **how):
             result = client.infer(model, tensors(httpclient, options, flat), **how)
         except InferenceServerException as error:
             return Answer(error=error.message(), status=error.status())
-        return Answer([_reply(result, final=True)])
+        return Answer([reply_of(result, final=True)])
 
 
 def _body(options):
