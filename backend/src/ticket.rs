@@ -139,7 +139,8 @@ impl Ticket {
 
     /// Sends what has come, if it is time to.
     fn respond(&mut self, row_idx: usize, done: bool, home: &Home<'_>) -> Result<(), Error> {
-        let sends = done || (self.call.streams && self.rows[row_idx].has_news(home.profile()));
+        let row = &self.rows[row_idx];
+        let sends = done || (self.call.streams && row.is_settled() && row.has_news(home.profile()));
         if !sends {
             return Ok(());
         }
@@ -310,6 +311,12 @@ impl Progress {
             times: self.times,
         });
         Ok(())
+    }
+
+    /// Whether it is not on its way out: a row that has met its stop word waits for its ending, which goes with its
+    /// last text.
+    fn is_settled(&self) -> bool {
+        !self.stopped || self.ended
     }
 
     /// Whether there is something to show to a client that streams.

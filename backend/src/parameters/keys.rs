@@ -67,7 +67,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
-        "`0.9`, CPU `0.25`",
+        "`0.25`",
         fraction,
         "part of the free memory for the KV cache",
     ),
