@@ -22,16 +22,25 @@ SHORT = dict(text_input="A short story:", max_tokens=4)
 LONG_PROMPT = dict(text_input="one two three four five six seven eight nine ten " * 90, max_tokens=8, stream=True)
 
 
+NARROW = {"max_tokens_in_paged_kv_cache": 1024, "max_queue_size": 1, "enable_kv_cache_reuse": "false"}
+
+
 @pytest.fixture(scope="module")
 def server(serve, engine):
-    narrow = {"max_tokens_in_paged_kv_cache": 1024, "max_queue_size": 1, "enable_kv_cache_reuse": "false"}
     chunked = {"max_tokens_in_paged_kv_cache": 2048, "max_num_tokens": 64, "enable_kv_cache_reuse": "false"}
     return serve([
-        Model("narrow", engine, parameters=narrow),
-        Model("whole", engine, decoupled=False, parameters=narrow),
+        Model("narrow", engine, parameters=NARROW),
+        Model("whole", engine, decoupled=False, parameters=NARROW),
         Model("chunked", engine, parameters=chunked),
         Model("cached", engine, parameters={"max_tokens_in_paged_kv_cache": 2048}),
     ])
+
+
+@pytest.fixture(scope="module")
+def impatient(serve, engine):
+    """For streams that end before their request has reached the backend: tritonserver 2.51 keeps the model of such a
+    one now and then, whatever its backend, and cannot end."""
+    return serve([Model("narrow", engine, parameters=NARROW)], ends=False)
 
 
 def cancelled(server, model):
@@ -114,8 +123,9 @@ def test_in_the_queue_of_the_backend(server):
             running.cancel()
 
 
-def test_in_the_queue_of_triton(server):
+def test_in_the_queue_of_triton(impatient):
     """With one running and one waiting inside, a third blocks the instance and a fourth stays in Triton."""
+    server = impatient
     long = {**LONG, "max_tokens": 900}
     with Counted(server, "narrow", 4):
         streams = [client.Stream(server, "narrow", long)]
@@ -145,7 +155,8 @@ def test_at_the_last_token(server):
         pass
 
 
-def test_at_once_after_sending(server):
+def test_at_once_after_sending(impatient):
+    server = impatient
     before = ended(server, "narrow")
     for _ in range(10):
         with client.Stream(server, "narrow", LONG) as stream:
