@@ -27,13 +27,16 @@ NARROW = {"max_tokens_in_paged_kv_cache": 1024, "max_queue_size": 1, "enable_kv_
 
 @pytest.fixture(scope="module")
 def server(serve, engine):
+    """It may not end: about once in ten runs tritonserver 2.51 keeps `narrow` after these races. With the python backend a
+    stream that is cancelled at once keeps its model; which of the streams here does is not known. What the backend
+    holds is checked by its pages and counts."""
     chunked = {"max_tokens_in_paged_kv_cache": 2048, "max_num_tokens": 64, "enable_kv_cache_reuse": "false"}
     return serve([
         Model("narrow", engine, parameters=NARROW),
         Model("whole", engine, decoupled=False, parameters=NARROW),
         Model("chunked", engine, parameters=chunked),
         Model("cached", engine, parameters={"max_tokens_in_paged_kv_cache": 2048}),
-    ])
+    ], ends=False)
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ class Server:
 
     def wait_ready(self, seconds=START_SECONDS):
         deadline = time.monotonic() + seconds
-        while not self.is_ready():
+        while not (self.is_ready() and self.tells_metrics()):
             if time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"tritonserver is not ready after {seconds} s:\n{self.log[-4000:]}")
@@ -86,6 +86,13 @@ class Server:
         path = f"/v2/models/{model}/ready" if model else "/v2/health/ready"
         try:
             return self.http("GET", path)[0] == 200
+        except OSError:
+            return False
+
+    def tells_metrics(self):
+        """Their port opens a moment after the others."""
+        try:
+            return self.http("GET", "/metrics", port=self.metrics_port)[0] == 200
         except OSError:
             return False
 
