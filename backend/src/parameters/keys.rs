@@ -67,7 +67,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
-        "`0.25`",
+        "a quarter",
         fraction,
         "part of the free memory for the KV cache",
     ),
