@@ -51,12 +51,17 @@ class Reference:
         if not file.is_file():
             with open(self.folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                run = subprocess.run(
-                    [places.spec_build(), "try", self.engine, *arguments], capture_output=True, text=True
-                )
-            assert run.returncode == 0, run.stderr
-            file.write_text(run.stdout)
+                if not file.is_file():
+                    self._run(arguments, file)
         return json.loads(file.read_text())
+
+    def _run(self, arguments, file):
+        """The file appears whole: other threads and processes look for it without the lock."""
+        run = subprocess.run([places.spec_build(), "try", self.engine, *arguments], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr
+        partial = file.with_suffix(".partial")
+        partial.write_text(run.stdout)
+        partial.rename(file)
 
     def text(self, **options):
         return self.ask(**options)["text"]
