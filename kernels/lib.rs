@@ -1,7 +1,9 @@
 //! The CUDA sources of the project as text, and one hash over them.
 //!
 //! `spec-build` compiles them; an engine records [`HASH`], so that an engine and a server which
-//! disagree about the kernels say so. There are no CUDA kernels yet: the table is empty.
+//! disagree about the kernels say so.
+
+mod variant;
 
 mod sources {
     #![allow(missing_docs, unreachable_pub)]
@@ -13,3 +15,5 @@ pub use sources::SOURCES;
 
 /// A short hash over the names and texts of all sources.
 pub use sources::HASH;
+
+pub use variant::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};

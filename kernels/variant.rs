@@ -1,0 +1,112 @@
+//! A kernel with its compile-time constants. Builder, executor and emulator name compiled code by it.
+
+use std::fmt;
+
+/// One `.cu` file and the defines that it is compiled with.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Variant {
+    /// Stem of the file, and name of its entry.
+    pub kernel: &'static str,
+    /// Names and values, in a fixed order.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+/// A number format as the kernels spell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Format {
+    /// e4m3 with scales.
+    Fp8,
+    /// Half precision.
+    Fp16,
+}
+
+/// What the few-row product does with its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Epilogue {
+    /// Rotates queries and keys, writes keys and values to the cache; of heads of this many elements.
+    Qkv {
+        /// 64 or 128.
+        head_dim: usize,
+    },
+    /// Plain sums.
+    Raw,
+    /// Adds to the residual stream.
+    Residual,
+    /// silu(gate) * up.
+    SwiGlu,
+    /// Logits, and the best of each tile.
+    Head,
+}
+
+/// Rows that the few-row products are compiled for, ascending.
+pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
+
+/// Most query heads of a key head.
+pub const MAX_GROUP: usize = 16;
+
+impl Format {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fp8 => "FP8",
+            Self::Fp16 => "FP16",
+        }
+    }
+}
+
+impl Variant {
+    /// The product of few rows with a packed matrix, for at most `rows` rows, one of [`GEMM_ROWS`].
+    pub fn gemm(weight: Format, rows: usize, epilogue: Epilogue) -> Self {
+        assert!(GEMM_ROWS.contains(&rows), "no product is compiled for {rows} rows");
+        let name = match epilogue {
+            Epilogue::Qkv { .. } => "QKV",
+            Epilogue::Raw => "RAW",
+            Epilogue::Residual => "RESIDUAL",
+            Epilogue::SwiGlu => "SWIGLU",
+            Epilogue::Head => "HEAD",
+        };
+        let mut defines = vec![
+            ("WEIGHT", weight.name().into()),
+            ("ROWS", rows.to_string()),
+            ("EPILOGUE", name.into()),
+        ];
+        if let Epilogue::Qkv { head_dim } = epilogue {
+            defines.push(("HEAD_DIM", head_dim.to_string()));
+        }
+        Self { kernel: "gemm", defines }
+    }
+
+    /// The token rows of the embedding.
+    pub fn embed(weight: Format) -> Self {
+        Self { kernel: "embed", defines: vec![("WEIGHT", weight.name().into())] }
+    }
+
+    /// Head norms and rotation of what the plain product wrote.
+    pub fn rope(kv: Format, head_dim: usize) -> Self {
+        let defines = vec![("KV", kv.name().into()), ("HEAD_DIM", head_dim.to_string())];
+        Self { kernel: "rope", defines }
+    }
+
+    /// Attention of `group` query heads a key head.
+    pub fn attention(kv: Format, head_dim: usize, group: usize) -> Self {
+        assert!((1..=MAX_GROUP).contains(&group), "{group} query heads share a key head");
+        let defines = vec![
+            ("KV", kv.name().into()),
+            ("HEAD_DIM", head_dim.to_string()),
+            ("GROUP", group.to_string()),
+        ];
+        Self { kernel: "attention", defines }
+    }
+
+    /// A kernel without compile-time constants.
+    pub fn plain(kernel: &'static str) -> Self {
+        Self { kernel, defines: Vec::new() }
+    }
+}
+
+impl fmt::Display for Variant {
+    /// Such as `gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=HEAD`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.kernel)?;
+        self.defines.iter().try_for_each(|(name, value)| write!(f, ".{name}={value}"))
+    }
+}
