@@ -101,6 +101,8 @@ pub enum SectionKind {
     Scale,
     /// An f32 vector: a norm weight or a bias.
     Vector,
+    /// Compiled code.
+    Code,
 }
 
 /// A run of bytes in the file.

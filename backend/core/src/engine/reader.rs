@@ -118,6 +118,19 @@ impl Engine {
         Ok(())
     }
 
+    /// The architecture whose code suits a GPU best: of those that run there, the newest. Refuses as
+    /// [`require_cuda`](Self::require_cuda) does.
+    pub fn cuda_arch(&self, capability: (u32, u32), driver: u32) -> Result<&str> {
+        let (major, minor) = capability;
+        self.require_cuda(major, minor, driver)?;
+        let Device::Cuda { archs, .. } = &self.manifest.device else {
+            unreachable!("an engine for the cpu was refused");
+        };
+        let running = archs.iter().filter(|arch| runs_on(arch, major, minor));
+        // Names of one generation sort by their minor version, and code for its own features comes last.
+        Ok(running.max().expect("an engine without code for the GPU was refused"))
+    }
+
     /// Reads every section and compares its hash; `progress` gets the bytes done so far.
     pub fn verify_hashes(&self, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut done = 0;

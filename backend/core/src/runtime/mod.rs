@@ -2,6 +2,7 @@
 
 mod folder;
 mod memory;
+mod placement;
 mod text;
 
 #[cfg(test)]
@@ -9,20 +10,22 @@ mod tests;
 
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
 pub use memory::Memory;
+pub use placement::OpenGpu;
 pub use text::{TextChunk, TextStream};
 
+use placement::Placement;
+
 use crate::adapt::{DraftPolicy, Tuner};
-use crate::batch::{Executor, Forward};
+use crate::batch::Executor;
 use crate::draft::{self, Drafter};
 use crate::engine::{DrafterKind, Engine, Limits as EngineLimits};
-use crate::exec::Host;
-use crate::exec::cpu::{self, Isa, Pool};
+use crate::exec::cpu::Isa;
+use crate::exec::{Host, cuda};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::time::Instant;
 
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
@@ -62,6 +65,10 @@ pub struct Options {
     pub kv_reuse: bool,
     /// Instruction set of the CPU executor; `None` is the best this machine has.
     pub isa: Option<Isa>,
+    /// Number of the GPU that an engine for GPUs runs on.
+    pub gpu: usize,
+    /// Number of the GPU of the drafter; `None` is that of the target.
+    pub draft_gpu: Option<usize>,
 }
 
 impl Default for Options {
@@ -78,6 +85,8 @@ impl Default for Options {
             admission: AdmissionPolicy::default(),
             kv_reuse: true,
             isa: None,
+            gpu: 0,
+            draft_gpu: None,
         }
     }
 }
@@ -139,23 +148,24 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Loads a target and the drafter that it names.
+    /// Loads a target and the drafter that it names onto the devices that they were built for.
     pub fn load(target: &Engine, options: &Options) -> Result<Self> {
+        Self::load_on(target, options, &|ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?)))
+    }
+
+    /// As `load`, with GPUs that `open` gives for their numbers.
+    pub fn load_on(target: &Engine, options: &Options, open: OpenGpu<'_>) -> Result<Self> {
         let draft = target.open_drafter()?;
         let manifest = target.manifest();
-        let pool = Arc::new(Pool::new(options.threads.unwrap_or_else(num_cores)));
-        let isa = options.isa.unwrap_or_else(Isa::detect);
-        let num_pages = memory::num_pages(target, draft.as_ref(), options)?;
-        let load = |engine: &Engine| -> Result<Box<dyn Forward>> {
-            Ok(Box::new(cpu::Model::load(engine, num_pages, isa, Arc::clone(&pool))?))
-        };
+        let placement = Placement::new(target, draft.as_ref(), options, open)?;
+        let num_pages = memory::num_pages(&manifest.limits, &placement.sources()?, options)?;
         let drafter: Option<Box<dyn Drafter>> = match (&manifest.drafter, &draft) {
             (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
                 Some(Box::new(draft::Ngram::new(*max_ngram, *min_ngram)))
             }
             (_, Some(engine)) => {
                 let vocab_size = manifest.model.vocab_size.min(engine.manifest().model.vocab_size);
-                let model = draft::Model::new(load(engine)?, vocab_size);
+                let model = draft::Model::new(placement.load(1, num_pages)?, vocab_size);
                 match options.draft_policy {
                     DraftPolicy::Fixed => Some(Box::new(model)),
                     DraftPolicy::Adaptive => Some(Box::new(draft::Combined::new(
@@ -186,7 +196,7 @@ impl Runtime {
             Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), draft_costs);
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
-            executor: Box::new(Host::new(load(target)?, drafter)),
+            executor: Box::new(Host::new(placement.load(0, num_pages)?, drafter)),
             limits: EngineLimits { max_draft_len, ..limits },
             memory: Memory::of(target, draft.as_ref(), num_pages),
             vocab_size: manifest.model.vocab_size,
