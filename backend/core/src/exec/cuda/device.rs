@@ -2,6 +2,7 @@
 //! emulator. Work is issued in order to one queue; only `read` and `wait` wait for it.
 #![allow(unsafe_code)]
 
+use super::params::Plain;
 use crate::Result;
 use std::ptr::NonNull;
 
@@ -42,6 +43,19 @@ pub struct Shared {
 
 // SAFETY: a plain address of memory that is not bound to a thread; who reads or writes through it sees to order.
 unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Copies values out, from `offset` bytes on. What the device wrote is seen once it was waited for.
+    pub fn copy_to<T: Plain>(&self, offset: usize, out: &mut [T]) {
+        let bytes = size_of_val(out);
+        assert!(offset + bytes <= self.len, "{bytes} bytes at {offset} of {}", self.len);
+        // SAFETY: the range lies inside, by the assertion; any bytes are a `Plain` value.
+        unsafe {
+            let from = self.host.as_ptr().add(offset);
+            from.copy_to_nonoverlapping(out.as_mut_ptr().cast(), bytes);
+        }
+    }
+}
 
 /// One kernel over a grid.
 #[derive(Clone, Debug)]

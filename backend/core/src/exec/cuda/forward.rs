@@ -57,6 +57,7 @@ impl OnHost {
             num_rows: tables.rows.len(),
             num_tiles: tables.tiles.len(),
             num_logits: tables.logit_rows.len(),
+            pages: work.pages,
             max_pages: tables.max_pages,
         };
         for launch in self.model.pass(&pass) {

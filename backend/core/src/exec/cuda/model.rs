@@ -45,6 +45,8 @@ pub struct Pass {
     pub num_tiles: usize,
     /// Rows that want logits, the first entries of `logit_rows`.
     pub num_logits: usize,
+    /// u32 `[sequences][max_pages]`.
+    pub pages: Address,
     /// Width of the page table.
     pub max_pages: usize,
 }
@@ -240,7 +242,7 @@ impl Steps<'_> {
             output: at(product.output, first, product.output_bytes),
             cache: product.cache,
             rope: model.rope,
-            pages: work.pages,
+            pages: self.pass.pages,
             best: at(product.best, first, if product.best == 0 { 0 } else { 8 * vocab_tiles }),
             eps: model.config.rms_norm_eps,
             k_scale: 1.0,
@@ -252,7 +254,6 @@ impl Steps<'_> {
             num_kv_heads: model.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
             kv: model.kv_format(),
-            unused: [0; 4],
         };
         let idx = shape::gemm_rows_idx(num_rows);
         let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx]);
@@ -267,11 +268,11 @@ impl Steps<'_> {
             input: work.raw,
             q_norm: layer.q_norm,
             k_norm: layer.k_norm,
-            rows: work.rows,
-            output: work.queries,
-            cache,
             rope: model.rope,
-            pages: work.pages,
+            rows: work.rows,
+            pages: self.pass.pages,
+            queries: work.queries,
+            cache,
             eps: model.config.rms_norm_eps,
             k_scale: 1.0,
             v_scale: 1.0,
@@ -291,7 +292,7 @@ impl Steps<'_> {
             cache,
             rows: work.rows,
             tiles: work.tiles,
-            pages: work.pages,
+            pages: self.pass.pages,
             output: work.attended,
             partials: work.attention_partials,
             arrivals: work.attention_arrivals,

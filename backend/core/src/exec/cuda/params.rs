@@ -32,7 +32,7 @@ macro_rules! plain {
 plain! {
     u8: 1, u16: 2, u32: 4, f32: 4,
     Row: 32, Tile: 8, Best: 8,
-    EmbedParams: 40, GemmParams: 168, RopeParams: 96, AttentionParams: 96,
+    EmbedParams: 40, GemmParams: 152, RopeParams: 96, AttentionParams: 96,
 }
 
 /// One row of a forward pass.
@@ -165,8 +165,6 @@ pub struct GemmParams {
     pub max_pages: u32,
     /// 1 for an FP8 cache, 2 for FP16.
     pub kv: u32,
-    /// Zero.
-    pub unused: [u32; 4],
 }
 
 /// Of `rope.cu`.
@@ -179,16 +177,16 @@ pub struct RopeParams {
     pub q_norm: Address,
     /// Weights of the norm of each key head.
     pub k_norm: Address,
-    /// [`Row`]s.
-    pub rows: Address,
-    /// f16 `[rows][queries]`.
-    pub output: Address,
-    /// The layer's KV cache.
-    pub cache: Address,
     /// f32 `[positions][head_dim]`: cosines, then sines.
     pub rope: Address,
+    /// [`Row`]s.
+    pub rows: Address,
     /// u32 `[sequences][max_pages]`.
     pub pages: Address,
+    /// f16 `[rows][queries]`.
+    pub queries: Address,
+    /// The layer's KV cache.
+    pub cache: Address,
     /// Of the norm.
     pub eps: f32,
     /// Keys are multiplied by it before they are stored in FP8.

@@ -30,15 +30,21 @@ pub fn gemm_rows_idx(rows: usize) -> usize {
 
 /// Inputs that a few-row product stages at a time.
 fn staged_inputs(rows: usize) -> usize {
-    if rows == GEMM_ROWS[0] { 2048 } else { 1024 }
+    match rows {
+        8 => 2048,
+        16 => 1024,
+        _ => 512,
+    }
 }
 
 /// Shared memory of a few-row product of `rows` rows, one of [`GEMM_ROWS`].
 pub fn gemm_shared_bytes(rows: usize) -> u32 {
     let ring = STAGES * UNIT_BYTES;
-    let sums = 4 * TILE_OUTPUTS * rows * size_of::<f32>();
-    let inputs = rows * (staged_inputs(rows) + 8) * size_of::<u16>();
-    (ring + sums + inputs + 1024) as u32
+    let inputs = rows * (staged_inputs(rows) + 16) * size_of::<u16>();
+    let sums = 2 * rows * (TILE_OUTPUTS + 4) * size_of::<f32>();
+    let factors = rows * size_of::<f32>();
+    let barriers = 2 * STAGES * size_of::<u64>();
+    (ring + inputs + sums + factors + barriers + 16) as u32
 }
 
 /// f32 values of a product's workspace for columns that blocks share: two a block.
