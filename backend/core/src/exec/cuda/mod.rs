@@ -1,0 +1,3 @@
+//! The executor for NVIDIA GPUs.
+
+pub mod kv;
