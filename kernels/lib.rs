@@ -16,4 +16,4 @@ pub use sources::SOURCES;
 /// A short hash over the names and texts of all sources.
 pub use sources::HASH;
 
-pub use variant::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
+pub use variant::{ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};

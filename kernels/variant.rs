@@ -38,6 +38,10 @@ pub enum Epilogue {
     Head,
 }
 
+/// Architectures that the kernels are written for. Code for `sm_90a` and the two after it runs on exactly that
+/// compute capability, code for the others also on later ones of the same major version.
+pub const ARCHS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
+
 /// Rows that the few-row products are compiled for, ascending.
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 
@@ -73,6 +77,12 @@ impl Variant {
             defines.push(("HEAD_DIM", head_dim.to_string()));
         }
         Self { kernel: "gemm", defines }
+    }
+
+    /// The same for one shape alone, `n` outputs of `k` inputs: the compiler knows every trip count.
+    pub fn with_shape(mut self, n: usize, k: usize) -> Self {
+        self.defines.extend([("SHAPE_N", n.to_string()), ("SHAPE_K", k.to_string())]);
+        self
     }
 
     /// The token rows of the embedding.

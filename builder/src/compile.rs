@@ -84,7 +84,7 @@ impl Job<'_> {
     }
 
     fn weight(&self, writer: &EngineWriter) -> Result<()> {
-        let dtype = self.section.dtype;
+        let dtype = self.dtype();
         let &[n, k] = &self.section.shape[..] else { unreachable!("a weight has two dimensions") };
         let keeps_fp8 = dtype == Dtype::Fp8 && self.is_fp8_by_row(k)?;
         let mut section = writer.section(&self.section.name);
@@ -117,6 +117,10 @@ impl Job<'_> {
         Ok(())
     }
 
+    fn dtype(&self) -> Dtype {
+        self.section.dtype.expect("weights have a number format")
+    }
+
     /// Whether all sources hold e4m3 bytes with a scale that is constant along each row.
     fn is_fp8_by_row(&self, k: usize) -> Result<bool> {
         let mut row = vec![0; k];
@@ -133,7 +137,7 @@ impl Job<'_> {
             let out = &mut out[to.start * k..to.end * k];
             self.checkpoint.read_rows(name, from.clone(), out)?;
             self.checkpoint.check_finite(name, from.start, out)?;
-            if self.section.dtype == Dtype::Fp16 {
+            if self.dtype() == Dtype::Fp16 {
                 let largest = out.iter().fold(0f32, |most, value| most.max(value.abs()));
                 ensure!(
                     largest <= FP16_MAX,

@@ -75,12 +75,14 @@ pub struct Plan {
     pub precision: Precision,
     /// Number formats of the draft.
     pub draft_precision: Precision,
+    /// Where the engines run.
+    pub device: Device,
 }
 
 impl Plan {
     /// Opens the checkpoints and settles the defaults.
     pub fn new(args: &ModelArgs) -> Result<Self> {
-        require_cpu(&args.device)?;
+        let device = device(&args.device)?;
         let target = Checkpoint::open(&args.target).context("target")?;
         let draft = match &args.draft {
             DraftSource::Model(path) => Some(Checkpoint::open(path).context("draft")?),
@@ -101,6 +103,7 @@ impl Plan {
             draft,
             drafter,
             limits,
+            device,
         })
     }
 
@@ -110,7 +113,7 @@ impl Plan {
         Manifest {
             builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
             kernels: spec_kernels::HASH.into(),
-            device: Device::Cpu,
+            device: self.device.clone(),
             role,
             identity: String::new(),
             drafter: match role {
@@ -134,13 +137,13 @@ impl Plan {
     }
 }
 
-fn require_cpu(device: &str) -> Result<()> {
-    match device {
-        "cpu" => Ok(()),
-        _ if device.starts_with("cuda") => {
-            bail!("--device {device}: CUDA engines are not built yet; --device cpu is")
+fn device(text: &str) -> Result<Device> {
+    match text {
+        "cpu" => Ok(Device::Cpu),
+        _ if text.starts_with("cuda") => {
+            bail!("--device {text}: CUDA engines are not built yet; --device cpu is")
         }
-        _ => bail!("--device {device}: expected `cpu` or `cuda:ARCH[,ARCH...]`"),
+        _ => bail!("--device {text}: expected `cpu` or `cuda:ARCH[,ARCH...]`"),
     }
 }
 

@@ -70,12 +70,15 @@ fn report(engines: &Engines) -> Result<String> {
         writeln!(text)?;
     }
     let manifests = engines.iter().map(Engine::manifest);
-    let sizes: Vec<(String, Sizes)> = manifests
-        .map(|manifest| (role(manifest), Sizes::new(&manifest.model, &manifest.precision)))
-        .collect();
+    let sizes: Vec<(String, Sizes)> =
+        manifests.map(|manifest| (role(manifest), sizes_of(manifest))).collect();
     let columns: Vec<_> = sizes.iter().map(|(role, sizes)| (role.as_str(), sizes)).collect();
     write!(text, "{}", sizes::table(&columns))?;
     Ok(text)
+}
+
+fn sizes_of(manifest: &Manifest) -> Sizes {
+    Sizes::new(&manifest.model, &manifest.precision, &manifest.device)
 }
 
 fn role(manifest: &Manifest) -> String {
@@ -92,7 +95,7 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         identity,
         drafter,
         target,
-        model,
+        model: _,
         precision,
         limits,
         tokenizer,
@@ -101,7 +104,7 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         costs,
         sections,
     } = engine.manifest();
-    let sizes = Sizes::new(model, precision);
+    let sizes = sizes_of(engine.manifest());
     writeln!(text, "{}: a {}", engine.path().display(), role(engine.manifest()))?;
     let mut fact = |name: &str, value: String| writeln!(text, "  {name:<11} {value}");
     fact("built by", format!("{builder}, kernels {kernels}"))?;

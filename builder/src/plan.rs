@@ -69,8 +69,9 @@ impl Machine {
 }
 
 fn report(plan: &Plan, args: &PlanArgs, machine: &Machine, bandwidth: f64) -> Result<String> {
-    let target = Sizes::new(&plan.target.config, &plan.precision);
-    let draft = plan.draft.as_ref().map(|d| Sizes::new(&d.config, &plan.draft_precision));
+    let target = Sizes::new(&plan.target.config, &plan.precision, &plan.device);
+    let draft =
+        plan.draft.as_ref().map(|d| Sizes::new(&d.config, &plan.draft_precision, &plan.device));
     let mut engines = vec![("target", &target)];
     engines.extend(draft.iter().map(|sizes| ("draft", sizes)));
     let mut text = sizes::table(&engines).to_string();

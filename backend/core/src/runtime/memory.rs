@@ -88,7 +88,7 @@ pub(super) fn page_bytes(engine: &Engine) -> usize {
         Device::Cpu => {
             KvCache::page_bytes(precision.kv, model.num_layers, model.num_kv_heads, model.head_dim)
         }
-        Device::Cuda { .. } => cuda::page_bytes(model, precision),
+        Device::Cuda { .. } => cuda::kv::page_bytes(precision.kv, model),
     }
 }
 

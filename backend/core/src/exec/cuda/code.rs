@@ -3,9 +3,8 @@
 use super::device::{Device, Kernel};
 use super::shape;
 use crate::Result;
-use crate::engine::{Engine, Manifest};
-use crate::model::Dtype;
-use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant};
+use crate::engine::{Engine, Kernels, Matrix, code_section};
+use spec_kernels::{GEMM_ROWS, Variant};
 
 /// A product compiled for each number of rows.
 pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
@@ -14,64 +13,68 @@ pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Code {
     /// Token rows.
-    pub embed: Kernel,
+    pub(super) embed: Kernel,
     /// Queries, keys and values: with the rotation, or plain where `rope` follows.
-    pub qkv: ByRows,
+    pub(super) qkv: ByRows,
     /// Head norms and rotation, for models that have head norms.
-    pub rope: Option<Kernel>,
+    pub(super) rope: Option<Kernel>,
     /// Attention.
-    pub attention: Kernel,
-    /// Output of the attention, and down.
-    pub residual: ByRows,
+    pub(super) attention: Kernel,
+    /// Output of the attention.
+    pub(super) out: ByRows,
     /// Gate and up.
-    pub gate_up: ByRows,
+    pub(super) gate_up: ByRows,
+    /// Down.
+    pub(super) down: ByRows,
     /// The head.
-    pub head: ByRows,
+    pub(super) head: ByRows,
 }
 
 impl Code {
     /// Loads what a pass of the engine's model needs.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let mut loader = Loader::new(engine, device)?;
-        let manifest = engine.manifest();
-        let (model, precision) = (&manifest.model, &manifest.precision);
-        let weights = format(precision.weights);
-        let qkv = qkv_epilogue(manifest);
-        let rope = Variant::rope(format(precision.kv), model.head_dim);
-        let group = model.num_heads / model.num_kv_heads;
+        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
+        let kernels = Kernels { model, precision };
+        let attention = shape::attention_shared_bytes(precision.kv, model.head_dim);
         Ok(Self {
-            embed: loader.load(&Variant::embed(format(precision.head)), 0)?,
-            qkv: loader.by_rows(weights, qkv)?,
-            rope: model.qk_norm.then(|| loader.load(&rope, 0)).transpose()?,
-            attention: loader.load(
-                &Variant::attention(format(precision.kv), model.head_dim, group),
-                shape::attention_shared_bytes(format(precision.kv), model.head_dim),
-            )?,
-            residual: loader.by_rows(weights, Epilogue::Residual)?,
-            gate_up: loader.by_rows(weights, Epilogue::SwiGlu)?,
-            head: loader.by_rows(format(precision.head), Epilogue::Head)?,
+            embed: loader.load(&kernels.embed(), 0)?,
+            qkv: loader.by_rows(&kernels, Matrix::Qkv)?,
+            rope: kernels.rope().map(|rope| loader.load(&rope, 0)).transpose()?,
+            attention: loader.load(&kernels.attention(), attention)?,
+            out: loader.by_rows(&kernels, Matrix::Out)?,
+            gate_up: loader.by_rows(&kernels, Matrix::GateUp)?,
+            down: loader.by_rows(&kernels, Matrix::Down)?,
+            head: loader.by_rows(&kernels, Matrix::Head)?,
         })
     }
 }
 
-fn qkv_epilogue(manifest: &Manifest) -> Epilogue {
-    match manifest.model.qk_norm {
-        true => Epilogue::Raw,
-        false => Epilogue::Qkv { head_dim: manifest.model.head_dim },
-    }
+/// The kernels that turn passes into steps.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepCode {
+    /// Tables of a pass.
+    pub(super) rows: Kernel,
+    /// From logits to decisions.
+    pub(super) sample: Kernel,
+    /// From decisions to tokens.
+    pub(super) accept: Kernel,
 }
 
-/// A number format of a CUDA engine, which has only these.
-pub(super) fn format(dtype: Dtype) -> Format {
-    match dtype {
-        Dtype::Fp8 => Format::Fp8,
-        Dtype::Fp16 => Format::Fp16,
-        other => unreachable!("a CUDA engine has no {}", other.name()),
+impl StepCode {
+    /// Loads them.
+    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        let mut loader = Loader::new(engine, device)?;
+        Ok(Self {
+            rows: loader.load(&Variant::plain("rows"), 0)?,
+            sample: loader.load(&Variant::plain("sample"), shape::SAMPLE_SHARED_BYTES)?,
+            accept: loader.load(&Variant::plain("accept"), 0)?,
+        })
     }
 }
 
 /// Loads code sections of one architecture.
-pub(super) struct Loader<'a> {
+struct Loader<'a> {
     engine: &'a Engine,
     arch: &'a str,
     device: &'a mut dyn Device,
@@ -79,25 +82,25 @@ pub(super) struct Loader<'a> {
 
 impl<'a> Loader<'a> {
     /// Finds the architecture that suits the device.
-    pub(super) fn new(engine: &'a Engine, device: &'a mut dyn Device) -> Result<Self> {
+    fn new(engine: &'a Engine, device: &'a mut dyn Device) -> Result<Self> {
         let description = device.describe();
-        let arch = engine.cuda_arch(description.capability, description.driver)?;
+        let (major, minor) = description.capability;
+        let arch = engine.require_cuda(major, minor, description.driver)?;
         Ok(Self { engine, arch, device })
     }
 
     /// Loads a variant that uses up to `shared_bytes`.
-    pub(super) fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel> {
-        let name = variant.to_string();
-        let code = self.engine.section(&format!("code.{}.{name}", self.arch));
-        self.device.load(&name, variant.kernel, code, shared_bytes)
+    fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel> {
+        let code = self.engine.section(&code_section(self.arch, variant));
+        self.device.load(&variant.to_string(), variant.kernel, code, shared_bytes)
     }
 
-    fn by_rows(&mut self, weight: Format, epilogue: Epilogue) -> Result<ByRows> {
-        let mut kernels = [Kernel(0); GEMM_ROWS.len()];
-        for (kernel, rows) in kernels.iter_mut().zip(GEMM_ROWS) {
-            let variant = Variant::gemm(weight, rows, epilogue);
-            *kernel = self.load(&variant, shape::gemm_shared_bytes(rows))?;
+    fn by_rows(&mut self, kernels: &Kernels<'_>, matrix: Matrix) -> Result<ByRows> {
+        let mut loaded = [Kernel(0); GEMM_ROWS.len()];
+        for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
+            let shared_bytes = shape::gemm_shared_bytes(rows);
+            *kernel = self.load(&kernels.gemm(matrix, rows), shared_bytes)?;
         }
-        Ok(kernels)
+        Ok(loaded)
     }
 }

@@ -2,7 +2,7 @@
 //! emulator. Work is issued in order to one queue; only `read` and `wait` wait for it.
 #![allow(unsafe_code)]
 
-use super::params::Plain;
+use super::params::{Plain, bytes_of};
 use crate::Result;
 use std::ptr::NonNull;
 
@@ -117,7 +117,7 @@ pub trait Device: Send {
     fn wait(&mut self) -> Result<()>;
 }
 
-/// Allocates memory for `count` values of `T`.
-pub fn alloc_array<T>(device: &mut dyn Device, count: usize) -> Result<Address> {
-    device.alloc(count.max(1) * size_of::<T>())
+/// Copies values to the device, if there are any.
+pub(super) fn upload<T: Plain>(device: &mut dyn Device, to: Address, values: &[T]) -> Result<()> {
+    if values.is_empty() { Ok(()) } else { device.write(to, bytes_of(values)) }
 }

@@ -1,10 +1,8 @@
 //! Forward passes whose logits come to the host: prefill, and whatever the pure functions decide about.
 
 use super::device::{Address, Device};
-use super::model::{Model, Pass};
-use super::params::{Plain, bytes_of};
-use super::shape;
-use super::tables::{Bounds, Tables, passes};
+use super::model::Model;
+use super::tables::passes;
 use crate::batch::{Forward, Logits, Segment};
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,35 +34,6 @@ impl OnHost {
     pub fn new(model: Arc<Model>, gpu: Gpu) -> Self {
         Self { model, gpu }
     }
-
-    fn bounds(&self) -> Bounds {
-        let config = self.model.config();
-        let capacity = self.model.capacity();
-        Bounds {
-            rows: capacity.rows,
-            sequences: capacity.sequences,
-            tile_rows: shape::tile_rows(config.num_heads / config.num_kv_heads),
-        }
-    }
-
-    fn run(&self, tables: &Tables, device: &mut dyn Device, logits: &mut Vec<f32>) -> Result<()> {
-        let work = self.model.workspace();
-        upload(device, work.rows, &tables.rows)?;
-        upload(device, work.tiles, &tables.tiles)?;
-        upload(device, work.logit_rows, &tables.logit_rows)?;
-        upload(device, work.pages, &tables.pages)?;
-        let pass = Pass {
-            num_rows: tables.rows.len(),
-            num_tiles: tables.tiles.len(),
-            num_logits: tables.logit_rows.len(),
-            pages: work.pages,
-            max_pages: tables.max_pages,
-        };
-        for launch in self.model.pass(&pass) {
-            device.launch(&launch)?;
-        }
-        download(device, work.logits, pass.num_logits * self.model.config().vocab_size, logits)
-    }
 }
 
 impl Forward for OnHost {
@@ -77,15 +46,13 @@ impl Forward for OnHost {
         }
         let mut logits = Logits { vocab_size, values: Vec::new() };
         let mut device = self.gpu.lock();
-        for tables in passes(segments, &self.bounds()) {
-            self.run(&tables, &mut **device, &mut logits.values)?;
+        for tables in passes(segments, &self.model.bounds()) {
+            self.model.issue(&tables, &mut **device)?;
+            let count = tables.logit_rows.len() * vocab_size;
+            download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;
         }
         Ok(logits)
     }
-}
-
-fn upload<T: Plain>(device: &mut dyn Device, to: Address, values: &[T]) -> Result<()> {
-    if values.is_empty() { Ok(()) } else { device.write(to, bytes_of(values)) }
 }
 
 /// Appends `count` values; waits for the device.

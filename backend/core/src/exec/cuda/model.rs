@@ -3,17 +3,20 @@
 //! A pass is a fixed sequence of launches for given numbers of rows; everything else (tokens, positions, pages) is
 //! read on the device. So passes can be recorded once and replayed.
 
-use super::code::{ByRows, Code, format};
-use super::device::{Address, Device, Launch};
+use super::code::{ByRows, Code};
+use super::device::{Address, Device, Launch, upload};
+use super::kv;
 use super::params::{AttentionParams, EmbedParams, GemmParams, Plain, RopeParams, bytes_of};
 use super::shape;
+use super::tables::{Bounds, Tables, passes};
 use super::weights::{Layer, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
 use crate::Result;
+use crate::batch::Segment;
 use crate::engine::{Engine, Precision};
+use crate::model::Dtype;
 use crate::model::{ModelConfig, RopeTable};
-use crate::pages::PAGE_TOKENS;
-use spec_kernels::{Format, GEMM_ROWS};
+use spec_kernels::GEMM_ROWS;
 
 /// Rows that one launch of a product takes.
 const MOST_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
@@ -63,20 +66,20 @@ impl Model {
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
         let capacity = Capacity::of(manifest);
         let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
-        let layer_bytes = num_pages * layer_page_bytes(&config, &precision);
-        let cache = device.alloc(layer_bytes * config.num_layers)?;
+        let cache_bytes = num_pages * kv::page_bytes(precision.kv, &config);
+        let cache = device.alloc(cache_bytes)?;
         Ok(Self {
-            config,
             precision,
             weights,
             code,
             rope,
             cache,
-            layer_bytes,
+            layer_bytes: cache_bytes / config.num_layers,
             workspace,
             capacity,
             max_seq_len,
             num_sms,
+            config,
         })
     }
 
@@ -95,6 +98,42 @@ impl Model {
         &self.capacity
     }
 
+    /// Runs segments for their keys and values alone; does not wait.
+    pub fn run_without_logits(
+        &self,
+        segments: &[Segment<'_>],
+        device: &mut dyn Device,
+    ) -> Result<()> {
+        for tables in passes(segments, &self.bounds()) {
+            self.issue(&tables, device)?;
+        }
+        Ok(())
+    }
+
+    /// How large the tables of a pass may be.
+    pub(super) fn bounds(&self) -> Bounds {
+        let group = self.config.num_heads / self.config.num_kv_heads;
+        let Capacity { rows, sequences, .. } = self.capacity;
+        Bounds { rows, sequences, tile_rows: shape::tile_rows(group) }
+    }
+
+    /// Uploads the tables of a pass and runs it; does not wait.
+    pub(super) fn issue(&self, tables: &Tables, device: &mut dyn Device) -> Result<()> {
+        let work = &self.workspace;
+        upload(device, work.rows, &tables.rows)?;
+        upload(device, work.tiles, &tables.tiles)?;
+        upload(device, work.logit_rows, &tables.logit_rows)?;
+        upload(device, work.pages, &tables.pages)?;
+        let pass = Pass {
+            num_rows: tables.rows.len(),
+            num_tiles: tables.tiles.len(),
+            num_logits: tables.logit_rows.len(),
+            pages: work.pages,
+            max_pages: tables.max_pages,
+        };
+        self.pass(&pass).iter().try_for_each(|launch| device.launch(launch))
+    }
+
     /// The launches of a pass: embedding, layers, head.
     pub fn pass(&self, pass: &Pass) -> Vec<Launch> {
         let mut steps = Steps { model: self, pass, launches: Vec::new() };
@@ -106,15 +145,6 @@ impl Model {
         steps.head();
         steps.launches
     }
-}
-
-/// Bytes of one page in all layers.
-pub fn page_bytes(config: &ModelConfig, precision: &Precision) -> usize {
-    config.num_layers * layer_page_bytes(config, precision)
-}
-
-fn layer_page_bytes(config: &ModelConfig, precision: &Precision) -> usize {
-    2 * config.kv_size() * PAGE_TOKENS * precision.kv.bytes()
 }
 
 fn upload_rope(table: &RopeTable, len: usize, device: &mut dyn Device) -> Result<Address> {
@@ -174,7 +204,7 @@ impl Steps<'_> {
             input: work.attended,
             output: work.residual,
             output_bytes: model.config.hidden_size * size_of::<f32>(),
-            ..Product::new(&layer.out, &model.code.residual, model.config.q_size(), F16)
+            ..Product::new(&layer.out, &model.code.out, model.config.q_size(), F16)
         };
         self.product(&product, self.pass.num_rows);
     }
@@ -195,7 +225,7 @@ impl Steps<'_> {
             input: work.activated,
             output: work.residual,
             output_bytes: hidden * size_of::<f32>(),
-            ..Product::new(&layer.down, &model.code.residual, wide, F16)
+            ..Product::new(&layer.down, &model.code.down, wide, F16)
         };
         self.product(&product, self.pass.num_rows);
     }
@@ -306,8 +336,7 @@ impl Steps<'_> {
             unused: 0,
         };
         let grid = model.num_sms * shape::ATTENTION_BLOCKS;
-        let shared_bytes =
-            shape::attention_shared_bytes(format(model.precision.kv), model.config.head_dim);
+        let shared_bytes = shape::attention_shared_bytes(model.precision.kv, model.config.head_dim);
         self.push(model.code.attention, grid, shape::ATTENTION_THREADS, shared_bytes, params);
     }
 
@@ -327,10 +356,7 @@ impl Steps<'_> {
 impl Model {
     /// As `types.cuh` numbers the formats.
     fn kv_format(&self) -> u32 {
-        match format(self.precision.kv) {
-            Format::Fp8 => 1,
-            Format::Fp16 => 2,
-        }
+        if self.precision.kv == Dtype::Fp8 { 1 } else { 2 }
     }
 }
 

@@ -24,10 +24,11 @@ macro_rules! plain {
     ($($type:ty: $bytes:literal),* $(,)?) => {$(
         // SAFETY: integers and floats in `repr(C)`; the sizes below are the sums of the fields' sizes.
         #[allow(unsafe_code)]
-        unsafe impl Plain for $type {}
+        unsafe impl $crate::exec::cuda::params::Plain for $type {}
         const _: () = assert!(size_of::<$type>() == $bytes);
     )*};
 }
+pub(super) use plain;
 
 plain! {
     u8: 1, u16: 2, u32: 4, f32: 4,

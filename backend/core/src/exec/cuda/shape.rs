@@ -1,6 +1,8 @@
 //! Launch shapes of the kernels: what `kernels/*.cu` assume about grids, blocks, shared memory and workspaces.
 
-use spec_kernels::{Format, GEMM_ROWS, MAX_GROUP};
+use crate::model::Dtype;
+use crate::pages::PAGE_TOKENS;
+use spec_kernels::{GEMM_ROWS, MAX_GROUP};
 
 /// Outputs in a tile of a matrix.
 pub const TILE_OUTPUTS: usize = 64;
@@ -14,6 +16,13 @@ pub const GEMM_THREADS: u32 = 9 * 32;
 pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
+
+/// Threads of the kernels that work sequence by sequence.
+pub const STEP_THREADS: u32 = 128;
+/// Threads of a sampling block.
+pub const SAMPLE_THREADS: u32 = 512;
+/// Shared memory of a sampling block.
+pub const SAMPLE_SHARED_BYTES: u32 = 16 * 1024;
 
 /// Attention blocks of a multiprocessor.
 pub const ATTENTION_BLOCKS: u32 = 2;
@@ -74,15 +83,11 @@ const MAX_SPLITS: usize = 16;
 /// Four pages for each warp.
 const MIN_SPLIT_TOKENS: usize = 256;
 
-/// Shared memory of an attention block: three pages of keys and values for each of four warps, their results, and
-/// the table of tiles.
-pub fn attention_shared_bytes(kv: Format, head_dim: usize) -> u32 {
-    let element = match kv {
-        Format::Fp8 => 1,
-        Format::Fp16 => 2,
-    };
-    let ring = 4 * 3 * 2 * 16 * head_dim * element;
-    (ring + 4 * attention_partial(head_dim) * size_of::<f32>() + 4096) as u32
+/// Shared memory of an attention block.
+pub fn attention_shared_bytes(kv: Dtype, head_dim: usize) -> u32 {
+    let page = 2 * PAGE_TOKENS * head_dim * kv.bytes();
+    let stages = if page > 4096 { 2 } else { 4 };
+    (4 * stages * page + 8192) as u32
 }
 
 /// f32 values of a tile's partial results in one split.

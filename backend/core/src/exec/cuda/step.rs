@@ -5,10 +5,10 @@
 //! passes ahead of the graph, without waiting. Sequences that want log-probabilities are decided about on the host.
 
 use super::code::StepCode;
-use super::device::{Device, Graph};
+use super::device::{Device, Graph, upload};
 use super::forward::Gpu;
 use super::model::Model;
-use super::step_buffers::{MAX_WORDS, StepBuffers, StepCapacity, upload};
+use super::step_buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use super::step_graph::{Parts, Shape};
 use super::step_input::{StepInput, num_words};
 use super::step_params::{Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult, StepSequence};
@@ -171,18 +171,13 @@ impl Steps {
 
     /// Runs all known tokens but those that the graph runs.
     fn run_known(&self, parts: &[Part<'_>]) -> Result<()> {
-        let segment = |entry: &Entry<'_>, first: usize, end: usize| Segment {
-            tokens: &entry.tokens[first..end],
-            first_position: first,
-            pages: entry.pages,
-            num_logits: 0,
-        };
         let mut device = self.gpu.lock();
         if let Some(draft) = &self.drafters.model {
             let known = parts.iter().map(|part| {
                 let rows = part.drafter_rows();
                 let tokens = &part.entry.tokens[rows.start..rows.end - part.num_fed];
-                let readable = |&token: &u32| if (token as usize) < draft.vocab_size { token } else { 0 };
+                let readable =
+                    |&token: &u32| if (token as usize) < draft.vocab_size { token } else { 0 };
                 (part, rows.start, tokens.iter().map(readable).collect::<Vec<u32>>())
             });
             let known: Vec<_> = known.collect();
@@ -198,7 +193,12 @@ impl Steps {
         let segments = parts.iter().map(|part| {
             let entry = part.entry;
             let end = entry.computed + entry.chunk - usize::from(entry.samples());
-            segment(entry, entry.computed, end)
+            Segment {
+                tokens: &entry.tokens[entry.computed..end],
+                first_position: entry.computed,
+                pages: entry.pages,
+                num_logits: 0,
+            }
         });
         let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
         self.target.run_without_logits(&segments, &mut **device)
@@ -208,7 +208,7 @@ impl Steps {
         let Shape { sequences, drafts, .. } = shape;
         let mut input = StepInput::default();
         let mut given = vec![0; sequences * drafts];
-        let mut certain = vec![Distribution::NONE; sequences * drafts];
+        let mut certain = vec![Distribution::certain(NO_TOKEN); sequences * drafts];
         let mut drafting = vec![Drafting::default(); sequences];
         let mut pages = vec![0; sequences * self.capacity.max_pages];
         for (place, part) in parts.iter().filter(|part| part.entry.samples()).enumerate() {
@@ -266,7 +266,7 @@ impl Steps {
         let mut tokens = vec![0u32; shape.sequences * width];
         let answer = &self.buffers.answer;
         answer.copy_to(0, &mut results);
-        answer.copy_to(self.buffers.answer().tokens_offset(answer), &mut tokens);
+        answer.copy_to(self.buffers.answer().tokens_offset(), &mut tokens);
         let mut places = results.iter().zip(tokens.chunks_exact(width));
         let outcome = |part: &Part<'_>| {
             let place = part.entry.samples().then(|| places.next()).flatten();
@@ -305,12 +305,22 @@ fn settled(part: &Part<'_>, result: &StepResult, tokens: &[u32]) -> Outcome {
 impl Executor for Steps {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
         let takes = self.split(entries);
-        let on_device: Vec<&Entry<'_>> =
-            entries.iter().zip(&takes).filter(|(_, takes)| **takes).map(|(entry, _)| entry).collect();
-        let on_host: Vec<Entry<'_>> =
-            entries.iter().zip(&takes).filter(|(_, takes)| !**takes).map(|(entry, _)| *entry).collect();
-        let mut device = if on_device.is_empty() { Vec::new() } else { self.run(&on_device)? }.into_iter();
-        let mut host = if on_host.is_empty() { Vec::new() } else { self.host.step(&on_host)? }.into_iter();
+        let on_device: Vec<&Entry<'_>> = entries
+            .iter()
+            .zip(&takes)
+            .filter(|(_, takes)| **takes)
+            .map(|(entry, _)| entry)
+            .collect();
+        let on_host: Vec<Entry<'_>> = entries
+            .iter()
+            .zip(&takes)
+            .filter(|(_, takes)| !**takes)
+            .map(|(entry, _)| *entry)
+            .collect();
+        let mut device =
+            if on_device.is_empty() { Vec::new() } else { self.run(&on_device)? }.into_iter();
+        let mut host =
+            if on_host.is_empty() { Vec::new() } else { self.host.step(&on_host)? }.into_iter();
         let next = |takes: &bool| if *takes { device.next() } else { host.next() };
         Ok(takes.iter().map(next).map(|outcome| outcome.expect("one outcome an entry")).collect())
     }

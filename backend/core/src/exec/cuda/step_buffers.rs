@@ -1,7 +1,6 @@
 //! The memory of speculative steps: what is uploaded, what the kernels tell each other, what comes back.
 
 use super::device::{Address, Device, Shared};
-use super::params::{Plain, bytes_of};
 use super::step_params::{Choice, Distribution, Drafting, StepResult, StepSequence};
 use crate::Result;
 
@@ -148,13 +147,13 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// Where the tokens stand in the memory that the host sees.
+    pub(super) fn tokens_offset(&self) -> usize {
+        (self.tokens - self.results) as usize
+    }
+
     fn bytes(capacity: &StepCapacity) -> usize {
         let StepCapacity { sequences, drafts, .. } = *capacity;
         sequences * (size_of::<StepResult>() + (drafts + 1) * size_of::<u32>()) + size_of::<u32>()
     }
-}
-
-/// Writes values, if there are any.
-pub(super) fn upload<T: Plain>(device: &mut dyn Device, to: Address, values: &[T]) -> Result<()> {
-    if values.is_empty() { Ok(()) } else { device.write(to, bytes_of(values)) }
 }

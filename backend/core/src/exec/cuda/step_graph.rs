@@ -133,13 +133,7 @@ impl Parts<'_> {
     }
 }
 
-fn launch<P: Plain>(
-    kernel: Kernel,
-    grid: u32,
-    block: u32,
-    shared_bytes: u32,
-    params: P,
-) -> Launch {
+fn launch<P: Plain>(kernel: Kernel, grid: u32, block: u32, shared_bytes: u32, params: P) -> Launch {
     let params = bytes_of(&[params]).to_vec();
     Launch { kernel, grid, block, shared_bytes, params, overlap: true }
 }

@@ -14,8 +14,15 @@ pub(super) struct StepInput {
 }
 
 impl StepInput {
-    /// Adds a sequence that has `num_fed` tokens to go through the drafter and drafts up to `draft_len`.
-    pub(super) fn push(&mut self, entry: &Entry<'_>, num_fed: usize, draft_len: usize) {
+    /// Adds a sequence of which `num_fed` tokens go through the drafter, that drafts up to `draft_len` or was
+    /// given `num_given`.
+    pub(super) fn push(
+        &mut self,
+        entry: &Entry<'_>,
+        num_fed: usize,
+        draft_len: usize,
+        num_given: usize,
+    ) {
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
@@ -44,7 +51,7 @@ impl StepInput {
             repetition_penalty: params.repetition_penalty,
             presence_penalty: params.presence_penalty,
             frequency_penalty: params.frequency_penalty,
-            num_given: entry.given.len() as u32,
+            num_given: num_given as u32,
             history: self.span(&entry.tokens[len - history_len(params, len)..]),
             biases: self.biases(params),
             bad_words: self.bad_words(params),
