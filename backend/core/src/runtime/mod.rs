@@ -17,10 +17,9 @@ use placement::Placement;
 
 use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::Executor;
-use crate::draft::{self, Drafter};
-use crate::engine::{DrafterKind, Engine, Limits as EngineLimits};
+use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
-use crate::exec::{Host, cuda};
+use crate::exec::cuda;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
@@ -29,11 +28,6 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
-
-/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
-/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
-const MAX_LOOKUP: usize = 5;
-const MIN_LOOKUP: usize = 3;
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
 pub const MAX_GIVEN_LEN: usize = 16;
@@ -159,25 +153,9 @@ impl Runtime {
         let manifest = target.manifest();
         let placement = Placement::new(target, draft.as_ref(), options, open)?;
         let num_pages = memory::num_pages(&manifest.limits, &placement.sources()?, options)?;
-        let drafter: Option<Box<dyn Drafter>> = match (&manifest.drafter, &draft) {
-            (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
-                Some(Box::new(draft::Ngram::new(*max_ngram, *min_ngram)))
-            }
-            (_, Some(engine)) => {
-                let vocab_size = manifest.model.vocab_size.min(engine.manifest().model.vocab_size);
-                let model = draft::Model::new(placement.load(1, num_pages)?, vocab_size);
-                match options.draft_policy {
-                    DraftPolicy::Fixed => Some(Box::new(model)),
-                    DraftPolicy::Adaptive => Some(Box::new(draft::Combined::new(
-                        draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP),
-                        model,
-                    ))),
-                }
-            }
-            (_, None) => None,
-        };
+        let (executor, drafts) = placement.executor(num_pages, options.draft_policy)?;
         let limits = manifest.limits.clone();
-        let max_draft_len = if drafter.is_some() { limits.max_draft_len } else { 0 };
+        let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let config = SchedulerConfig {
@@ -196,7 +174,7 @@ impl Runtime {
             Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), draft_costs);
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
-            executor: Box::new(Host::new(placement.load(0, num_pages)?, drafter)),
+            executor,
             limits: EngineLimits { max_draft_len, ..limits },
             memory: Memory::of(target, draft.as_ref(), num_pages),
             vocab_size: manifest.model.vocab_size,

@@ -23,6 +23,6 @@ mod workspace;
 pub use driver::{Driver, is_present};
 pub use forward::{Gpu, OnHost};
 pub use model::{Model, Pass};
-pub use step::{DraftModel, Drafters, Steps};
+pub use step::{DraftModel, OnGpu, Steps};
 pub use weights::Weights;
 pub use workspace::{Capacity, Workspace};

@@ -15,7 +15,7 @@ use super::step_params::{Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult, 
 use crate::Result;
 use crate::batch::{Emitted, Entry, Executor, Outcome, Segment};
 use crate::draft::{Drafter, Ngram};
-use crate::engine::Engine;
+use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::sequence::SequenceId;
 use std::collections::HashMap;
@@ -29,19 +29,21 @@ pub struct DraftModel {
     pub vocab_size: usize,
 }
 
-/// Where drafts come from.
-pub struct Drafters {
-    /// Asked first.
+/// What steps need to be on their GPU.
+pub struct OnGpu {
+    /// Where everything is.
+    pub gpu: Gpu,
+    /// The model whose text is wanted.
+    pub target: Arc<Model>,
+    /// Asked for drafts first.
     pub lookup: Option<Ngram>,
     /// Asked where the look-up has nothing.
-    pub model: Option<DraftModel>,
+    pub draft: Option<DraftModel>,
 }
 
 /// An executor of whole steps on one GPU.
 pub struct Steps {
-    gpu: Gpu,
-    target: Arc<Model>,
-    drafters: Drafters,
+    on: OnGpu,
     host: Host,
     code: StepCode,
     buffers: StepBuffers,
@@ -77,34 +79,20 @@ impl Part<'_> {
 
 impl Steps {
     /// `host` decides about what this cannot, with the same models.
-    pub fn new(
-        engine: &Engine,
-        gpu: Gpu,
-        target: Arc<Model>,
-        drafters: Drafters,
-        host: Host,
-    ) -> Result<Self> {
-        let model = drafters.model.as_ref();
-        let capacity = Self::capacity(&target, engine, model.map_or(0, |draft| draft.vocab_size));
-        let has_model = model.is_some();
+    pub fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
+        let draft_vocab = on.draft.as_ref().map_or(0, |draft| draft.vocab_size);
+        let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
         let (code, buffers) = {
-            let mut device = gpu.lock();
+            let mut device = on.gpu.lock();
             let code = StepCode::load(engine, &mut **device)?;
-            (code, StepBuffers::alloc(capacity, has_model, &mut **device)?)
+            (code, StepBuffers::alloc(capacity, &mut **device)?)
         };
-        let graphs = HashMap::new();
-        Ok(Self { gpu, target, drafters, host, code, buffers, capacity, graphs, number: 0 })
+        Ok(Self { on, host, code, buffers, capacity, graphs: HashMap::new(), number: 0 })
     }
 
-    fn capacity(target: &Model, engine: &Engine, draft_vocab: usize) -> StepCapacity {
-        let limits = &engine.manifest().limits;
-        StepCapacity {
-            sequences: limits.max_batch_size,
-            drafts: limits.max_draft_len.max(crate::runtime::MAX_GIVEN_LEN),
-            max_pages: target.capacity().max_pages,
-            vocab_size: target.config().vocab_size,
-            draft_vocab,
-        }
+    /// Bytes of GPU memory that steps take besides the models.
+    pub fn bytes(target: &Manifest, draft_vocab: usize) -> usize {
+        StepBuffers::bytes(&StepCapacity::of(target, draft_vocab))
     }
 
     /// Whether the device can decide about each of the entries, in order.
@@ -136,8 +124,8 @@ impl Steps {
 
     /// Looks up drafts where that may succeed.
     fn parts<'a>(&mut self, entries: &[&'a Entry<'a>]) -> Result<Vec<Part<'a>>> {
-        let has_model = self.drafters.model.is_some();
-        let proposals = match &mut self.drafters.lookup {
+        let has_model = self.on.draft.is_some();
+        let proposals = match &mut self.on.lookup {
             Some(lookup) => {
                 let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
                 lookup.propose(&entries)?
@@ -171,8 +159,8 @@ impl Steps {
 
     /// Runs all known tokens but those that the graph runs.
     fn run_known(&self, parts: &[Part<'_>]) -> Result<()> {
-        let mut device = self.gpu.lock();
-        if let Some(draft) = &self.drafters.model {
+        let mut device = self.on.gpu.lock();
+        if let Some(draft) = &self.on.draft {
             let known = parts.iter().map(|part| {
                 let rows = part.drafter_rows();
                 let tokens = &part.entry.tokens[rows.start..rows.end - part.num_fed];
@@ -201,7 +189,7 @@ impl Steps {
             }
         });
         let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
-        self.target.run_without_logits(&segments, &mut **device)
+        self.on.target.run_without_logits(&segments, &mut **device)
     }
 
     fn upload(&mut self, parts: &[Part<'_>], shape: Shape) -> Result<()> {
@@ -224,7 +212,7 @@ impl Steps {
         input.sequences.resize(sequences, StepSequence::default());
         self.number = self.number.wrapping_add(1);
         let buffers = &self.buffers;
-        let mut device = self.gpu.lock();
+        let mut device = self.on.gpu.lock();
         let device = &mut **device;
         upload(device, buffers.sequences, &input.sequences)?;
         upload(device, buffers.words, &input.words)?;
@@ -237,14 +225,14 @@ impl Steps {
 
     /// Replays the step, recorded when it is asked for first, and waits for it.
     fn replay(&mut self, shape: Shape) -> Result<()> {
-        let mut device = self.gpu.lock();
+        let mut device = self.on.gpu.lock();
         let device: &mut dyn Device = &mut **device;
         let graph = match self.graphs.get(&shape) {
             Some(&graph) => graph,
             None => {
-                let draft = self.drafters.model.as_ref();
+                let draft = self.on.draft.as_ref();
                 let parts = Parts {
-                    target: &self.target,
+                    target: &self.on.target,
                     draft: draft.map(|draft| &*draft.model),
                     draft_vocab: self.capacity.draft_vocab,
                     code: &self.code,
@@ -326,7 +314,7 @@ impl Executor for Steps {
     }
 
     fn forget(&mut self, id: SequenceId) {
-        if let Some(lookup) = &mut self.drafters.lookup {
+        if let Some(lookup) = &mut self.on.lookup {
             lookup.forget(id);
         }
         self.host.forget(id);

@@ -3,6 +3,9 @@
 use super::device::{Address, Device, Shared};
 use super::step_params::{Choice, Distribution, Drafting, StepResult, StepSequence};
 use crate::Result;
+use crate::engine::{Limits, Manifest};
+use crate::pages::pages_for;
+use crate::runtime::MAX_GIVEN_LEN;
 
 /// Words for histories, biases and bad words of all sequences of a step; those that do not fit are decided about on
 /// the host.
@@ -21,6 +24,20 @@ pub(super) struct StepCapacity {
     pub(super) vocab_size: usize,
     /// Tokens that both models have.
     pub(super) draft_vocab: usize,
+}
+
+impl StepCapacity {
+    /// What the target's steps need; `draft_vocab` is 0 where no model drafts on the device.
+    pub(super) fn of(target: &Manifest, draft_vocab: usize) -> Self {
+        let Limits { max_batch_size, max_draft_len, max_seq_len, .. } = target.limits;
+        Self {
+            sequences: max_batch_size,
+            drafts: max_draft_len.max(MAX_GIVEN_LEN),
+            max_pages: pages_for(max_seq_len),
+            vocab_size: target.model.vocab_size,
+            draft_vocab,
+        }
+    }
 }
 
 /// Arrays on the device; the host writes the first six and `step`.
@@ -54,18 +71,14 @@ pub(super) struct StepBuffers {
 }
 
 impl StepBuffers {
-    /// Bytes on the device for steps of a drafter on the device, or of given drafts only.
-    pub(super) fn bytes(capacity: &StepCapacity, has_model: bool) -> usize {
-        sizes(capacity, has_model).into_iter().map(aligned).sum()
+    /// Bytes on the device.
+    pub(super) fn bytes(capacity: &StepCapacity) -> usize {
+        sizes(capacity).into_iter().map(aligned).sum()
     }
 
     /// Allocates all of it.
-    pub(super) fn alloc(
-        capacity: StepCapacity,
-        has_model: bool,
-        device: &mut dyn Device,
-    ) -> Result<Self> {
-        let mut next = device.alloc(Self::bytes(&capacity, has_model))?;
+    pub(super) fn alloc(capacity: StepCapacity, device: &mut dyn Device) -> Result<Self> {
+        let mut next = device.alloc(Self::bytes(&capacity))?;
         let [
             sequences,
             words,
@@ -78,7 +91,7 @@ impl StepBuffers {
             target_weights,
             draft_weights,
             choices,
-        ] = sizes(&capacity, has_model).map(|bytes| {
+        ] = sizes(&capacity).map(|bytes| {
             let address = next;
             next += aligned(bytes) as Address;
             address
@@ -112,10 +125,9 @@ impl StepBuffers {
 }
 
 /// Bytes of the arrays on the device, in the order of the fields.
-fn sizes(capacity: &StepCapacity, has_model: bool) -> [usize; 11] {
+fn sizes(capacity: &StepCapacity) -> [usize; 11] {
     let StepCapacity { sequences, drafts, max_pages, vocab_size, draft_vocab } = *capacity;
     let rows = sequences * (drafts + 1);
-    let weights = if has_model { sequences * drafts * draft_vocab } else { 0 };
     [
         sequences * size_of::<StepSequence>(),
         MAX_WORDS * size_of::<u32>(),
@@ -126,7 +138,7 @@ fn sizes(capacity: &StepCapacity, has_model: bool) -> [usize; 11] {
         size_of::<u32>(),
         rows * vocab_size * size_of::<f32>(),
         rows * vocab_size * size_of::<f32>(),
-        weights * size_of::<f32>(),
+        sequences * drafts * draft_vocab * size_of::<f32>(),
         rows * size_of::<Choice>(),
     ]
 }
