@@ -5,9 +5,9 @@ use half::f16;
 use spec_kernels::{Epilogue, Format};
 
 /// Rows that a problem has; a run picks some of them.
-pub const ALL_ROWS: usize = 33;
-pub const NO_SEQUENCE: u32 = u32::MAX;
-pub const PAGE_TOKENS: usize = 16;
+pub(crate) const ALL_ROWS: usize = 33;
+pub(crate) const NO_SEQUENCE: u32 = u32::MAX;
+pub(crate) const PAGE_TOKENS: usize = 16;
 const SEQUENCES: usize = 3;
 const MAX_PAGES: usize = 6;
 const NUM_PAGES: usize = 21;
@@ -15,44 +15,44 @@ const POSITIONS: usize = 50;
 
 /// A matrix and what follows its product.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
-    pub weight: Format,
-    pub epilogue: Epilogue,
-    pub n: usize,
-    pub k: usize,
-    pub has_bias: bool,
+pub(crate) struct Plan {
+    pub(crate) weight: Format,
+    pub(crate) epilogue: Epilogue,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) has_bias: bool,
     /// QKV: format of the cache.
-    pub kv: Format,
+    pub(crate) kv: Format,
     /// QKV: the rest of n is value heads, as many as key heads.
-    pub num_heads: usize,
+    pub(crate) num_heads: usize,
 }
 
 impl Plan {
-    pub fn new(weight: Format, epilogue: Epilogue, n: usize, k: usize) -> Self {
+    pub(crate) fn new(weight: Format, epilogue: Epilogue, n: usize, k: usize) -> Self {
         Self { weight, epilogue, n, k, has_bias: false, kv: Format::Fp16, num_heads: 0 }
     }
 
-    pub fn qkv(weight: Format, head_dim: usize, heads: [usize; 2], k: usize, kv: Format) -> Self {
+    pub(crate) fn qkv(weight: Format, head_dim: usize, heads: [usize; 2], k: usize, kv: Format) -> Self {
         let n = (heads[0] + 2 * heads[1]) * head_dim;
         let epilogue = Epilogue::Qkv { head_dim };
         Self { num_heads: heads[0], kv, ..Self::new(weight, epilogue, n, k) }
     }
 
-    pub fn with_bias(self) -> Self {
+    pub(crate) fn with_bias(self) -> Self {
         Self { has_bias: true, ..self }
     }
 
     /// 64 where there are no heads.
-    pub fn head_dim(&self) -> usize {
+    pub(crate) fn head_dim(&self) -> usize {
         if let Epilogue::Qkv { head_dim } = self.epilogue { head_dim } else { 64 }
     }
 
-    pub fn num_kv_heads(&self) -> usize {
+    pub(crate) fn num_kv_heads(&self) -> usize {
         (self.n / self.head_dim() - self.num_heads) / 2
     }
 
     /// Elements of a row of the output, and the bytes of one.
-    pub fn output_row(&self) -> (usize, usize) {
+    pub(crate) fn output_row(&self) -> (usize, usize) {
         match self.epilogue {
             Epilogue::Qkv { head_dim } => (self.num_heads * head_dim, 2),
             Epilogue::SwiGlu => (self.n / 2, 2),
@@ -63,19 +63,19 @@ impl Plan {
 
 /// `Row` of `types.cuh`.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Row {
-    pub token: u32,
-    pub position: u32,
-    pub slot: u32,
-    pub sequence: u32,
+pub(crate) struct Row {
+    pub(crate) token: u32,
+    pub(crate) position: u32,
+    pub(crate) slot: u32,
+    pub(crate) sequence: u32,
 }
 
 impl Row {
-    pub fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.sequence != NO_SEQUENCE
     }
 
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let (base, ancestors, unused) = (self.slot + 1, 0, 0);
         let Self { token, position, slot, sequence } = *self;
         let words = [token, position, slot, base, ancestors, ancestors, sequence, unused];
@@ -83,31 +83,31 @@ impl Row {
     }
 }
 
-pub struct Problem {
-    pub plan: Plan,
-    pub matrix: Matrix,
+pub(crate) struct Problem {
+    pub(crate) plan: Plan,
+    pub(crate) matrix: Matrix,
     /// Row of the matrix that each row of its image is.
-    pub order: Vec<usize>,
+    pub(crate) order: Vec<usize>,
     /// In natural order; ones for FP16.
-    pub scales: Vec<f32>,
+    pub(crate) scales: Vec<f32>,
     /// In natural order.
-    pub bias: Vec<f32>,
-    pub norm: Vec<f32>,
+    pub(crate) bias: Vec<f32>,
+    pub(crate) norm: Vec<f32>,
     /// `[ALL_ROWS][k]`; halves where the kernel reads halves.
-    pub input: Vec<f32>,
-    pub rows: Vec<Row>,
-    pub rope: Vec<f32>,
+    pub(crate) input: Vec<f32>,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) rope: Vec<f32>,
     /// `[SEQUENCES][MAX_PAGES]`
-    pub pages: Vec<u32>,
+    pub(crate) pages: Vec<u32>,
     /// What stands in the output before: `[ALL_ROWS][n]`.
-    pub residual: Vec<f32>,
-    pub eps: f32,
-    pub k_scale: f32,
-    pub v_scale: f32,
+    pub(crate) residual: Vec<f32>,
+    pub(crate) eps: f32,
+    pub(crate) k_scale: f32,
+    pub(crate) v_scale: f32,
 }
 
 impl Problem {
-    pub fn random(plan: Plan, seed: u64) -> Self {
+    pub(crate) fn random(plan: Plan, seed: u64) -> Self {
         let random = &mut Random(seed);
         let Plan { weight, n, k, .. } = plan;
         let rotated = plan.num_heads + plan.num_kv_heads();
@@ -129,18 +129,18 @@ impl Problem {
         }
     }
 
-    pub fn max_pages(&self) -> usize {
+    pub(crate) fn max_pages(&self) -> usize {
         MAX_PAGES
     }
 
     /// Bytes of the layer's cache.
-    pub fn cache_bytes(&self) -> usize {
+    pub(crate) fn cache_bytes(&self) -> usize {
         let heads = self.plan.num_kv_heads().max(1);
         NUM_PAGES * heads * 2 * PAGE_TOKENS * self.plan.head_dim() * bytes_of(self.plan.kv)
     }
 
     /// Where elements of a row stand in the cache, in elements: `[K | V][kv head][element]`.
-    pub fn cache_places(&self, row: &Row) -> [Vec<usize>; 2] {
+    pub(crate) fn cache_places(&self, row: &Row) -> [Vec<usize>; 2] {
         let (d, heads) = (self.plan.head_dim(), self.plan.num_kv_heads());
         let (slot, sequence) = (row.slot as usize, row.sequence as usize);
         let page = self.pages[sequence * MAX_PAGES + slot / PAGE_TOKENS] as usize;

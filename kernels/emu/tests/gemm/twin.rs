@@ -16,9 +16,9 @@ const E4M3_MOST: f64 = 448.0;
 
 /// A value and how far off a result may be.
 #[derive(Clone, Copy, Debug)]
-pub struct Near {
-    pub value: f64,
-    pub error: f64,
+pub(crate) struct Near {
+    pub(crate) value: f64,
+    pub(crate) error: f64,
 }
 
 impl Near {
@@ -39,7 +39,7 @@ impl Near {
         Self { value: self.value, error }
     }
 
-    pub fn to_half(self) -> Self {
+    pub(crate) fn to_half(self) -> Self {
         Self { value: self.value.clamp(-65504.0, 65504.0), ..self.rounded(F16_ERROR) }
     }
 
@@ -47,19 +47,19 @@ impl Near {
         Self { value: self.value.clamp(-E4M3_MOST, E4M3_MOST), ..self.rounded(E4M3_ERROR) }
     }
 
-    pub fn has(&self, found: f64) -> bool {
+    pub(crate) fn has(&self, found: f64) -> bool {
         (found - self.value).abs() <= self.error
     }
 }
 
 /// What a row of a problem becomes.
-pub struct Expected {
-    pub output: Vec<Near>,
+pub(crate) struct Expected {
+    pub(crate) output: Vec<Near>,
     /// QKV: keys and values `[kv head][element]`, as stored.
-    pub stored: [Vec<Near>; 2],
+    pub(crate) stored: [Vec<Near>; 2],
 }
 
-pub fn expect(problem: &Problem, row_idx: usize) -> Expected {
+pub(crate) fn expect(problem: &Problem, row_idx: usize) -> Expected {
     let x = activations(problem, row_idx);
     let sums: Vec<Near> = (0..problem.plan.n).map(|n| product(problem, &x, n)).collect();
     let mut expected = Expected { output: Vec::new(), stored: [Vec::new(), Vec::new()] };
@@ -138,7 +138,7 @@ fn heads(problem: &Problem, row: &Row, sums: &[Near]) -> (Vec<Near>, [Vec<Near>;
     (queries.iter().map(|v| v.to_half()).collect(), stored)
 }
 
-pub fn rotate(head: &[Near], table: &[f32]) -> Vec<Near> {
+pub(crate) fn rotate(head: &[Near], table: &[f32]) -> Vec<Near> {
     let half = head.len() / 2;
     let turned = |e: usize| {
         let (cos, sin) = (f64::from(table[e % half]), f64::from(table[half + e % half]));
@@ -149,7 +149,7 @@ pub fn rotate(head: &[Near], table: &[f32]) -> Vec<Near> {
 }
 
 /// As the cache has it.
-pub fn store(v: Near, kv: Format, scale: f32) -> Near {
+pub(crate) fn store(v: Near, kv: Format, scale: f32) -> Near {
     match kv {
         Format::Fp16 => v.to_half(),
         Format::Fp8 => v.times(scale.into()).to_e4m3(),
@@ -157,7 +157,7 @@ pub fn store(v: Near, kv: Format, scale: f32) -> Near {
 }
 
 /// The value of an element of the cache.
-pub fn load(bytes: &[u8], kv: Format, place: usize) -> f64 {
+pub(crate) fn load(bytes: &[u8], kv: Format, place: usize) -> f64 {
     match kv {
         Format::Fp8 => e4m3_value(bytes[place]),
         Format::Fp16 => f16::from_le_bytes([bytes[2 * place], bytes[2 * place + 1]]).to_f64(),
@@ -165,7 +165,7 @@ pub fn load(bytes: &[u8], kv: Format, place: usize) -> f64 {
 }
 
 /// The best of each 64 logits by the definition: the largest, and of equals the first.
-pub fn best_of_tiles(logits: &[f32]) -> Vec<(f32, u32)> {
+pub(crate) fn best_of_tiles(logits: &[f32]) -> Vec<(f32, u32)> {
     let best = |(tile, logits): (usize, &[f32])| {
         let mut best = (f32::NEG_INFINITY, tile * 64);
         for (i, &logit) in logits.iter().enumerate() {
@@ -179,7 +179,7 @@ pub fn best_of_tiles(logits: &[f32]) -> Vec<(f32, u32)> {
 }
 
 /// `count` of the problem's rows, in some order.
-pub fn some_rows(count: usize, random: &mut Random) -> Vec<usize> {
+pub(crate) fn some_rows(count: usize, random: &mut Random) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..crate::problem::ALL_ROWS).collect();
     for i in 0..count {
         let other = i + random.below(rows.len() - i);
