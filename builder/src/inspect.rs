@@ -4,7 +4,7 @@ use crate::sizes::{self, Sizes};
 use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
-use spec_core::engine::{Device, DrafterKind, Engine, Manifest};
+use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -146,8 +146,19 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         format!("{:.2} ms for {} row(s)", table.step_ms[0], table.rows[0])
     });
     fact("step times", costs)?;
-    fact("sections", format!("{}, {}", sections.len(), table::bytes(sizes.total())))?;
+    let code: Vec<&Section> = sections.iter().filter(|s| s.kind == SectionKind::Code).collect();
+    if let Device::Cuda { archs, .. } = device {
+        let (kernels, archs) = (code.len() / archs.len(), archs.len());
+        let bytes = table::bytes(total(&code));
+        fact("code", format!("{kernels} kernels for {archs} architecture(s), {bytes}"))?;
+    }
+    let bytes = table::bytes(total(&sections.iter().collect::<Vec<_>>()));
+    fact("sections", format!("{}, {bytes}", sections.len()))?;
     Ok(())
+}
+
+fn total(sections: &[&Section]) -> u64 {
+    sections.iter().map(|section| section.bytes).sum()
 }
 
 fn shown_device(device: &Device) -> String {

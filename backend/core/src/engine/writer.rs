@@ -107,6 +107,12 @@ pub struct SectionWriter<'a> {
 }
 
 impl SectionWriter<'_> {
+    /// Bytes that it takes.
+    #[expect(clippy::len_without_is_empty, reason = "a section is not a collection")]
+    pub fn len(&self) -> u64 {
+        self.section.bytes
+    }
+
     /// Appends bytes. Panics if they go beyond the section.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Section { name, bytes: size, offset, .. } = self.section;

@@ -1,0 +1,59 @@
+// Reductions over a block of any number of whole warps. Every thread gets the result, and its bits depend on
+// the values and the number of threads alone.
+#pragma once
+#include "exact.cuh"
+#include "types.cuh"
+
+constexpr uint32_t MAX_THREADS = 512;
+constexpr uint32_t MAX_WARPS = MAX_THREADS / 32;
+
+// Shared memory of the reductions.
+struct BlockScratch {
+    double values[MAX_WARPS];
+    uint32_t ids[MAX_WARPS];
+};
+
+// A token and how it did.
+struct Scored {
+    double score;
+    uint32_t id;
+};
+
+// The higher score, the lower token on ties.
+DEVICE Scored better(const Scored& a, const Scored& b) {
+    const bool is_second = b.score > a.score || (b.score == a.score && b.id < a.id);
+    return is_second ? b : a;
+}
+
+DEVICE double block_sum(BlockScratch& scratch, double value) {
+    value = warp_sum(value);
+    // Nobody reads an earlier result any more.
+    barrier_all();
+    if (lane_index() == 0) {
+        scratch.values[warp_index()] = value;
+    }
+    barrier_all();
+    double total = scratch.values[0];
+    for (uint32_t warp = 1; warp < num_threads() / 32; warp++) {
+        total += scratch.values[warp];
+    }
+    return total;
+}
+
+DEVICE Scored block_best(BlockScratch& scratch, Scored best) {
+    UNROLL
+    for (uint32_t mask = 16; mask > 0; mask /= 2) {
+        best = better(best, {shuffle_xor(best.score, mask), shuffle_xor(best.id, mask)});
+    }
+    barrier_all();
+    if (lane_index() == 0) {
+        scratch.values[warp_index()] = best.score;
+        scratch.ids[warp_index()] = best.id;
+    }
+    barrier_all();
+    best = {scratch.values[0], scratch.ids[0]};
+    for (uint32_t warp = 1; warp < num_threads() / 32; warp++) {
+        best = better(best, {scratch.values[warp], scratch.ids[warp]});
+    }
+    return best;
+}

@@ -1,0 +1,378 @@
+// The schedule: which blocks are resident, which warp runs next, when a launch has ended or can never end.
+#include "machine.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "block.h"
+#include "fiber.h"
+#include "race.h"
+
+namespace emu {
+
+__thread Thread* current = nullptr;
+__thread Machine* machine = nullptr;
+
+namespace {
+
+// Polls without any other event, for each thread, after which nobody is expected to move again.
+constexpr uint64_t MAX_IDLE_POLLS = 256;
+
+uint32_t rotate_right(uint32_t bits, uint32_t count) {
+    return count == 0 ? bits : bits >> count | bits << (LANES - count);
+}
+
+// Takes the next ready lane of the warp, in the order that the schedule gave it.
+Thread* take_lane(Warp& warp) {
+    const uint32_t order = rotate_right(warp.ready, warp.first_lane);
+    const uint32_t lane = (__builtin_ctz(order) + warp.first_lane) % LANES;
+    warp.ready &= ~(1u << lane);
+    return &warp.lanes[lane];
+}
+
+void enqueue(Warp& warp) {
+    if (!warp.queued) {
+        warp.queued = true;
+        machine->runnable.push_back(&warp);
+    }
+}
+
+void to_scheduler(void** save) {
+    race::go_to(machine->race);
+    emu_switch(save, machine->stack_pointer);
+}
+
+std::string describe(const Thread& thread) {
+    char text[256];
+    snprintf(text, sizeof text, "kernel %s: block %u thread %u", thread.block->grid->launch->entry->name,
+             thread.block->index, thread.index);
+    return text;
+}
+
+void set_failure(std::string message) {
+    machine->failed = true;
+    machine->failure = std::move(message);
+}
+
+}  // namespace
+
+uint32_t random_below(uint32_t bound) {
+    uint64_t& state = machine->random_state;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return static_cast<uint32_t>(((state >> 32) * bound) >> 32);
+}
+
+void fail(const char* format, ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    set_failure(describe(*current) + ": " + text);
+    for (;;) {
+        to_scheduler(&current->stack_pointer);
+    }
+}
+
+void fail_for(const Thread& thread, const char* message) {
+    set_failure(describe(thread) + ": " + message);
+}
+
+void switch_away() {
+    Thread* self = current;
+    Warp& warp = *self->warp;
+    if (!inside_stack(warp.stacks, self->lane, __builtin_frame_address(0))) {
+        fail("its stack is too small for this kernel");
+    }
+    if (warp.ready == 0 || --warp.turns == 0) {
+        to_scheduler(&self->stack_pointer);
+    } else {
+        Thread* next = take_lane(warp);
+        current = next;
+        race::go_to(next->race);
+        emu_switch(&self->stack_pointer, next->stack_pointer);
+    }
+}
+
+void wait_in(WaitList& list, const char* call, uint64_t first, uint64_t second) {
+    Thread* self = current;
+    self->call = call;
+    self->detail[0] = first;
+    self->detail[1] = second;
+    self->next_waiting = list.head;
+    list.head = self;
+    switch_away();
+}
+
+void wake_all(WaitList& list) {
+    machine->idle_polls = 0;
+    Thread* thread = list.head;
+    list.head = nullptr;
+    while (thread) {
+        thread->warp->ready |= 1u << thread->lane;
+        if (!current || thread->warp != current->warp) {
+            enqueue(*thread->warp);
+        }
+        thread = thread->next_waiting;
+    }
+}
+
+void maybe_yield() {
+    if (machine->schedule->disturbed && random_below(16) == 0) {
+        current->warp->ready |= 1u << current->lane;
+        to_scheduler(&current->stack_pointer);
+    }
+}
+
+void yield_poll() {
+    machine->idle_polls++;
+    current->warp->ready |= 1u << current->lane;
+    current->call = "a loop that reads memory";
+    to_scheduler(&current->stack_pointer);
+}
+
+void end_thread() {
+    Thread* self = current;
+    Block& block = *self->block;
+    self->warp->alive &= ~(1u << self->lane);
+    machine->idle_polls = 0;
+    block.threads_alive--;
+    race::release(&block.grid->race_sync);
+    if (block.threads_alive == 0) {
+        check_ended(block);
+        machine->ended_blocks.push_back(&block);
+    }
+    for (;;) {
+        switch_away();
+    }
+}
+
+namespace {
+
+bool may_start(const Grid& grid) {
+    const Launch& launch = *grid.launch;
+    if (grid.started == launch.grid) {
+        return false;
+    }
+    if (launch.max_resident && grid.started - grid.ended >= launch.max_resident) {
+        return false;
+    }
+    const Grid* before = grid.before;
+    if (!before || before->complete) {
+        return true;
+    }
+    // A block that ended counts as one that has let the next kernel begin. The launch before that one
+    // must be over: two are resident at most.
+    return launch.overlap && before->triggered == before->launch->grid &&
+           (!before->before || before->before->complete);
+}
+
+void start_blocks() {
+    for (Grid& grid : machine->grids) {
+        while (may_start(grid)) {
+            Block& block = take_block(grid);
+            for (uint32_t w = 0; w < block.num_warps; w++) {
+                enqueue(block.warps[w]);
+            }
+        }
+    }
+}
+
+void end_blocks() {
+    for (Block* block : machine->ended_blocks) {
+        Grid& grid = *block->grid;
+        if (!block->triggered) {
+            grid.triggered++;
+        }
+        give_block(*block);
+        if (++grid.ended == grid.launch->grid) {
+            grid.complete = true;
+            wake_all(grid.waiting);
+        }
+    }
+    machine->ended_blocks.clear();
+    // What comes after a completed launch is ordered after it, unless it began before.
+    for (Grid& grid : machine->grids) {
+        if (grid.complete && (grid.index == 0 || grid.before->complete)) {
+            race::acquire(&grid.race_sync);
+        }
+    }
+}
+
+bool preferred(const Warp& a, const Warp& b) {
+    const size_t first = a.block->grid->index;
+    const size_t second = b.block->grid->index;
+    return machine->favour > 0 ? first > second : first < second;
+}
+
+Warp* pick() {
+    std::vector<Warp*>& runnable = machine->runnable;
+    const uint32_t count = static_cast<uint32_t>(runnable.size());
+    uint32_t chosen = 0;
+    if (machine->schedule->disturbed) {
+        chosen = random_below(count);
+        if (random_below(32) == 0) {
+            runnable[random_below(count)]->still_until = machine->tick + random_below(16 * count + 64);
+        }
+        for (int i = 0; i < 3; i++) {
+            const uint32_t other = random_below(count);
+            const bool still = runnable[chosen]->still_until > machine->tick;
+            if (still || (machine->favour && preferred(*runnable[other], *runnable[chosen]))) {
+                chosen = other;
+            }
+        }
+    } else {
+        chosen = count - 1;
+    }
+    Warp* warp = runnable[chosen];
+    runnable[chosen] = runnable.back();
+    runnable.pop_back();
+    warp->queued = false;
+    return warp;
+}
+
+void run_warp(Warp& warp) {
+    const bool disturbed = machine->schedule->disturbed;
+    warp.first_lane = disturbed ? random_below(LANES) : 0;
+    warp.turns = disturbed ? 1 + random_below(2048) : ~0u;
+    machine->tick++;
+    current = take_lane(warp);
+    race::go_to(current->race);
+    emu_switch(&machine->stack_pointer, current->stack_pointer);
+    current = nullptr;
+    if (warp.ready) {
+        enqueue(warp);
+    }
+}
+
+std::string deadlock() {
+    std::string message = "deadlock: ";
+    size_t stuck = 0;
+    for (const Block* block : machine->resident) {
+        for (uint32_t w = 0; w < block->num_warps; w++) {
+            const Warp& warp = block->warps[w];
+            stuck += __builtin_popcount(warp.alive);
+        }
+    }
+    message += std::to_string(stuck) + " threads wait for ever";
+    size_t shown = 0;
+    for (const Block* block : machine->resident) {
+        for (uint32_t w = 0; w < block->num_warps; w++) {
+            const Warp& warp = block->warps[w];
+            if (!warp.alive || shown == 8) {
+                continue;
+            }
+            const Thread& thread = warp.lanes[__builtin_ctz(warp.alive)];
+            char text[256];
+            snprintf(text, sizeof text, "; %s in %s (%llu, %llu)", describe(thread).c_str(), thread.call,
+                     static_cast<unsigned long long>(thread.detail[0]),
+                     static_cast<unsigned long long>(thread.detail[1]));
+            message += text;
+            shown++;
+        }
+    }
+    return message;
+}
+
+bool all_complete() {
+    return std::all_of(machine->grids.begin(), machine->grids.end(),
+                       [](const Grid& grid) { return grid.complete; });
+}
+
+void step() {
+    start_blocks();
+    if (machine->runnable.empty()) {
+        if (machine->pending.empty()) {
+            set_failure(deadlock());
+        } else {
+            land_one();
+        }
+        return;
+    }
+    run_warp(*pick());
+    if (machine->failed) {
+        return;
+    }
+    end_blocks();
+    if (machine->schedule->landing == Landing::AnyTime && !machine->pending.empty() &&
+        random_below(4) == 0) {
+        land_one();
+    }
+    if (machine->idle_polls > MAX_IDLE_POLLS * (machine->runnable.size() * LANES + 1)) {
+        if (machine->pending.empty()) {
+            set_failure(deadlock());
+        } else {
+            land_one();
+        }
+    }
+}
+
+std::string wrong(const Launch& launch) {
+    const Entry& entry = *launch.entry;
+    const std::string kernel = std::string("kernel ") + entry.name + ": ";
+    if (launch.params.size() != entry.params_bytes) {
+        return kernel + "launched with " + std::to_string(launch.params.size()) + " bytes of arguments, takes " +
+               std::to_string(entry.params_bytes);
+    }
+    if (launch.block != entry.num_threads || launch.block % LANES != 0) {
+        return kernel + "launched with blocks of " + std::to_string(launch.block) + " threads, takes " +
+               std::to_string(entry.num_threads);
+    }
+    if (launch.grid == 0) {
+        return kernel + "launched with no blocks";
+    }
+    return "";
+}
+
+void prepare(const std::vector<Launch>& launches, const Schedule& schedule) {
+    Machine& m = *machine;
+    m.schedule = &schedule;
+    m.random_state = (schedule.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
+    for (int i = 0; i < 4; i++) {
+        random_below(2);
+    }
+    m.favour = schedule.disturbed ? static_cast<int>(random_below(3)) - 1 : 0;
+    m.race = race::here();
+    for (const Launch& launch : launches) {
+        Grid grid;
+        grid.launch = &launch;
+        grid.index = m.grids.size();
+        grid.before = m.grids.empty() ? nullptr : &m.grids.back();
+        m.grids.push_back(grid);
+    }
+}
+
+}  // namespace
+
+const Entry* find_entry(const std::string& name) {
+    for (const Entry* const* entry = ENTRIES; *entry; entry++) {
+        if ((*entry)->name == name) {
+            return *entry;
+        }
+    }
+    return nullptr;
+}
+
+std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
+    for (const Launch& launch : launches) {
+        const std::string message = wrong(launch);
+        if (!message.empty()) {
+            return message;
+        }
+    }
+    Machine here;
+    machine = &here;
+    prepare(launches, schedule);
+    while (!here.failed && !all_complete()) {
+        step();
+    }
+    release_blocks();
+    machine = nullptr;
+    return here.failure;
+}
+
+}  // namespace emu

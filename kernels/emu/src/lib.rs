@@ -1,0 +1,8 @@
+//! Runs the CUDA kernels on a CPU: right here means right up to timing and registers. Each CUDA thread
+//! is a fiber; a seeded schedule decides what a GPU leaves open; errors of a kernel are messages.
+
+mod arena;
+mod machine;
+
+pub use arena::Arena;
+pub use machine::{Landing, Launch, Schedule, has_variant, launch, run};

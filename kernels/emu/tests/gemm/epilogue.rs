@@ -1,0 +1,1 @@
+//! Every epilogue, in both formats.

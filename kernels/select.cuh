@@ -1,0 +1,138 @@
+// Exact selection from many: where a cut falls if tokens are taken from the largest key down, the lowest
+// token first on ties, until what they measure reaches a goal. A radix search over 8 bits at a time; sums are
+// of integers, so that their order does not matter.
+#pragma once
+#include "block.cuh"
+
+constexpr uint32_t NUM_BINS = 256;
+
+// Shared memory of a search.
+struct SelectScratch {
+    uint32_t low[NUM_BINS];
+    uint32_t high[NUM_BINS];
+    uint64_t above;
+    uint64_t held;
+    uint32_t bin;
+};
+
+// The last token taken: its key, and its id among those with this key.
+struct Cut {
+    uint32_t key;
+    uint32_t last;
+
+    DEVICE bool keeps(uint32_t other, uint32_t id) const {
+        return other > key || (other == key && id <= last);
+    }
+};
+
+constexpr Cut KEEP_ALL = {0, 0xffffffffu};
+
+// Preserves the order of floats, with -0 below 0.
+DEVICE uint32_t ordered_key(float value) {
+    const uint32_t bits = float_bits(value);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// One item: `measure` 0 does not take part.
+struct Item {
+    uint32_t key;
+    uint64_t measure;
+};
+
+// Where a goal is reached.
+struct Reached {
+    bool any;        // else everything together is less
+    uint32_t key;
+    uint64_t above;  // what the larger keys measure
+    uint64_t held;   // what this key measures
+};
+
+// Adds to a bin of 64 bits; the carry of the lower half is noticed by exactly one thread.
+DEVICE void deposit(SelectScratch& scratch, uint32_t bin, uint64_t measure) {
+    const uint32_t low = static_cast<uint32_t>(measure);
+    const uint32_t old = atomic_add(&scratch.low[bin], low);
+    const uint32_t high = static_cast<uint32_t>(measure >> 32) + (old + low < low ? 1 : 0);
+    if (high != 0) {
+        atomic_add(&scratch.high[bin], high);
+    }
+}
+
+DEVICE uint64_t bin_value(const SelectScratch& scratch, uint32_t bin) {
+    return static_cast<uint64_t>(scratch.high[bin]) << 32 | scratch.low[bin];
+}
+
+// The one bin in which the goal is reached, counting down, told to all through the scratch.
+DEVICE void find_bin(SelectScratch& scratch, uint64_t goal) {
+    for (uint32_t bin = thread_index(); bin < NUM_BINS; bin += num_threads()) {
+        uint64_t above = 0;
+        for (uint32_t other = bin + 1; other < NUM_BINS; other++) {
+            above += bin_value(scratch, other);
+        }
+        const uint64_t held = bin_value(scratch, bin);
+        if (above < goal && above + held >= goal) {
+            scratch.bin = bin;
+            scratch.above = above;
+            scratch.held = held;
+        }
+    }
+}
+
+// The largest key at which all items down to it reach the goal (at least 1). Keys have `bits` bits.
+template <class Items>
+DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t bits,
+                     SelectScratch& scratch) {
+    Reached reached = {true, 0, 0, 0};
+    for (uint32_t shift = bits; shift > 0;) {
+        for (uint32_t bin = thread_index(); bin < NUM_BINS; bin += num_threads()) {
+            scratch.low[bin] = 0;
+            scratch.high[bin] = 0;
+        }
+        if (thread_index() == 0) {
+            scratch.bin = NUM_BINS;
+        }
+        barrier_all();
+        const uint32_t decided = shift == 32 ? 0 : ~0u << shift;
+        shift -= 8;
+        for (uint32_t idx = thread_index(); idx < count; idx += num_threads()) {
+            const Item item = items(idx);
+            if (item.measure != 0 && (item.key & decided) == reached.key) {
+                deposit(scratch, item.key >> shift & 0xffu, item.measure);
+            }
+        }
+        barrier_all();
+        find_bin(scratch, goal - reached.above);
+        barrier_all();
+        if (scratch.bin == NUM_BINS) {
+            reached.any = false;
+        } else {
+            reached.key |= scratch.bin << shift;
+            reached.above += scratch.above;
+            reached.held = scratch.held;
+        }
+        // Before the bins are cleared again.
+        barrier_all();
+        if (!reached.any) {
+            break;
+        }
+    }
+    return reached;
+}
+
+// As above, down to a single token: items of equal keys have equal measures. `count` is below 2^24.
+template <class Items>
+DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, SelectScratch& scratch) {
+    const Reached reached = reach(items, count, goal, 32, scratch);
+    if (!reached.any) {
+        return KEEP_ALL;
+    }
+    const uint64_t each = items.measure(reached.key);
+    const uint64_t wanted = divide_up(goal - reached.above, each);
+    if (wanted * each >= reached.held) {
+        return {reached.key, 0xffffffffu};
+    }
+    const uint32_t top = (1u << 24) - 1;
+    const auto ties = [&](uint32_t id) {
+        return Item{top - id, items(id).measure != 0 && items(id).key == reached.key ? 1u : 0u};
+    };
+    return {reached.key, top - reach(ties, count, wanted, 24, scratch).key};
+}
