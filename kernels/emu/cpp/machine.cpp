@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
+#include <memory>
 
 #include "block.h"
 #include "fiber.h"
@@ -19,6 +19,9 @@ namespace {
 
 // Polls without any other event, for each thread, after which nobody is expected to move again.
 constexpr uint64_t MAX_IDLE_POLLS = 256;
+
+// ThreadSanitizer has room for 8128 fibers, of two grids at a time.
+constexpr uint32_t MAX_WATCHED_THREADS = 4000;
 
 uint32_t rotate_right(uint32_t bits, uint32_t count) {
     return count == 0 ? bits : bits >> count | bits << (LANES - count);
@@ -322,6 +325,9 @@ std::string wrong(const Launch& launch) {
         return kernel + "launched with blocks of " + std::to_string(launch.block) + " threads, takes " +
                std::to_string(entry.num_threads);
     }
+    if (race::WATCHED && launch.grid * launch.block > MAX_WATCHED_THREADS) {
+        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) + " threads cannot be watched for races";
+    }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
     }
@@ -364,15 +370,20 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
             return message;
         }
     }
-    Machine here;
-    machine = &here;
+    std::unique_ptr<Machine> here = std::make_unique<Machine>();
+    machine = here.get();
     prepare(launches, schedule);
-    while (!here.failed && !all_complete()) {
+    while (!here->failed && !all_complete()) {
         step();
     }
     release_blocks();
     machine = nullptr;
-    return here.failure;
+    const std::string failure = here->failure;
+    if (here->failed && race::WATCHED) {
+        // To free what stopped threads have used would look like a race.
+        here.release();
+    }
+    return failure;
 }
 
 }  // namespace emu
