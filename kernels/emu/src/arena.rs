@@ -27,6 +27,9 @@ pub struct Arena {
     used: Cell<usize>,
 }
 
+// SAFETY: the mapping is the arena's own and is not bound to a thread.
+unsafe impl Send for Arena {}
+
 impl Arena {
     /// Reserves address space; only what is allocated takes memory.
     pub fn new(num_bytes: usize) -> Self {
