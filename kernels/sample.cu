@@ -182,7 +182,9 @@ DEVICE bool is_drafting(const SampleParams& params, uint32_t sequence) {
     return begins;
 }
 
-// Any number of whole warps; shared memory for one RowScratch.
+static_assert(sizeof(RowScratch) <= SAMPLE_SHARED_BYTES, "a block's shared memory holds it");
+
+// A block a row.
 KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     grid_wait();
     grid_launch_dependents();

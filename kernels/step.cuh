@@ -17,6 +17,9 @@ constexpr uint32_t INDEPENDENT = 1;  // with different noise: drafts are kept by
 // Known tokens that the drafter can catch up with in a step.
 constexpr uint32_t MAX_FED = 2;
 
+// Shared memory of a block of `sample`.
+constexpr uint32_t SAMPLE_SHARED_BYTES = 8192;
+
 // Some of the words that are uploaded beside the sequences.
 struct Span {
     uint32_t first;

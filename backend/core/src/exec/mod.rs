@@ -1,6 +1,7 @@
 //! The executors: where steps run.
 
 pub mod cpu;
+pub mod cuda;
 mod host;
 
 pub use host::Host;
