@@ -18,7 +18,7 @@ constexpr uint32_t INDEPENDENT = 1;  // with different noise: drafts are kept by
 constexpr uint32_t MAX_FED = 2;
 
 // Shared memory of a block of `sample`.
-constexpr uint32_t SAMPLE_SHARED_BYTES = 8192;
+constexpr uint32_t SAMPLE_SHARED_BYTES = 24576;
 
 // Some of the words that are uploaded beside the sequences.
 struct Span {

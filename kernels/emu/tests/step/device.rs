@@ -40,6 +40,9 @@ impl Run {
 
     /// In blocks that take the emulator less time.
     pub(crate) const SMALL: Self = Self { sample: ("sample_small", 64), ..Self::WHOLE };
+
+    /// In the smallest blocks.
+    pub(crate) const WARP: Self = Self { sample: ("sample_warp", 32), ..Self::WHOLE };
 }
 
 struct Device<'a> {

@@ -136,7 +136,7 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     let len = prompt_len + random.below(8);
     let tokens: Vec<u32> =
         (0..len).map(|_| random.below(world.target_vocab.min(40)) as u32).collect();
-    if random.one_in(30) {
+    if world.target_vocab <= 1024 && random.one_in(30) {
         // Everything is banned.
         params.bad_words = (0..world.target_vocab as u32).map(|token| vec![token]).collect();
     }
@@ -195,7 +195,7 @@ const VOCABS: [(usize, usize); 6] =
 #[test]
 fn every_step_is_that_of_the_host() {
     let tally = random_steps(0..400, &VOCABS, Run::SMALL);
-    assert!(tally.sequences >= 4_000 && tally.drafted >= 8_000);
+    assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub const ROWS_THREADS: u32 = 128;
 pub const SAMPLE_THREADS: u32 = 512;
 
 /// Shared memory of a block of `sample`.
-pub const SAMPLE_SHARED_BYTES: u32 = 8192;
+pub const SAMPLE_SHARED_BYTES: u32 = 24_576;
 
 /// Logits that share one [`Best`].
 pub const BEST_TILE: usize = 64;
