@@ -32,7 +32,7 @@ struct StepSequence {
     uint64_t key;             // of the noise
     uint32_t len;             // known tokens: the prompt, then what was generated
     uint32_t num_fed;         // so many of the last known tokens go through the drafter: at most MAX_FED, 0 if
-                              // it is not kept in step
+                              // it is not kept in step or does not run at all
     uint32_t last[MAX_FED];   // the last known tokens, in order; the very last one is always given
     uint32_t draft_computed;  // reported as it is where num_fed is 0
     uint32_t draft_len;       // drafts at most

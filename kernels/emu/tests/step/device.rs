@@ -1,7 +1,7 @@
 //! The kernels of a step on the emulator. The models stand in for the layers: they are fed what the tables of
 //! rows say, and what they answer stands where the head would have written it.
 
-use crate::host::readable;
+use crate::host::fed;
 use crate::world::{Model, Sequence, World};
 use spec_core::exec::cuda::plain::{Plain, bytes, bytes_mut};
 use spec_core::exec::cuda::step_input::StepInput;
@@ -263,13 +263,12 @@ pub(crate) fn step(world: &World, sequences: &[Sequence], run: Run) -> Vec<Outco
     }
     input.pad(sequences.len() + run.unused);
     let device = Device::new(world, run, &input);
-    let fed = |vocab| -> Vec<_> { sequences.iter().map(|s| readable(&s.tokens, vocab)).collect() };
-    let mut fed_drafter = fed(world.shared_vocab());
+    let (mut fed_target, mut fed_drafter) = fed(world, sequences);
     for pass in 0..world.max_drafts as u32 {
         let logits = device.forward(&world.drafter, &mut fed_drafter, pass);
         device.sample(pass, &logits);
     }
-    let logits = device.forward(&world.target, &mut fed(usize::MAX), VERIFY);
+    let logits = device.forward(&world.target, &mut fed_target, VERIFY);
     device.sample(VERIFY, &logits);
     let mut outcomes = device.accept();
     assert!(outcomes.split_off(sequences.len()).iter().all(|unused| *unused == Outcome::default()));

@@ -146,7 +146,7 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
         false => Coupling::Independent(random.bits()),
     };
     let end_tokens = (0..random.below(4)).map(|_| random.below(40) as u32).collect();
-    let speculates = !random.one_in(10);
+    let speculates = world.max_drafts > 0 && !random.one_in(10);
     Sequence {
         prompt_len,
         draft_computed: match speculates {

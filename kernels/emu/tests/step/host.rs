@@ -33,21 +33,24 @@ impl Forward for Scripted {
     }
 }
 
-/// What the drafter can read of these tokens.
-pub(crate) fn readable(tokens: &[u32], vocab: usize) -> Vec<u32> {
-    tokens.iter().map(|&token| if (token as usize) < vocab { token } else { 0 }).collect()
+/// What target and drafter have seen of each sequence before a step.
+pub(crate) fn fed(world: &World, sequences: &[Sequence]) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+    let readable = |&token: &u32| if (token as usize) < world.shared_vocab() { token } else { 0 };
+    let each = |sequence: &Sequence| {
+        let (target, _) = sequence.tokens.split_at(sequence.tokens.len() - 1);
+        let drafter = &sequence.tokens[..sequence.draft_computed];
+        (target.to_vec(), drafter.iter().map(readable).collect())
+    };
+    sequences.iter().map(each).unzip()
 }
 
 /// One step of all sequences.
 pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
-    let fed = |vocab| sequences.iter().map(|s| readable(&s.tokens, vocab)).collect();
+    let (fed_target, fed_drafter) = fed(world, sequences);
     let target =
-        Scripted { model: world.target.clone(), vocab: world.target_vocab, fed: fed(usize::MAX) };
-    let drafter = Scripted {
-        model: world.drafter.clone(),
-        vocab: world.drafter_vocab,
-        fed: fed(world.shared_vocab()),
-    };
+        Scripted { model: world.target.clone(), vocab: world.target_vocab, fed: fed_target };
+    let drafter =
+        Scripted { model: world.drafter.clone(), vocab: world.drafter_vocab, fed: fed_drafter };
     let drafter = draft::Model::new(Box::new(drafter), world.shared_vocab());
     let mut host = Host::new(Box::new(target), Some(Box::new(drafter)));
     let pages: Vec<[PageId; 1]> = (0..sequences.len()).map(|idx| [idx as PageId]).collect();

@@ -117,3 +117,100 @@ fn num_fed(entry: &Entry<'_>) -> usize {
 fn word(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::Sampler;
+
+    const NONE: [u32; 0] = [];
+
+    const TOKENS: [u32; 5] = [7, 8, 9, 10, 11];
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params, Coupling::Independent(3), vec![2, 4])
+    }
+
+    fn entry(sampler: &Sampler) -> Entry<'_> {
+        Entry {
+            id: 1,
+            tokens: &TOKENS,
+            prompt_len: 2,
+            computed: 4,
+            chunk: 1,
+            draft_computed: 3,
+            speculates: true,
+            draft_len: 4,
+            given: &[],
+            min_confidence: 0.0,
+            pages: &[],
+            sampler,
+        }
+    }
+
+    /// The words that one sequence's span points at.
+    fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
+        let sampler = sampler(params);
+        let mut input = StepInput { words: vec![99], ..StepInput::default() };
+        input.push(&entry(&sampler));
+        let Span { first, count } = span(&input.sequences[0]);
+        input.words[first as usize..(first + count * words_each) as usize].to_vec()
+    }
+
+    #[test]
+    fn only_the_next_token_of_a_sequence_fits() {
+        let sampler = sampler(SamplingParams::default());
+        let next = entry(&sampler);
+        assert!(StepInput::fits(&next));
+        assert!(!StepInput::fits(&Entry { computed: 3, chunk: 2, ..next }));
+        assert!(!StepInput::fits(&Entry { computed: 3, ..next }));
+        assert!(!StepInput::fits(&Entry { given: &[1], ..next }));
+        assert!(!StepInput::fits(&Entry { draft_computed: 2, ..next }));
+        assert!(StepInput::fits(&Entry { draft_computed: 2, speculates: false, ..next }));
+    }
+
+    #[test]
+    fn history_is_told_as_far_as_it_is_needed() {
+        let history = |params: SamplingParams| told(params, |s| s.history, 1);
+        let none = SamplingParams::default();
+        assert_eq!(history(none.clone()), NONE);
+        assert_eq!(history(SamplingParams { bad_words: vec![vec![1]], ..none.clone() }), NONE);
+        let bad_words = vec![vec![1], vec![1, 2, 3]];
+        assert_eq!(history(SamplingParams { bad_words, ..none.clone() }), [10, 11]);
+        assert_eq!(
+            history(SamplingParams { bad_words: vec![vec![1; 60]], ..none.clone() }),
+            TOKENS
+        );
+        assert_eq!(history(SamplingParams { presence_penalty: 0.1, ..none }), TOKENS);
+    }
+
+    #[test]
+    fn biases_are_sorted_by_token_and_keep_their_order() {
+        let logit_bias = vec![(5, 1.0), (3, 2.0), (5, 0.5), (3, 0.25)];
+        let params = SamplingParams { logit_bias, ..Default::default() };
+        let expected = [(3, 2.0f32), (3, 0.25), (5, 1.0), (5, 0.5)];
+        let expected: Vec<u32> =
+            expected.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+        assert_eq!(told(params, |s| s.biases, 2), expected);
+    }
+
+    #[test]
+    fn end_tokens_are_told_while_they_are_held_back() {
+        let ends = |min_tokens| {
+            told(SamplingParams { min_tokens, ..Default::default() }, |s| s.end_tokens, 1)
+        };
+        assert_eq!(ends(4), [2, 4]);
+        // Three were generated, and drafts only add to them.
+        assert_eq!(ends(3), NONE);
+    }
+
+    #[test]
+    fn places_beyond_the_sequences_are_unused() {
+        let sampler = sampler(SamplingParams::default());
+        let mut input = StepInput::default();
+        input.push(&entry(&sampler));
+        input.pad(3);
+        let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
+        assert_eq!(lens, [5, 0, 0]);
+    }
+}

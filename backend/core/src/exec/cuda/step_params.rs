@@ -103,7 +103,8 @@ device_structs! {
         key: u64,
         /// Known tokens: the prompt, then what was generated; 0 is an unused place.
         len: u32,
-        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, 0 if it is not kept in step.
+        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, 0 if it is not kept in step or
+        /// does not run at all.
         num_fed: u32,
         /// The last known tokens, in order; the very last one is always given.
         last: [u32; MAX_FED],
