@@ -37,6 +37,7 @@ Thread* take_lane(Warp& warp) {
 
 void enqueue(Warp& warp) {
     if (!warp.queued) {
+        const race::Unseen unseen;
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
@@ -75,13 +76,14 @@ void fail(const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    set_failure(describe(*current) + ": " + text);
+    fail_for(*current, text);
     for (;;) {
         to_scheduler(&current->stack_pointer);
     }
 }
 
 void fail_for(const Thread& thread, const char* message) {
+    const race::Unseen unseen;
     set_failure(describe(thread) + ": " + message);
 }
 
@@ -147,6 +149,7 @@ void end_thread() {
     race::release(&block.grid->race_sync);
     if (block.threads_alive == 0) {
         check_ended(block);
+        const race::Unseen unseen;
         machine->ended_blocks.push_back(&block);
     }
     for (;;) {
