@@ -5,6 +5,7 @@ use crate::host;
 use crate::world::{Model, Random, Sequence, World};
 use spec_core::sampling::{Coupling, Sampler, SamplingParams};
 use spec_emu::Schedule;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Sequences of a step.
@@ -12,16 +13,16 @@ const BATCH: usize = 12;
 
 /// What happened in many steps: that the cases are not all of one kind is part of the tests.
 #[derive(Debug, Default)]
-struct Tally {
+pub(crate) struct Tally {
     sequences: usize,
     drafted: usize,
     accepted: usize,
 }
 
-/// Compares one step of some sequences.
-fn assert_same(world: &World, sequences: &[Sequence], run: Run, what: &str) -> Tally {
+/// Compares one step of some sequences. The error says what differs.
+fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally, String> {
     let expected = host::step(world, sequences);
-    let found = device::step(world, sequences, run);
+    let found = device::step(world, sequences, run)?;
     let mut tally = Tally::default();
     for ((expected, found), sequence) in expected.into_iter().zip(found).zip(sequences) {
         let expected = Outcome {
@@ -30,12 +31,14 @@ fn assert_same(world: &World, sequences: &[Sequence], run: Run, what: &str) -> T
             accepted: expected.accepted,
             draft_computed: expected.draft_computed,
         };
-        assert_eq!(found, expected, "{what}: {sequence:?}");
+        if found != expected {
+            return Err(format!("{found:?}, not {expected:?}, of {sequence:?}"));
+        }
         tally.sequences += 1;
         tally.drafted += expected.drafted;
         tally.accepted += expected.accepted;
     }
-    tally
+    Ok(tally)
 }
 
 /// How logits are spread.
@@ -134,8 +137,12 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     let mut params = any_params(random, world.target_vocab);
     let prompt_len = random.below(6) + 1;
     let len = prompt_len + random.below(8);
-    let tokens: Vec<u32> =
-        (0..len).map(|_| random.below(world.target_vocab.min(40)) as u32).collect();
+    // Now and then one that the drafter may not have.
+    let mut token = || {
+        let num_tokens = if random.one_in(8) { world.target_vocab } else { 40 };
+        random.below(num_tokens) as u32
+    };
+    let tokens: Vec<u32> = (0..len).map(|_| token()).collect();
     if world.target_vocab <= 1024 && random.one_in(30) {
         // Everything is banned.
         params.bad_words = (0..world.target_vocab as u32).map(|token| vec![token]).collect();
@@ -161,46 +168,60 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     }
 }
 
-/// Random steps of a batch, in worlds whose drafter is close to the target, or is not.
-fn random_steps(seeds: std::ops::Range<u64>, vocabs: &[(usize, usize)], run: Run) -> Tally {
+/// One random step of a batch, in a world whose drafter is close to the target, or is not.
+pub(crate) fn random_step(
+    seed: u64,
+    vocabs: &[(usize, usize)],
+    run: Run<'_>,
+) -> Result<Tally, String> {
+    let mut random = Random(seed);
+    let (target_vocab, drafter_vocab) = random.pick(vocabs);
+    let (noise, salt) = (random.pick(&[0.0, 0.5, 2.0]), random.bits());
+    let world = World {
+        target: hashed(salt, target_vocab, (1, 0.0)),
+        target_vocab,
+        drafter: hashed(salt, drafter_vocab, (2, noise)),
+        drafter_vocab,
+        max_drafts: random.below(9),
+    };
+    let sequences: Vec<_> = (0..BATCH).map(|_| any_sequence(&mut random, &world)).collect();
+    compare(&world, &sequences, run)
+        .map_err(|e| format!("seed {seed}, vocabularies {target_vocab}, {drafter_vocab}: {e}"))
+}
+
+/// All must be right.
+fn random_steps(seeds: Range<u64>, vocabs: &[(usize, usize)], run: Run<'_>) -> Tally {
     let mut tally = Tally::default();
     for seed in seeds {
-        let mut random = Random(seed);
-        let (target_vocab, drafter_vocab) = random.pick(vocabs);
-        let (noise, salt) = (random.pick(&[0.0, 0.5, 2.0]), random.bits());
-        let world = World {
-            target: hashed(salt, target_vocab, (1, 0.0)),
-            target_vocab,
-            drafter: hashed(salt, drafter_vocab, (2, noise)),
-            drafter_vocab,
-            max_drafts: random.below(9),
-        };
-        let sequences: Vec<_> = (0..BATCH).map(|_| any_sequence(&mut random, &world)).collect();
-        let what = format!("seed {seed}, vocabularies {target_vocab} and {drafter_vocab}");
-        let more = assert_same(&world, &sequences, run, &what);
+        let more = random_step(seed, vocabs, run).unwrap();
         tally.sequences += more.sequences;
         tally.drafted += more.drafted;
         tally.accepted += more.accepted;
     }
     eprintln!("{tally:?}");
-    // Some drafts are kept and some are not.
-    assert!(tally.accepted * 5 > tally.drafted && tally.accepted * 10 < tally.drafted * 9);
     tally
 }
 
 /// Whole tiles of logits and parts of one, padded on either side.
-const VOCABS: [(usize, usize); 6] =
+pub(crate) const VOCABS: [(usize, usize); 6] =
     [(300, 300), (257, 320), (320, 257), (64, 64), (41, 50), (1200, 1100)];
 
 #[test]
 fn every_step_is_that_of_the_host() {
     let tally = random_steps(0..400, &VOCABS, Run::SMALL);
     assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000);
+    // Some drafts are kept and some are not.
+    assert!(tally.accepted * 5 > tally.drafted && tally.accepted * 10 < tally.drafted * 9);
 }
 
 #[test]
 fn blocks_as_they_are_shipped_decide_the_same() {
     random_steps(1_000..1_030, &[(1500, 1500), (2300, 2100)], Run::WHOLE);
+}
+
+#[test]
+fn more_candidates_than_are_listed_are_searched_all_the_same() {
+    random_steps(3_000..3_004, &[(25_000, 25_000)], Run::WHOLE);
 }
 
 #[test]

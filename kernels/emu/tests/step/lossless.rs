@@ -47,13 +47,13 @@ impl Pair {
     }
 
     /// How often each outcome was seen.
-    fn counts(&self, run: Run, trials: u64) -> BTreeMap<(usize, Vec<u32>), u64> {
+    fn counts(&self, run: Run<'_>, trials: u64) -> BTreeMap<(usize, Vec<u32>), u64> {
         let world = self.world();
         let mut counts = BTreeMap::new();
         for first in (0..trials).step_by(BATCH as usize) {
             let sequences: Vec<Sequence> =
                 (first..first + BATCH).map(|trial| self.sequence(trial)).collect();
-            for outcome in device::step(&world, &sequences, run) {
+            for outcome in device::step(&world, &sequences, run).unwrap() {
                 *counts.entry((outcome.accepted, outcome.tokens)).or_default() += 1;
             }
         }
@@ -68,7 +68,7 @@ impl Pair {
     }
 
     /// Of one step of `trials` sequences.
-    pub(crate) fn p_value(&self, run: Run, trials: u64) -> f64 {
+    pub(crate) fn p_value(&self, run: Run<'_>, trials: u64) -> f64 {
         p_value(&self.counts(run, trials), &self.game().expected_step(DRAFT_LEN))
     }
 }
