@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "block.h"
+#include "crash.h"
 #include "fiber.h"
 #include "race.h"
 
@@ -390,6 +391,7 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
     }
     std::unique_ptr<Machine> here = std::make_unique<Machine>();
     machine = here.get();
+    catch_crashes();
     prepare(launches, schedule);
     while (!here->failed && !all_complete()) {
         step();

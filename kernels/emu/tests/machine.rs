@@ -189,6 +189,8 @@ fn every_mistake_has_a_message() {
         (25, "the block wrote at 4101 of its 4096 bytes of shared memory"),
         (26, "its stack is too small for this kernel"),
         (27, "an atomic update of the misaligned address"),
+        (28, "touches the address 0x"),
+        (29, "a division by zero"),
         (30, "the block ended without grid_wait, but its launch overlaps the one before"),
     ];
     assert_eq!(fault(0), "");
@@ -197,6 +199,24 @@ fn every_mistake_has_a_message() {
         assert!(message.contains("kernel fault: block 0 thread"), "{number}: {message}");
         assert!(message.contains(part), "{number}: {message}");
     }
+}
+
+#[test]
+fn a_write_past_an_allocation_is_found() {
+    let arena = Arena::new(1 << 20);
+    let buffers = [arena.put(&words(&[1; 64])), arena.alloc(63 * 4)];
+    let params = longs(&buffers);
+    let launched = Launch {
+        variant: "shift",
+        grid: 1,
+        block: 64,
+        shared_bytes: 256,
+        params: &params,
+        ..Launch::default()
+    };
+    launch(&launched, &Schedule::PLAIN).unwrap();
+    let message = arena.check().unwrap_err();
+    assert!(message.contains("a write 0 bytes past the allocation ending at 0x"), "{message}");
 }
 
 #[test]
