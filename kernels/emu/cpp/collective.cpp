@@ -125,17 +125,20 @@ __attribute__((target("avx2,f16c,fma"))) void multiply_vectors(Operands& all) {
         const __m128i* halves = reinterpret_cast<const __m128i*>(all.a[part / 2]) + part % 2;
         _mm256_store_ps(&a[part / 2][part % 2 * 8], _mm256_cvtph_ps(_mm_load_si128(halves)));
     }
-    // Four rows at a time: each sum waits for the one before it.
+    // Four rows at a time, as each sum waits for the one before it; unrolled, they stay in registers.
     for (uint32_t row = 0; row < 16; row += 4) {
         __m256 sums[4];
+#pragma GCC unroll 4
         for (uint32_t i = 0; i < 4; i++) {
             sums[i] = _mm256_load_ps(all.c[row + i]);
         }
         for (uint32_t k = 0; k < 16; k++) {
+#pragma GCC unroll 4
             for (uint32_t i = 0; i < 4; i++) {
                 sums[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[row + i][k]), b[k], sums[i]);
             }
         }
+#pragma GCC unroll 4
         for (uint32_t i = 0; i < 4; i++) {
             _mm256_store_ps(all.c[row + i], sums[i]);
         }

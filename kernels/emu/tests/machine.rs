@@ -120,6 +120,28 @@ fn the_last_block_sees_all_parts() {
 }
 
 #[test]
+fn more_blocks_than_are_resident_run_one_after_the_other() {
+    const BLOCKS: usize = 70;
+    for max_resident in [1, 3, 16] {
+        let arena = Arena::new(1 << 20);
+        let sums = arena.alloc(BLOCKS * 4);
+        let params = longs(&[sums]);
+        let launched = Launch {
+            variant: "wide",
+            grid: BLOCKS as u32,
+            block: 1024,
+            shared_bytes: 128,
+            params: &params,
+            overlap: false,
+            max_resident,
+        };
+        launch(&launched, &Schedule::seeded(max_resident.into())).unwrap();
+        let expected: Vec<u32> = (0..BLOCKS as u32).map(|b| 1023 * 512 + 1024 * b).collect();
+        assert_eq!(read_words(&arena, sums, BLOCKS), expected);
+    }
+}
+
+#[test]
 fn a_seed_repeats_itself_to_the_bit() {
     let spoiled = Mutation { file: "shift.cu", text: "    barrier_all();\n", replacement: "" };
     let options = Options { mutation: Some(spoiled), ..Options::default() };
