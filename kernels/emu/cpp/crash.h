@@ -3,8 +3,8 @@
 
 namespace emu {
 
-// For the calling thread of the host: from now on a kernel that touches what it must not ends its launch.
-// Signals outside kernels go where they went before.
+// For the calling thread of the host: from now on a kernel that touches what it must not ends its
+// launch. Signals outside kernels go where they went before.
 void catch_crashes();
 
 }  // namespace emu
