@@ -1,10 +1,14 @@
-//! The few-row product against its naive twin: shapes, epilogues, independence of a row, schedules.
+//! The few-row product, the embedding and the rotation against their naive twins: shapes, epilogues,
+//! independence of a row, schedules.
 
+mod embed;
 mod epilogue;
 mod identity;
 mod image;
 mod overlap;
+mod params;
 mod problem;
+mod rope;
 mod run;
 mod shape;
 mod twin;
