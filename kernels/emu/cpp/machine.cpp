@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
+#include <memory>
 
 #include "block.h"
 #include "fiber.h"
@@ -20,6 +20,9 @@ namespace {
 // Polls without any other event, for each thread, after which nobody is expected to move again.
 constexpr uint64_t MAX_IDLE_POLLS = 256;
 
+// ThreadSanitizer has room for 8128 fibers, of two grids at a time.
+constexpr uint32_t MAX_WATCHED_THREADS = 4000;
+
 uint32_t rotate_right(uint32_t bits, uint32_t count) {
     return count == 0 ? bits : bits >> count | bits << (LANES - count);
 }
@@ -34,6 +37,7 @@ Thread* take_lane(Warp& warp) {
 
 void enqueue(Warp& warp) {
     if (!warp.queued) {
+        const race::Unseen unseen;
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
@@ -72,13 +76,14 @@ void fail(const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    set_failure(describe(*current) + ": " + text);
+    fail_for(*current, text);
     for (;;) {
         to_scheduler(&current->stack_pointer);
     }
 }
 
 void fail_for(const Thread& thread, const char* message) {
+    const race::Unseen unseen;
     set_failure(describe(thread) + ": " + message);
 }
 
@@ -144,6 +149,7 @@ void end_thread() {
     race::release(&block.grid->race_sync);
     if (block.threads_alive == 0) {
         check_ended(block);
+        const race::Unseen unseen;
         machine->ended_blocks.push_back(&block);
     }
     for (;;) {
@@ -322,6 +328,9 @@ std::string wrong(const Launch& launch) {
         return kernel + "launched with blocks of " + std::to_string(launch.block) + " threads, takes " +
                std::to_string(entry.num_threads);
     }
+    if (race::WATCHED && launch.grid * launch.block > MAX_WATCHED_THREADS) {
+        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) + " threads cannot be watched for races";
+    }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
     }
@@ -364,15 +373,20 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
             return message;
         }
     }
-    Machine here;
-    machine = &here;
+    std::unique_ptr<Machine> here = std::make_unique<Machine>();
+    machine = here.get();
     prepare(launches, schedule);
-    while (!here.failed && !all_complete()) {
+    while (!here->failed && !all_complete()) {
         step();
     }
     release_blocks();
     machine = nullptr;
-    return here.failure;
+    const std::string failure = here->failure;
+    if (here->failed && race::WATCHED) {
+        // To free what stopped threads have used would look like a race.
+        here.release();
+    }
+    return failure;
 }
 
 }  // namespace emu
