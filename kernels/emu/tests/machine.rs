@@ -237,7 +237,10 @@ fn signs(program: &Program, check: Check, num_seeds: u64) -> Vec<Sign> {
     let sign = |seed| match check(&run, &Schedule::seeded(seed)) {
         Ok(true) => None,
         Ok(false) => Some(Sign::Wrong),
-        Err(message) if message.starts_with("race:") => { println!("{message}"); Some(Sign::Race) }
+        Err(message) if message.starts_with("race:") => {
+            println!("{message}");
+            Some(Sign::Race)
+        }
         Err(message) if message.starts_with("kernel") || message.starts_with("deadlock") => {
             Some(Sign::Message)
         }
