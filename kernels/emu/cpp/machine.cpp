@@ -159,6 +159,12 @@ void end_thread() {
 
 namespace {
 
+// Lets some warps stand still for a while, so that others run far ahead of them.
+void hold_back(Warp& warp) {
+    const uint32_t count = static_cast<uint32_t>(machine->runnable.size());
+    warp.still_until = machine->tick + random_below(16 * count + 64);
+}
+
 bool may_start(const Grid& grid) {
     const Launch& launch = *grid.launch;
     if (grid.started == launch.grid) {
@@ -183,6 +189,9 @@ void start_blocks() {
             Block& block = take_block(grid);
             for (uint32_t w = 0; w < block.num_warps; w++) {
                 enqueue(block.warps[w]);
+                if (machine->schedule->disturbed && random_below(4) == 0) {
+                    hold_back(block.warps[w]);
+                }
             }
         }
     }
@@ -209,31 +218,37 @@ void end_blocks() {
     }
 }
 
+// Whether the schedule would rather run `a`: of two grids it may favour the earlier or the later.
 bool preferred(const Warp& a, const Warp& b) {
     const size_t first = a.block->grid->index;
     const size_t second = b.block->grid->index;
-    return machine->favour > 0 ? first > second : first < second;
+    return machine->favour > 0 ? first > second : machine->favour < 0 && first < second;
+}
+
+uint32_t choose() {
+    const std::vector<Warp*>& runnable = machine->runnable;
+    const uint32_t count = static_cast<uint32_t>(runnable.size());
+    if (!machine->schedule->disturbed) {
+        return count - 1;
+    }
+    uint32_t chosen = random_below(count);
+    if (random_below(32) == 0) {
+        hold_back(*runnable[chosen]);
+    }
+    for (int i = 0; i < 8; i++) {
+        const uint32_t other = random_below(count);
+        const bool still = runnable[chosen]->still_until > machine->tick;
+        const bool other_still = runnable[other]->still_until > machine->tick;
+        if (still != other_still ? still : preferred(*runnable[other], *runnable[chosen])) {
+            chosen = other;
+        }
+    }
+    return chosen;
 }
 
 Warp* pick() {
     std::vector<Warp*>& runnable = machine->runnable;
-    const uint32_t count = static_cast<uint32_t>(runnable.size());
-    uint32_t chosen = 0;
-    if (machine->schedule->disturbed) {
-        chosen = random_below(count);
-        if (random_below(32) == 0) {
-            runnable[random_below(count)]->still_until = machine->tick + random_below(16 * count + 64);
-        }
-        for (int i = 0; i < 3; i++) {
-            const uint32_t other = random_below(count);
-            const bool still = runnable[chosen]->still_until > machine->tick;
-            if (still || (machine->favour && preferred(*runnable[other], *runnable[chosen]))) {
-                chosen = other;
-            }
-        }
-    } else {
-        chosen = count - 1;
-    }
+    const uint32_t chosen = choose();
     Warp* warp = runnable[chosen];
     runnable[chosen] = runnable.back();
     runnable.pop_back();

@@ -20,6 +20,7 @@ use Found::{Race, Stopped, Wrong};
 struct Case {
     name: &'static str,
     found: Found,
+    scene: Scene,
     mutation: Mutation<'static>,
 }
 
@@ -29,7 +30,7 @@ const fn case(
     file: &'static str,
     [text, replacement]: [&'static str; 2],
 ) -> Case {
-    Case { name, found, mutation: Mutation { file, text, replacement } }
+    Case { name, found, scene: Short, mutation: Mutation { file, text, replacement } }
 }
 
 const RING: &str = "gemm_ring.cuh";
@@ -176,35 +177,48 @@ const OLD_CASES: [Case; 2] = [
     ),
 ];
 
-/// An embedding and two products of it, overlapping. Tiles of 20 units in blocks of 8: three parts to a
-/// tile, two tiles to a block, chunks that change, a ring that wraps.
-fn chain(is_old: bool) -> Chain {
-    let size =
-        Size { weight: Format::Fp8, hidden: 2560, capacity: 16, num_rows: 3, grid: 8, is_old };
+/// An embedding and products of it that overlap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scene {
+    /// Four tiles of eight units in blocks of eleven: whole tiles and parts, a ring that wraps, one chunk.
+    Short,
+    /// Three tiles of twenty units in blocks of eight: three parts to a tile, several chunks.
+    Long,
+}
+use Scene::{Long, Short};
+
+fn chain(scene: Scene, is_old: bool) -> Chain {
+    let (hidden, grid, outputs) = match scene {
+        Short => (1024, 3, vec![256, 200]),
+        Long => (2560, 8, vec![192]),
+    };
+    let weight = Format::Fp8;
+    let size = Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old };
     let mut chain = Chain::new(size);
-    for n in [192, 190] {
+    for n in outputs {
         chain.product((Epilogue::Raw, n), chain.residual, None);
     }
     chain
 }
 
-fn expected() -> Vec<u8> {
-    let chain = chain(false);
+fn expected(scene: Scene) -> Vec<u8> {
+    let chain = chain(scene, false);
     spec_emu::run(&chain.launches(false), &Schedule::PLAIN).unwrap();
     chain.bits()
 }
 
-fn build(tsan: bool, is_old: bool, mutation: Option<Mutation<'_>>) -> Program {
-    let chain = chain(is_old);
+fn build(scene: Scene, is_old: bool, options: &Options<'_>) -> Program {
+    let chain = chain(scene, is_old);
     let mut variants = chain.variants();
     variants.dedup();
-    Program::build(&variants, &Options { tsan, mutation }).unwrap()
+    Program::build(&variants, options).unwrap()
 }
 
 /// What the first of some schedules finds.
-fn find(program: &Program, is_old: bool, seeds: u64, expected: &[u8]) -> Option<(Found, String)> {
+fn find(program: &Program, scene: Scene, is_old: bool, seeds: u64) -> Option<(Found, String)> {
+    let expected = expected(scene);
     (0..seeds).find_map(|seed| {
-        let chain = chain(is_old);
+        let chain = chain(scene, is_old);
         match program.run(&chain.arena, &chain.launches(true), &Schedule::seeded(seed)) {
             Ok(()) if chain.bits() == expected => None,
             Ok(()) => Some((Wrong, format!("other results with seed {seed}"))),
@@ -215,13 +229,11 @@ fn find(program: &Program, is_old: bool, seeds: u64, expected: &[u8]) -> Option<
 }
 
 fn all_are_found(cases: &[Case], is_old: bool, by: impl Fn(Found) -> bool) {
-    let expected = expected();
     for case in cases.iter().filter(|case| by(case.found)) {
         let tsan = case.found == Race;
-        let program = build(tsan, is_old, Some(case.mutation));
-        let seeds = if tsan { 3 } else { 30 };
-        let found = find(&program, is_old, seeds, &expected);
-        println!("{}: {found:?}", case.name);
+        let options = Options { tsan, mutation: Some(case.mutation) };
+        let program = build(case.scene, is_old, &options);
+        let found = find(&program, case.scene, is_old, if tsan { 3 } else { 30 });
         let kind = found.as_ref().map(|(kind, _)| *kind);
         assert_eq!(kind, Some(case.found), "{}: {found:?}", case.name);
     }
@@ -244,9 +256,11 @@ fn what_orders_copies_by_lanes_is_needed() {
 
 #[test]
 fn the_kernels_as_they_are_have_no_race() {
-    let expected = expected();
     for is_old in [false, true] {
-        let found = find(&build(true, is_old, None), is_old, 3, &expected);
-        assert_eq!(found, None, "old: {is_old}");
+        let options = Options { tsan: true, mutation: None };
+        for scene in [Short, Long] {
+            let found = find(&build(scene, is_old, &options), scene, is_old, 3);
+            assert_eq!(found, None, "{scene:?}, old: {is_old}");
+        }
     }
 }
