@@ -39,7 +39,7 @@ DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* parts, floa
         float sums[NORM_ROWS] = {};
         const float* rows[NORM_ROWS] = {};
         for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            // Rows beyond the last repeat it.
+            // Rows beyond the last repeat it: a branch would keep the loads apart.
             const uint32_t row = minimum(first + i, p.num_rows - 1);
             rows[i] = input + uint64_t(input_row(p, row)) * k_len;
         }

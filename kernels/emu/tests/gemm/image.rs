@@ -79,7 +79,7 @@ impl Matrix {
             for k in 0..self.k {
                 let unit = i / TILE * k_units + k / unit_k;
                 let (line, byte) = (i % TILE, k % unit_k * bytes);
-                let place = (byte / 16 ^ line % 8) * 16 + byte % 16;
+                let place = ((byte / 16) ^ (line % 8)) * 16 + byte % 16;
                 let to = unit * TILE * UNIT_ROW_BYTES + line * UNIT_ROW_BYTES + place;
                 let code = self.codes[row * self.k + k].to_le_bytes();
                 image[to..to + bytes].copy_from_slice(&code[..bytes]);

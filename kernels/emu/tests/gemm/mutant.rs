@@ -17,7 +17,7 @@ pub(crate) enum Scene {
     /// Four tiles of eight units in blocks of eleven: whole tiles and parts, a ring that wraps; x is one
     /// chunk.
     Short,
-    /// Three tiles of twenty units in blocks of eight: three parts to a tile, several chunks.
+    /// Two tiles of twenty units in blocks of eight: three parts to a tile, several chunks.
     Long,
 }
 

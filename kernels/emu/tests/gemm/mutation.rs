@@ -9,7 +9,7 @@ use spec_kernels::{Epilogue, Format};
 fn chain(scene: Scene, is_old: bool) -> Chain {
     let (hidden, grid, outputs) = match scene {
         Scene::Short => (1024, 3, vec![256, 200]),
-        Scene::Long => (2560, 8, vec![192]),
+        Scene::Long => (2560, 5, vec![128]),
     };
     let weight = Format::Fp8;
     let size = Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old };
