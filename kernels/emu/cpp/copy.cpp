@@ -128,6 +128,8 @@ void async_copy(void* shared, const void* global) {
 void async_wait(uint32_t pending) {
     const uint32_t open = current->open_group;
     land_copies(*current, [&](const LaneCopy& copy) { return copy.group + pending < open; });
+    // An arrival that comes later brings what has landed here.
+    race::release(&current->race_sync);
     race::acquire(&current->race_sync);
     maybe_yield();
 }
