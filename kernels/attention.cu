@@ -229,6 +229,5 @@ KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
             attend(p, find_item(p, plan, first, index), rings, plan);
         }
         index -= num_items;
-        barrier_all();  // the plan is free again
     }
 }
