@@ -133,6 +133,7 @@ impl Recipe {
             head_dtype: None,
             kv_dtype: None,
             device: "cpu".into(),
+            cuda_lib: None,
             max_batch_size: MAX_BATCH_SIZE,
             max_seq_len: Some(MAX_SEQ_LEN),
             max_num_tokens: 2048,
