@@ -103,6 +103,13 @@ DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) {
     return __umulhi(a, b);
 }
 
+// Two products of halves.
+DEVICE uint32_t multiply_half2(uint32_t a, uint32_t b) {
+    uint32_t products;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+    return products;
+}
+
 #include "convert.cuh"
 
 DEVICE float half_to_float(uint16_t half) {
@@ -120,19 +127,13 @@ DEVICE uint16_t float_to_half(float value) {
 
 // Two bytes of e4m3, the lower first, as two halves; exact, NaN stays NaN.
 DEVICE uint32_t e4m3_to_half2(uint32_t pair) {
-    uint32_t halves;
 #if ARCH >= 890
+    uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
-#else
-    // The bits in the places of a half are the value times 2^-8, subnormals included.
-    const uint32_t spread = (pair & 0xffu) | ((pair & 0xff00u) << 8);
-    const uint32_t magnitude = spread & 0x007f007fu;
-    const uint32_t small = ((spread & 0x00800080u) << 8) | (magnitude << 7);
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(0x5c005c00u));
-    const uint32_t is_nan = ((magnitude + 0x00010001u) >> 7) & 0x00010001u;
-    halves |= is_nan * 0x7fffu;
-#endif
     return halves;
+#else
+    return e4m3_to_half2_bits(pair);
+#endif
 }
 
 DEVICE uint8_t float_to_e4m3(float value) {

@@ -1,5 +1,6 @@
 // What the 32 lanes of a warp do together: the last lane to arrive does it for all.
 #include <cstring>
+#include <immintrin.h>
 
 #include "machine.h"
 #include "prims_cpu.h"
@@ -57,49 +58,102 @@ inline void join(Collective kind, Argument& argument, All all) {
     }
 }
 
-typedef float Float8 __attribute__((vector_size(32)));
-
 struct MmaArgument {
     float* c;
     const uint32_t* a;
     uint32_t b[2];
 };
 
-// Products of halves are exact in a float, so a fused and a separate addition agree.
-__attribute__((always_inline)) inline void multiply(MmaArgument** lanes) {
-    alignas(32) float a[16][16];
-    alignas(32) float b[16][8];
+// The operands of a product, put together from the lanes' parts; `b` by columns.
+struct Operands {
+    alignas(32) uint16_t a[16][16];
+    alignas(32) uint16_t b[8][16];
     alignas(32) float c[16][8];
+};
+
+inline void collect(MmaArgument** lanes, Operands& all) {
     for (uint32_t lane = 0; lane < LANES; lane++) {
+        const MmaArgument& part = *lanes[lane];
         const uint32_t group = lane / 4;
         const uint32_t column = lane % 4 * 2;
-        for (uint32_t half = 0; half < 2; half++) {
-            for (uint32_t i = 0; i < 4; i++) {
-                const uint16_t bits = static_cast<uint16_t>(lanes[lane]->a[i] >> (16 * half));
-                a[group + i % 2 * 8][column + half + i / 2 * 8] = half_to_float(bits);
-            }
-            for (uint32_t i = 0; i < 2; i++) {
-                const uint16_t bits = static_cast<uint16_t>(lanes[lane]->b[i] >> (16 * half));
-                b[column + half + i * 8][group] = half_to_float(bits);
-            }
-        }
-        memcpy(&c[group][column], lanes[lane]->c, 8);
-        memcpy(&c[group + 8][column], lanes[lane]->c + 2, 8);
+        memcpy(&all.a[group][column], &part.a[0], 4);
+        memcpy(&all.a[group + 8][column], &part.a[1], 4);
+        memcpy(&all.a[group][column + 8], &part.a[2], 4);
+        memcpy(&all.a[group + 8][column + 8], &part.a[3], 4);
+        memcpy(&all.b[group][column], &part.b[0], 4);
+        memcpy(&all.b[group][column + 8], &part.b[1], 4);
+        memcpy(&all.c[group][column], part.c, 8);
+        memcpy(&all.c[group + 8][column], part.c + 2, 8);
     }
-    for (uint32_t row = 0; row < 16; row++) {
-        Float8 sum;
-        memcpy(&sum, c[row], sizeof sum);
-        for (uint32_t k = 0; k < 16; k++) {
-            Float8 line;
-            memcpy(&line, b[k], sizeof line);
-            sum += a[row][k] * line;
-        }
-        memcpy(c[row], &sum, sizeof sum);
-    }
+}
+
+inline void distribute(MmaArgument** lanes, const Operands& all) {
     for (uint32_t lane = 0; lane < LANES; lane++) {
-        memcpy(lanes[lane]->c, &c[lane / 4][lane % 4 * 2], 8);
-        memcpy(lanes[lane]->c + 2, &c[lane / 4 + 8][lane % 4 * 2], 8);
+        memcpy(lanes[lane]->c, &all.c[lane / 4][lane % 4 * 2], 8);
+        memcpy(lanes[lane]->c + 2, &all.c[lane / 4 + 8][lane % 4 * 2], 8);
     }
+}
+
+// Every element's products are added one after the other. A product of two halves is exact in a float,
+// so that processors which fuse product and sum agree with those that do not.
+void multiply(Operands& all) {
+    for (uint32_t row = 0; row < 16; row++) {
+        for (uint32_t column = 0; column < 8; column++) {
+            float sum = all.c[row][column];
+            for (uint32_t k = 0; k < 16; k++) {
+                sum += half_to_float(all.a[row][k]) * half_to_float(all.b[column][k]);
+            }
+            all.c[row][column] = sum;
+        }
+    }
+}
+
+// The same with vectors of eight columns.
+__attribute__((target("avx2,f16c,fma"))) void multiply_vectors(Operands& all) {
+    alignas(32) float a[16][16];
+    alignas(32) uint16_t transposed[16][8];
+    for (uint32_t column = 0; column < 8; column++) {
+        for (uint32_t k = 0; k < 16; k++) {
+            transposed[k][column] = all.b[column][k];
+        }
+    }
+    __m256 b[16];
+    for (uint32_t k = 0; k < 16; k++) {
+        b[k] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(transposed[k])));
+    }
+    for (uint32_t part = 0; part < 32; part++) {
+        const __m128i* halves = reinterpret_cast<const __m128i*>(all.a[part / 2]) + part % 2;
+        _mm256_store_ps(&a[part / 2][part % 2 * 8], _mm256_cvtph_ps(_mm_load_si128(halves)));
+    }
+    // Four rows at a time: each sum waits for the one before it.
+    for (uint32_t row = 0; row < 16; row += 4) {
+        __m256 sums[4];
+        for (uint32_t i = 0; i < 4; i++) {
+            sums[i] = _mm256_load_ps(all.c[row + i]);
+        }
+        for (uint32_t k = 0; k < 16; k++) {
+            for (uint32_t i = 0; i < 4; i++) {
+                sums[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[row + i][k]), b[k], sums[i]);
+            }
+        }
+        for (uint32_t i = 0; i < 4; i++) {
+            _mm256_store_ps(all.c[row + i], sums[i]);
+        }
+    }
+}
+
+const bool HAS_VECTORS = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                         __builtin_cpu_supports("fma");
+
+void multiply_lanes(MmaArgument** lanes) {
+    Operands all;
+    collect(lanes, all);
+    if (HAS_VECTORS) {
+        multiply_vectors(all);
+    } else {
+        multiply(all);
+    }
+    distribute(lanes, all);
 }
 
 struct MatrixArgument {
@@ -150,7 +204,7 @@ void warp_sync() {
 
 void mma_f16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
     MmaArgument argument{c, a, {b0, b1}};
-    join(Collective::Mma, argument, multiply);
+    join(Collective::Mma, argument, multiply_lanes);
 }
 
 void load_matrix_x4(uint32_t* r, const void* shared) {

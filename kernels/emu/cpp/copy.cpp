@@ -63,7 +63,11 @@ void land(Pending& pending) {
         memcpy(pending.shared, pending.global, pending.bytes);
     } else {
         const uint32_t limit = pending.num_copies;
-        land_copies(*pending.thread, [&](const LaneCopy& copy) { return copy.sequence < limit; });
+        Thread& thread = *pending.thread;
+        land_copies(thread, [&](const LaneCopy& copy) { return copy.sequence < limit; });
+        // Some may have landed for a later arrival of the same thread.
+        race::release(&thread.race_sync);
+        race::acquire(&thread.race_sync);
     }
     race::release(&pending.mbar->race_sync);
     race::go_to(here);
@@ -80,6 +84,7 @@ void issue(Pending pending) {
     if (machine->schedule->landing == Landing::AtOnce) {
         land(pending);
     } else {
+        const race::Unseen unseen;
         machine->pending.push_back(pending);
     }
     maybe_yield();
@@ -114,6 +119,7 @@ void async_copy(void* shared, const void* global) {
         move_lane_copy(copy);
     }
     if (!at_once || race::WATCHED) {
+        const race::Unseen unseen;
         current->copies.push_back(copy);
     }
 }
@@ -121,6 +127,7 @@ void async_copy(void* shared, const void* global) {
 void async_wait(uint32_t pending) {
     const uint32_t open = current->open_group;
     land_copies(*current, [&](const LaneCopy& copy) { return copy.group + pending < open; });
+    race::acquire(&current->race_sync);
     maybe_yield();
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <cstring>
+#include <memory>
 
 #include "block.h"
 #include "fiber.h"
@@ -20,6 +20,9 @@ namespace {
 // Polls without any other event, for each thread, after which nobody is expected to move again.
 constexpr uint64_t MAX_IDLE_POLLS = 256;
 
+// ThreadSanitizer has room for 8128 fibers, of two grids at a time.
+constexpr uint32_t MAX_WATCHED_THREADS = 4000;
+
 uint32_t rotate_right(uint32_t bits, uint32_t count) {
     return count == 0 ? bits : bits >> count | bits << (LANES - count);
 }
@@ -34,6 +37,7 @@ Thread* take_lane(Warp& warp) {
 
 void enqueue(Warp& warp) {
     if (!warp.queued) {
+        const race::Unseen unseen;
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
@@ -72,13 +76,14 @@ void fail(const char* format, ...) {
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    set_failure(describe(*current) + ": " + text);
+    fail_for(*current, text);
     for (;;) {
         to_scheduler(&current->stack_pointer);
     }
 }
 
 void fail_for(const Thread& thread, const char* message) {
+    const race::Unseen unseen;
     set_failure(describe(thread) + ": " + message);
 }
 
@@ -144,6 +149,7 @@ void end_thread() {
     race::release(&block.grid->race_sync);
     if (block.threads_alive == 0) {
         check_ended(block);
+        const race::Unseen unseen;
         machine->ended_blocks.push_back(&block);
     }
     for (;;) {
@@ -152,6 +158,12 @@ void end_thread() {
 }
 
 namespace {
+
+// Lets some warps stand still for a while, so that others run far ahead of them.
+void hold_back(Warp& warp) {
+    const uint32_t count = static_cast<uint32_t>(machine->runnable.size());
+    warp.still_until = machine->tick + random_below(16 * count + 64);
+}
 
 bool may_start(const Grid& grid) {
     const Launch& launch = *grid.launch;
@@ -177,6 +189,9 @@ void start_blocks() {
             Block& block = take_block(grid);
             for (uint32_t w = 0; w < block.num_warps; w++) {
                 enqueue(block.warps[w]);
+                if (machine->schedule->disturbed && random_below(4) == 0) {
+                    hold_back(block.warps[w]);
+                }
             }
         }
     }
@@ -203,31 +218,37 @@ void end_blocks() {
     }
 }
 
+// Whether the schedule would rather run `a`: of two grids it may favour the earlier or the later.
 bool preferred(const Warp& a, const Warp& b) {
     const size_t first = a.block->grid->index;
     const size_t second = b.block->grid->index;
-    return machine->favour > 0 ? first > second : first < second;
+    return machine->favour > 0 ? first > second : machine->favour < 0 && first < second;
+}
+
+uint32_t choose() {
+    const std::vector<Warp*>& runnable = machine->runnable;
+    const uint32_t count = static_cast<uint32_t>(runnable.size());
+    if (!machine->schedule->disturbed) {
+        return count - 1;
+    }
+    uint32_t chosen = random_below(count);
+    if (random_below(32) == 0) {
+        hold_back(*runnable[chosen]);
+    }
+    for (int i = 0; i < 8; i++) {
+        const uint32_t other = random_below(count);
+        const bool still = runnable[chosen]->still_until > machine->tick;
+        const bool other_still = runnable[other]->still_until > machine->tick;
+        if (still != other_still ? still : preferred(*runnable[other], *runnable[chosen])) {
+            chosen = other;
+        }
+    }
+    return chosen;
 }
 
 Warp* pick() {
     std::vector<Warp*>& runnable = machine->runnable;
-    const uint32_t count = static_cast<uint32_t>(runnable.size());
-    uint32_t chosen = 0;
-    if (machine->schedule->disturbed) {
-        chosen = random_below(count);
-        if (random_below(32) == 0) {
-            runnable[random_below(count)]->still_until = machine->tick + random_below(16 * count + 64);
-        }
-        for (int i = 0; i < 3; i++) {
-            const uint32_t other = random_below(count);
-            const bool still = runnable[chosen]->still_until > machine->tick;
-            if (still || (machine->favour && preferred(*runnable[other], *runnable[chosen]))) {
-                chosen = other;
-            }
-        }
-    } else {
-        chosen = count - 1;
-    }
+    const uint32_t chosen = choose();
     Warp* warp = runnable[chosen];
     runnable[chosen] = runnable.back();
     runnable.pop_back();
@@ -322,6 +343,9 @@ std::string wrong(const Launch& launch) {
         return kernel + "launched with blocks of " + std::to_string(launch.block) + " threads, takes " +
                std::to_string(entry.num_threads);
     }
+    if (race::WATCHED && launch.grid * launch.block > MAX_WATCHED_THREADS) {
+        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) + " threads cannot be watched for races";
+    }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
     }
@@ -364,15 +388,20 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
             return message;
         }
     }
-    Machine here;
-    machine = &here;
+    std::unique_ptr<Machine> here = std::make_unique<Machine>();
+    machine = here.get();
     prepare(launches, schedule);
-    while (!here.failed && !all_complete()) {
+    while (!here->failed && !all_complete()) {
         step();
     }
     release_blocks();
     machine = nullptr;
-    return here.failure;
+    const std::string failure = here->failure;
+    if (here->failed && race::WATCHED) {
+        // To free what stopped threads have used would look like a race.
+        here.release();
+    }
+    return failure;
 }
 
 }  // namespace emu

@@ -78,6 +78,7 @@ struct Thread {
     std::vector<LaneCopy> copies;
     const void* polled = nullptr;
     void* race = nullptr;
+    char race_sync = 0;
 };
 
 struct WaitList {

@@ -145,8 +145,6 @@ DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
-#include "convert.cuh"
-
 DEVICE float half_to_float(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16;
     const uint32_t exponent = (half >> 10) & 31u;
@@ -179,21 +177,51 @@ DEVICE uint16_t float_to_half(float value) {
     return sign | ((magnitude >> 13) - (112u << 10));
 }
 
-DEVICE uint16_t e4m3_to_half(uint32_t byte) {
-    const uint32_t magnitude = byte & 0x7fu;
+DEVICE uint32_t multiply_half2(uint32_t a, uint32_t b) {
+    const uint32_t low = float_to_half(half_to_float(a & 0xffffu) * half_to_float(b & 0xffffu));
+    return low | uint32_t{float_to_half(half_to_float(a >> 16) * half_to_float(b >> 16))} << 16;
+}
+
+#include "convert.cuh"
+
+namespace emu {
+
+constexpr uint16_t e4m3_to_half(uint32_t byte) {
     const uint32_t sign = (byte & 0x80u) << 8;
+    const uint32_t magnitude = byte & 0x7fu;
     if (magnitude == 0x7f) {
         return 0x7fff;
     }
-    if (magnitude < 8) {
-        return sign | float_to_half(static_cast<float>(magnitude) * 0.001953125f);
+    if (magnitude >= 8) {
+        return static_cast<uint16_t>(sign | ((magnitude << 7) + (8u << 10)));
     }
-    return sign | ((magnitude << 7) + (8u << 10));
+    // Subnormal, a normal number as a half: `magnitude` units of 2^-9.
+    uint32_t exponent = 15 - 6;
+    uint32_t fraction = magnitude << 7;
+    while (magnitude != 0 && fraction < 1024) {
+        fraction <<= 1;
+        exponent--;
+    }
+    return static_cast<uint16_t>(sign | (magnitude == 0 ? 0 : exponent << 10 | (fraction & 1023)));
 }
 
+struct E4m3Table {
+    uint16_t halves[256] = {};
+    constexpr E4m3Table() {
+        for (uint32_t byte = 0; byte < 256; byte++) {
+            halves[byte] = e4m3_to_half(byte);
+        }
+    }
+};
+constexpr E4m3Table E4M3;
+
+}  // namespace emu
+
 DEVICE uint32_t e4m3_to_half2(uint32_t pair) {
-    const uint32_t upper = e4m3_to_half((pair >> 8) & 0xffu);
-    return e4m3_to_half(pair & 0xffu) | upper << 16;
+    if (ARCH < 890) {
+        return e4m3_to_half2_bits(pair);
+    }
+    return emu::E4M3.halves[pair & 0xffu] | uint32_t{emu::E4M3.halves[(pair >> 8) & 0xffu]} << 16;
 }
 
 DEVICE uint8_t float_to_e4m3(float value) {

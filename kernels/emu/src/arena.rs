@@ -1,9 +1,12 @@
-//! Device memory of the emulator: one mapping of the host, handed out in pieces and never moved.
-//! Addresses are plain numbers, as a driver gives them.
+//! Device memory of the emulator: one mapping, handed out in pieces and never moved. Addresses are plain
+//! numbers, as a driver gives them. Other processes can map the same memory at the same place.
 
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
+use std::process;
 
 /// Alignment of every allocation, in bytes.
 const ALIGNMENT: usize = 256;
@@ -11,8 +14,14 @@ const ALIGNMENT: usize = 256;
 /// What memory holds before anybody writes it: NaN in every float format.
 const POISON: u8 = 0xff;
 
+/// Where arenas are looked for: below where programs and libraries are, in what ThreadSanitizer lets use.
+const FIRST_PLACE: usize = 1 << 36;
+const PLACE_STEP: usize = 1 << 30;
+const LAST_PLACE: usize = 1 << 38;
+
 /// Memory that kernels may use, until it is dropped.
 pub struct Arena {
+    file: File,
     memory: *mut u8,
     num_bytes: usize,
     used: Cell<usize>,
@@ -21,13 +30,17 @@ pub struct Arena {
 impl Arena {
     /// Reserves address space; only what is allocated takes memory.
     pub fn new(num_bytes: usize) -> Self {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
-        let memory =
-            unsafe { libc::mmap(std::ptr::null_mut(), num_bytes, protection, flags, -1, 0) };
-        assert!(memory != libc::MAP_FAILED, "no address space for an arena of {num_bytes} bytes");
-        Self { memory: memory.cast(), num_bytes, used: Cell::new(0) }
+        // SAFETY: the name is a C string; the result is checked.
+        let descriptor = unsafe { libc::memfd_create(c"arena".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(descriptor >= 0, "no memory file: {}", std::io::Error::last_os_error());
+        // SAFETY: the descriptor is open and belongs to nobody else.
+        let file = unsafe { File::from_raw_fd(descriptor) };
+        file.set_len(num_bytes as u64).expect("a memory file takes any length");
+        let memory = (FIRST_PLACE..LAST_PLACE)
+            .step_by(PLACE_STEP)
+            .find_map(|place| map(&file, place, num_bytes))
+            .unwrap_or_else(|| panic!("no address space for an arena of {num_bytes} bytes"));
+        Self { file, memory, num_bytes, used: Cell::new(0) }
     }
 
     /// Address of new memory, poisoned, aligned to 256 bytes.
@@ -63,12 +76,24 @@ impl Arena {
         unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
     }
 
+    /// Forgets all allocations: the next one starts at the beginning again.
+    pub fn clear(&self) {
+        self.used.set(0);
+    }
+
+    /// File, address and length, for another process.
+    pub(crate) fn shared(&self) -> String {
+        let (process, descriptor) = (process::id(), self.file.as_raw_fd());
+        format!("/proc/{process}/fd/{descriptor} {} {}", self.memory as usize, self.num_bytes)
+    }
+
     fn place(&self, address: u64, num_bytes: usize) -> *mut u8 {
         let start = self.memory as u64;
         let end = start + self.used.get() as u64;
+        let inside = address >= start
+            && address.checked_add(num_bytes as u64).is_some_and(|last| last <= end);
         assert!(
-            address >= start
-                && address.checked_add(num_bytes as u64).is_some_and(|last| last <= end),
+            inside,
             "{num_bytes} bytes at {address:#x} are not in the arena's {start:#x} to {end:#x}"
         );
         self.memory.wrapping_add((address - start) as usize)
@@ -80,4 +105,15 @@ impl Drop for Arena {
         // SAFETY: the mapping is this arena's own; nothing refers to it any more.
         unsafe { libc::munmap(self.memory.cast(), self.num_bytes) };
     }
+}
+
+/// Maps the file at a place, if all of it is free.
+fn map(file: &File, place: usize, num_bytes: usize) -> Option<*mut u8> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE;
+    let wanted = std::ptr::without_provenance_mut(place);
+    let descriptor = file.as_raw_fd();
+    // SAFETY: with MAP_FIXED_NOREPLACE no mapping is replaced; the descriptor is open.
+    let memory = unsafe { libc::mmap(wanted, num_bytes, protection, flags, descriptor, 0) };
+    (memory != libc::MAP_FAILED).then_some(memory.cast())
 }

@@ -2,7 +2,11 @@
 //! is a fiber; a seeded schedule decides what a GPU leaves open; errors of a kernel are messages.
 
 mod arena;
+mod compile;
 mod machine;
+mod program;
+mod variants;
 
 pub use arena::Arena;
 pub use machine::{Landing, Launch, Schedule, has_variant, launch, run};
+pub use program::{Mutation, Options, Program};

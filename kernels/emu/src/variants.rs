@@ -1,5 +1,8 @@
 //! Which variants the emulator is built with. The build script includes this file too.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant};
 
 /// One compiled kernel: its name, its source in `kernels/`, and the defines.
@@ -12,22 +15,32 @@ pub(crate) struct Unit {
 /// Query heads of a key head that tests use.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 
-/// What a unit's name ends in when it is compiled without bulk copies, as for sm_80.
+/// The kernels with code of their own for older architectures.
+const TWO_KINDS: [&str; 3] = ["gemm", "probe", "ring"];
+
+/// What a unit's name ends in when it is compiled as for sm_80: without bulk copies.
 const OLD_ARCHITECTURE: &str = "@sm_80";
 
-/// All variants of the kernels, and both kinds of architecture where they differ.
-pub(crate) fn all() -> Vec<Unit> {
-    let mut units = Vec::new();
-    for variant in variants() {
-        let unit = unit(&variant);
-        if variant.kernel == "gemm" {
-            let mut old = self::unit(&variant);
-            old.name += OLD_ARCHITECTURE;
-            old.defines.push(("EMU_ARCH".into(), "800".into()));
-            units.push(old);
-        }
-        units.push(unit);
+/// Where sources and headers are: the machine's, the test kernels', the kernels'.
+pub(crate) fn folders(root: &Path) -> [PathBuf; 3] {
+    [root.join("cpp"), root.join("tests"), root.join("..")]
+}
+
+/// The variants of all kernels that exist, for both kinds of architecture where they differ; and the
+/// kernels of the emulator's own tests.
+pub(crate) fn all(folders: &[PathBuf; 3]) -> Vec<Unit> {
+    let mut units: Vec<_> = variants().iter().map(unit).collect();
+    units.retain(|unit| folders[2].join(format!("{}.cu", unit.kernel)).exists());
+    let kernels = fs::read_dir(&folders[1]).expect("a folder of this package");
+    let paths = kernels.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    for path in paths.filter(|path| path.extension().is_some_and(|e| e == "cu")) {
+        let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
+        units.push(Unit { kernel: name.clone(), name, defines: Vec::new() });
     }
+    let older: Vec<_> =
+        units.iter().filter(|unit| TWO_KINDS.contains(&&*unit.kernel)).map(older).collect();
+    units.extend(older);
+    units.sort_by(|a, b| a.name.cmp(&b.name));
     units
 }
 
@@ -41,6 +54,13 @@ fn unit(variant: &Variant) -> Unit {
             .map(|(name, value)| (name.to_string(), value.clone()))
             .collect(),
     }
+}
+
+/// The same, as for sm_80.
+fn older(unit: &Unit) -> Unit {
+    let mut defines = unit.defines.clone();
+    defines.push(("EMU_ARCH".into(), "800".into()));
+    Unit { name: format!("{}{OLD_ARCHITECTURE}", unit.name), kernel: unit.kernel.clone(), defines }
 }
 
 fn variants() -> Vec<Variant> {

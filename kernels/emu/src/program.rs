@@ -1,0 +1,227 @@
+//! The machine as a process of its own: for kernels that are broken on purpose, and for ThreadSanitizer.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::{env, fs, process, thread};
+
+use crate::compile::{self, Compiler, MACHINE, Source};
+use crate::variants::{self, Unit};
+use crate::{Arena, Launch, Schedule};
+
+/// How long a program may run: only one that hangs outside the machine's view takes long.
+const TIMEOUT: Duration = Duration::from_secs(240);
+
+/// What ThreadSanitizer ends a program with that has a race.
+const RACE_EXIT: i32 = 66;
+
+/// A change to a source.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutation<'a> {
+    /// The file's name.
+    pub file: &'a str,
+    /// Text that must occur in it exactly once.
+    pub text: &'a str,
+    /// What stands there instead.
+    pub replacement: &'a str,
+}
+
+/// How a program is built.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
+    /// Whether ThreadSanitizer watches the kernels.
+    pub tsan: bool,
+    /// What is broken.
+    pub mutation: Option<Mutation<'a>>,
+}
+
+/// A built program.
+pub struct Program {
+    path: PathBuf,
+}
+
+impl Program {
+    /// Builds a program with some variants. Objects are kept: what has not changed is not compiled again.
+    pub fn build(variants: &[&str], options: &Options) -> Result<Self, String> {
+        let folders = variants::folders(Path::new(env!("CARGO_MANIFEST_DIR")));
+        let all = variants::all(&folders);
+        let units = variants.iter().map(|name| find(&all, name)).collect::<Result<Vec<_>, _>>()?;
+        let out = Path::new(env!("OUT_DIR")).join("programs");
+        fs::create_dir_all(&out).map_err(|e| format!("creating {}: {e}", out.display()))?;
+        let table = format!("table_{}", units.len());
+        write_once(&out.join(format!("{table}.cpp")), &compile::table(units.len()))?;
+
+        let mut compiler = compiler(&folders, &out);
+        if options.tsan {
+            compiler.flags.push("-DEMU_RACES".into());
+        }
+        let machine: Vec<_> =
+            MACHINE.iter().chain(&["main", &table]).map(|file| Source::plain(file)).collect();
+        let mut objects = compiler.compile(&machine)?;
+        if options.tsan {
+            // The kernels alone: the machine says itself what orders memory.
+            compiler.flags.push("-fsanitize=thread".into());
+        }
+        if let Some(mutation) = &options.mutation {
+            compiler.folders = vec![folders[0].clone(), mutate(&folders, mutation, &out)?];
+        }
+        let units: Vec<_> = units.iter().enumerate().map(|(i, u)| Source::unit(i, u)).collect();
+        objects.extend(compiler.compile(&units)?);
+        let path = out.join(unique("program"));
+        compiler.link(&objects, &path)?;
+        Ok(Self { path })
+    }
+
+    /// Runs launches as [`crate::run`] does, on memory of `arena`. The error is the machine's message,
+    /// or one that begins with `race:`, `crash:` or `timeout:`.
+    pub fn run(
+        &self,
+        arena: &Arena,
+        launches: &[Launch],
+        schedule: &Schedule,
+    ) -> Result<(), String> {
+        let mut job = format!(
+            "arena {}\nschedule {} {} {}\n",
+            arena.shared(),
+            schedule.seed,
+            schedule.landing as u8,
+            u8::from(schedule.disturbed)
+        );
+        for launch in launches {
+            job += &describe(launch);
+        }
+        let path = self.path.with_file_name(unique("job"));
+        fs::write(&path, job).map_err(|e| format!("writing {}: {e}", path.display()))?;
+        let result = self.start(&path).and_then(finish);
+        // A job that stays behind does no harm.
+        let _ = fs::remove_file(&path);
+        result
+    }
+
+    fn start(&self, job: &Path) -> Result<Child, String> {
+        let options = format!("exitcode={RACE_EXIT} halt_on_error=1 report_bugs=1");
+        Command::new(&self.path)
+            .arg(job)
+            .env("TSAN_OPTIONS", options)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| format!("starting {}: {e}", self.path.display()))
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // A program that stays behind does no harm.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn find<'a>(all: &'a [Unit], name: &str) -> Result<&'a Unit, String> {
+    all.iter().find(|unit| unit.name == name).ok_or_else(|| format!("no kernel is called {name}"))
+}
+
+fn compiler(folders: &[PathBuf; 3], out: &Path) -> Compiler {
+    let flags = ["-std=c++17", "-O1", "-g", "-Wno-psabi"].map(String::from).into();
+    Compiler {
+        program: env!("EMU_COMPILER").into(),
+        flags,
+        folders: [folders.as_slice(), &[out.to_path_buf()]].concat(),
+        out: out.into(),
+    }
+}
+
+/// A name that no other program or job of this or another process has.
+fn unique(stem: &str) -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("{stem}-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn write_once(path: &Path, text: &str) -> Result<(), String> {
+    if fs::read_to_string(path).ok().as_deref() == Some(text) {
+        return Ok(());
+    }
+    let partial = path.with_file_name(unique("partial"));
+    fs::write(&partial, text)
+        .and_then(|()| fs::rename(&partial, path))
+        .map_err(|e| format!("writing {}: {e}", path.display()))
+}
+
+/// A folder with all kernels, one of them changed. The same change gives the same folder.
+fn mutate(folders: &[PathBuf; 3], mutation: &Mutation, out: &Path) -> Result<PathBuf, String> {
+    let mut found = false;
+    let mut texts = Vec::new();
+    for path in folders[1..].iter().flat_map(fs::read_dir).flatten().flatten().map(|e| e.path()) {
+        if !path.extension().is_some_and(|e| e == "cu" || e == "cuh") {
+            continue;
+        }
+        let name = path.file_name().unwrap_or_default().to_owned();
+        let mut text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        if name == mutation.file {
+            found = true;
+            text = replace_once(&text, mutation)?;
+        }
+        texts.push((name, text));
+    }
+    if !found {
+        return Err(format!("no source is called {}", mutation.file));
+    }
+    texts.sort();
+    let mut hasher = DefaultHasher::new();
+    texts.hash(&mut hasher);
+    let folder = out.join(format!("mutant-{:016x}", hasher.finish()));
+    fs::create_dir_all(&folder).map_err(|e| format!("creating {}: {e}", folder.display()))?;
+    texts.iter().try_for_each(|(name, text)| write_once(&folder.join(name), text))?;
+    Ok(folder)
+}
+
+fn replace_once(text: &str, mutation: &Mutation) -> Result<String, String> {
+    let count = text.matches(mutation.text).count();
+    if count != 1 {
+        return Err(format!("{} has {count} times, not once: {}", mutation.file, mutation.text));
+    }
+    Ok(text.replace(mutation.text, mutation.replacement))
+}
+
+fn describe(launch: &Launch) -> String {
+    let params: String = launch.params.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "launch {} {} {} {} {} {} {params}\n",
+        launch.variant,
+        launch.grid,
+        launch.block,
+        launch.shared_bytes,
+        u8::from(launch.overlap),
+        launch.max_resident
+    )
+}
+
+/// Waits for the end of a program and says what it was.
+fn finish(mut child: Child) -> Result<(), String> {
+    let started = Instant::now();
+    // Read beside the wait: a full pipe would stop the program.
+    let stderr = child.stderr.take();
+    let reader = thread::spawn(move || stderr.map(std::io::read_to_string));
+    let status = loop {
+        let status = child.try_wait().map_err(|e| format!("waiting for the program: {e}"))?;
+        if let Some(status) = status {
+            break status;
+        }
+        if started.elapsed() > TIMEOUT {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("timeout: no end after {} seconds", TIMEOUT.as_secs()));
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let text = reader.join().ok().flatten().and_then(Result::ok).unwrap_or_default();
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(1) => Err(text.trim().to_owned()),
+        Some(RACE_EXIT) => Err(format!("race: {}", text.trim())),
+        _ => Err(format!("crash: {status}: {}", text.trim())),
+    }
+}
