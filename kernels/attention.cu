@@ -20,7 +20,7 @@ constexpr uint32_t PAGE_BYTES = 2 * KEYS_BYTES;           // of one head
 constexpr uint32_t STAGES = PAGE_BYTES > 4096 ? 2 : 4;    // pages of a ring: at most 16 KB a warp
 constexpr uint32_t RING_BYTES = STAGES * PAGE_BYTES;
 constexpr uint32_t LANE_DIM = HEAD_DIM / 32;              // outputs of a lane of a row's warp
-constexpr uint32_t BLOCKS_PER_SM = HEAD_DIM > 64 ? 2 : 3;
+constexpr uint32_t BLOCKS_PER_SM = 3;                    // what registers and shared memory allow
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // A warp's sums take the place of its ring; the padding spreads rows over the banks.
@@ -46,11 +46,16 @@ struct MergedRow {
 
 // The warp copies keys and values of a page and a head.
 DEVICE void copy_page(const AttentionParams& p, uint32_t kv_head, uint32_t page, uint8_t* stage) {
+    const uint32_t lane = lane_index();
     const uint8_t* from = p.cache + (uint64_t{page} * p.num_kv_heads + kv_head) * PAGE_BYTES;
+    from += 16 * lane;
+    // An even number of keys a round: a lane's place in them stays.
+    uint8_t* keys = stage + key_chunk_offset(lane / KEY_CHUNKS, lane % KEY_CHUNKS);
+    uint8_t* values = stage + KEYS_BYTES + 16 * lane;
     UNROLL
-    for (uint32_t i = lane_index(); i < KEYS_BYTES / 16; i += 32) {
-        async_copy16(stage + key_chunk_offset(i / KEY_CHUNKS, i % KEY_CHUNKS), from + 16 * i);
-        async_copy16(stage + KEYS_BYTES + 16 * i, from + KEYS_BYTES + 16 * i);
+    for (uint32_t done = 0; done < KEYS_BYTES; done += 16 * 32) {
+        async_copy16(keys + done, from + done);
+        async_copy16(values + done, from + KEYS_BYTES + done);
     }
 }
 
@@ -224,6 +229,5 @@ KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
             attend(p, find_item(p, plan, first, index), rings, plan);
         }
         index -= num_items;
-        barrier_all();  // the plan is free again
     }
 }

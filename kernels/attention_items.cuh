@@ -77,7 +77,8 @@ DEVICE uint32_t running_sum(uint32_t value, uint32_t* warp_sums) {
     return value;
 }
 
-// Each thread looks at one tile from `first` on.
+// Each thread looks at one tile from `first` on. What other threads may still read of the plan
+// before is written behind the barrier in running_sum.
 DEVICE void plan_tiles(const AttentionParams& p, uint32_t first, Plan& plan) {
     const uint32_t thread = thread_index();
     const Tile tile = first + thread < p.num_tiles ? p.tiles[first + thread] : Tile{0, 0};

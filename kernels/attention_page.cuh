@@ -87,12 +87,14 @@ DEVICE void score_e4m3(uint32_t key, const uint32_t (&query)[4], float (&score)[
 DEVICE void score_page(const uint8_t* keys, const uint32_t (&query)[NUM_STEPS][4],
                        float (&score)[2][4]) {
     const uint32_t column = lane_index() / 4;
+    const uint32_t token = 4 * (column / 2) + column % 2;
+    const uint8_t* even = keys + key_chunk_offset(token, lane_index() % 4);
+    const uint8_t* odd = keys + key_chunk_offset(token, lane_index() % 4 + 4);
     UNROLL
     for (uint32_t tile = 0; tile < 2; ++tile) {
-        const uint32_t token = 4 * (column / 2) + 2 * tile + column % 2;
         UNROLL
         for (uint32_t i = 0; i < KEY_CHUNKS / 4; ++i) {
-            const uint8_t* from = keys + key_chunk_offset(token, 4 * i + lane_index() % 4);
+            const uint8_t* from = (i % 2 == 0 ? even : odd) + 2 * tile * KEY_BYTES + i / 2 * 128;
             const Uint4 key = *reinterpret_cast<const Uint4*>(from);
             const uint32_t step = i * CHUNK_STEPS;
             if constexpr (KV == FP8) {
@@ -191,11 +193,10 @@ DEVICE Uint2 load_values(const uint8_t* from) {
 
 DEVICE void add_values(const uint8_t* values, const uint32_t (&weight)[4], const Uint2& seen,
                        Softmax& softmax) {
-    const uint32_t place = lane_index() / 4 * PAGE_TOKENS + 4 * (lane_index() % 4);
+    const uint8_t* from = values + lane_index() * 4 * ELEMENT_BYTES;
     UNROLL
     for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
-        const uint32_t element = place + tile * 8 * PAGE_TOKENS;
-        const Uint2 four = load_values(values + element * ELEMENT_BYTES);
+        const Uint2 four = load_values(from + tile * 8 * PAGE_TOKENS * ELEMENT_BYTES);
         mma_f16(softmax.out[tile], weight, four.x & seen.x, four.y & seen.y);
     }
 }

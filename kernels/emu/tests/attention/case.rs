@@ -150,7 +150,7 @@ impl Case {
                 .collect();
             tiles.extend(rows.chunks(shape.tile_rows()).map(<[Query]>::to_vec));
         }
-        Self { shape, contexts, tiles, split_tokens: 64, max_splits: 64, grid: 5, spread: 2.0 }
+        Self { shape, contexts, tiles, split_tokens: 64, max_splits: 24, grid: 5, spread: 2.0 }
     }
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = &Query> {
@@ -296,11 +296,11 @@ impl Case {
 
     /// Runs the pass; the outputs of all rows.
     pub(crate) fn run(&self, schedule: &Schedule) -> Result<(Image, Vec<u16>), String> {
-        let arena = Arena::new(1 << 30);
+        let arena = Arena::new(1 << 28);
         let image = self.image(&arena);
         launch(&self.launch(&self.shape.variant(), &image.params), schedule)?;
         let output = image.output(&arena);
-        image.check_arrivals(&arena);
+        image.arrivals_are_zero(&arena)?;
         Ok((image, output))
     }
 }
@@ -323,10 +323,11 @@ impl Image {
         bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect()
     }
 
-    pub(crate) fn check_arrivals(&self, arena: &Arena) {
+    pub(crate) fn arrivals_are_zero(&self, arena: &Arena) -> Result<(), String> {
         let mut bytes = vec![1; 4 * self.num_arrivals];
         arena.read(self.arrivals, &mut bytes);
-        assert!(bytes.iter().all(|&b| b == 0), "arrivals did not return to 0");
+        let left = bytes.iter().filter(|&&b| b != 0).count();
+        if left == 0 { Ok(()) } else { Err(format!("{left} counters of arrivals are not 0")) }
     }
 
     /// The stored number at an offset of the cache.
