@@ -48,6 +48,11 @@ impl Sampler {
         self.coupling
     }
 
+    /// What `min_tokens` holds back.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.end_tokens
+    }
+
     /// The distribution of the token after `context`, given its logits: bias, bans (`min_tokens`, bad words),
     /// penalties, temperature, top-k, top-p, min-p, in this order. Greedy gives all to the likeliest token,
     /// the lowest id on ties.

@@ -1,0 +1,27 @@
+#![allow(unsafe_code)]
+//! Values that are copied to and from a device as they lie in memory.
+
+/// Values without padding, for which any bytes are valid.
+///
+/// # Safety
+/// The type is `repr(C)` or a primitive number, has no padding, and every bit pattern is a value of it.
+pub unsafe trait Plain: Copy + 'static {}
+
+// SAFETY: primitive numbers have no padding and no invalid values.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u64 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+
+/// The bytes of some values, in the order of the host, which is that of the device.
+pub fn bytes<T: Plain>(values: &[T]) -> &[u8] {
+    // SAFETY: `Plain` types have no padding, so all bytes are initialised; the lifetime is that of `values`.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// The same, to write to.
+pub fn bytes_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as for `bytes`; any bytes are valid values, and the borrow is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}

@@ -1,0 +1,216 @@
+//! What the host uploads for one step: the sequences, and the words that do not fit into them.
+
+use super::step_params::{INDEPENDENT, MAX_FED, PATH, Span, StepSequence};
+use crate::batch::Entry;
+use crate::sampling::{Coupling, SamplingParams};
+
+/// The input of one step, place by place.
+#[derive(Clone, Debug, Default)]
+pub struct StepInput {
+    /// One a place of the batch.
+    pub sequences: Vec<StepSequence>,
+    /// What their spans point into.
+    pub words: Vec<u32>,
+}
+
+impl StepInput {
+    /// Whether an entry's next step can be told in one place: it reaches the last known token, of which
+    /// alone the target's KV is missing, the drafter's at most of that and the one before, and there are no
+    /// given drafts.
+    pub fn fits(entry: &Entry<'_>) -> bool {
+        let is_next = entry.samples() && entry.chunk == 1;
+        is_next && entry.given.is_empty() && num_fed(entry) <= MAX_FED
+    }
+
+    /// Adds an entry that fits.
+    pub fn push(&mut self, entry: &Entry<'_>) {
+        assert!(Self::fits(entry), "the entry's step cannot be told in one place");
+        let params = entry.sampler.params();
+        let (coupling, key) = match entry.sampler.coupling() {
+            Coupling::Path(key) => (PATH, key),
+            Coupling::Independent(key) => (INDEPENDENT, key),
+        };
+        let len = entry.tokens.len();
+        let sequence = StepSequence {
+            key,
+            len: word(len),
+            num_fed: word(num_fed(entry)),
+            last: [len.checked_sub(2).map_or(0, |idx| entry.tokens[idx]), entry.tokens[len - 1]],
+            draft_computed: word(entry.draft_computed),
+            draft_len: word(entry.draft_len),
+            min_confidence: entry.min_confidence,
+            coupling,
+            prompt_len: word(entry.prompt_len),
+            min_tokens: word(params.min_tokens),
+            temperature: params.temperature,
+            top_k: word(params.top_k),
+            top_p: params.top_p,
+            min_p: params.min_p,
+            repetition_penalty: params.repetition_penalty,
+            presence_penalty: params.presence_penalty,
+            frequency_penalty: params.frequency_penalty,
+            unused: 0,
+            history: self.put_history(entry),
+            biases: self.put_biases(params),
+            bad_words: self.put_bad_words(params),
+            end_tokens: self.put_end_tokens(entry),
+        };
+        self.sequences.push(sequence);
+    }
+
+    /// Adds unused places up to `num_places`.
+    pub fn pad(&mut self, num_places: usize) {
+        self.sequences.resize(num_places, StepSequence::default());
+    }
+
+    fn put(&mut self, words: impl IntoIterator<Item = u32>) -> Span {
+        let first = self.words.len();
+        self.words.extend(words);
+        Span { first: word(first), count: word(self.words.len() - first) }
+    }
+
+    fn put_history(&mut self, entry: &Entry<'_>) -> Span {
+        let params = entry.sampler.params();
+        let num_needed = if params.penalises() {
+            entry.tokens.len()
+        } else {
+            let longest = params.bad_words.iter().map(Vec::len).max();
+            longest.unwrap_or(1).saturating_sub(1).min(entry.tokens.len())
+        };
+        self.put(entry.tokens[entry.tokens.len() - num_needed..].iter().copied())
+    }
+
+    fn put_biases(&mut self, params: &SamplingParams) -> Span {
+        let mut biases = params.logit_bias.clone();
+        // Stably: biases of one token add up in their order.
+        biases.sort_by_key(|&(token, _)| token);
+        let span = self.put(biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+        Span { count: word(biases.len()), ..span }
+    }
+
+    fn put_bad_words(&mut self, params: &SamplingParams) -> Span {
+        let entries = &params.bad_words;
+        let table = self.put(vec![0; entries.len() + 1]);
+        let first = table.first as usize;
+        for (idx, entry) in entries.iter().enumerate() {
+            self.words[first + idx] = word(self.words.len());
+            self.words.extend(entry);
+        }
+        self.words[first + entries.len()] = word(self.words.len());
+        Span { count: word(entries.len()), ..table }
+    }
+
+    fn put_end_tokens(&mut self, entry: &Entry<'_>) -> Span {
+        let generated = entry.tokens.len() - entry.prompt_len;
+        let are_held_back = generated < entry.sampler.params().min_tokens;
+        let tokens = if are_held_back { entry.sampler.end_tokens() } else { &[] };
+        self.put(tokens.iter().copied())
+    }
+}
+
+/// Known tokens that the drafter has not seen, if it is kept in step.
+fn num_fed(entry: &Entry<'_>) -> usize {
+    if entry.speculates { entry.tokens.len() - entry.draft_computed } else { 0 }
+}
+
+/// What does not fit is as good as endless: lengths are below 2^32, limits may be any number.
+fn word(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::Sampler;
+
+    const NONE: [u32; 0] = [];
+
+    const TOKENS: [u32; 5] = [7, 8, 9, 10, 11];
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params, Coupling::Independent(3), vec![2, 4])
+    }
+
+    fn entry(sampler: &Sampler) -> Entry<'_> {
+        Entry {
+            id: 1,
+            tokens: &TOKENS,
+            prompt_len: 2,
+            computed: 4,
+            chunk: 1,
+            draft_computed: 3,
+            speculates: true,
+            draft_len: 4,
+            given: &[],
+            min_confidence: 0.0,
+            pages: &[],
+            sampler,
+        }
+    }
+
+    /// The words that one sequence's span points at.
+    fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
+        let sampler = sampler(params);
+        let mut input = StepInput { words: vec![99], ..StepInput::default() };
+        input.push(&entry(&sampler));
+        let Span { first, count } = span(&input.sequences[0]);
+        input.words[first as usize..(first + count * words_each) as usize].to_vec()
+    }
+
+    #[test]
+    fn only_the_next_token_of_a_sequence_fits() {
+        let sampler = sampler(SamplingParams::default());
+        let next = entry(&sampler);
+        assert!(StepInput::fits(&next));
+        assert!(!StepInput::fits(&Entry { computed: 3, chunk: 2, ..next }));
+        assert!(!StepInput::fits(&Entry { computed: 3, ..next }));
+        assert!(!StepInput::fits(&Entry { given: &[1], ..next }));
+        assert!(!StepInput::fits(&Entry { draft_computed: 2, ..next }));
+        assert!(StepInput::fits(&Entry { draft_computed: 2, speculates: false, ..next }));
+    }
+
+    #[test]
+    fn history_is_told_as_far_as_it_is_needed() {
+        let history = |params: SamplingParams| told(params, |s| s.history, 1);
+        let none = SamplingParams::default();
+        assert_eq!(history(none.clone()), NONE);
+        assert_eq!(history(SamplingParams { bad_words: vec![vec![1]], ..none.clone() }), NONE);
+        let bad_words = vec![vec![1], vec![1, 2, 3]];
+        assert_eq!(history(SamplingParams { bad_words, ..none.clone() }), [10, 11]);
+        assert_eq!(
+            history(SamplingParams { bad_words: vec![vec![1; 60]], ..none.clone() }),
+            TOKENS
+        );
+        assert_eq!(history(SamplingParams { presence_penalty: 0.1, ..none }), TOKENS);
+    }
+
+    #[test]
+    fn biases_are_sorted_by_token_and_keep_their_order() {
+        let logit_bias = vec![(5, 1.0), (3, 2.0), (5, 0.5), (3, 0.25)];
+        let params = SamplingParams { logit_bias, ..Default::default() };
+        let expected = [(3, 2.0f32), (3, 0.25), (5, 1.0), (5, 0.5)];
+        let expected: Vec<u32> =
+            expected.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+        assert_eq!(told(params, |s| s.biases, 2), expected);
+    }
+
+    #[test]
+    fn end_tokens_are_told_while_they_are_held_back() {
+        let ends = |min_tokens| {
+            told(SamplingParams { min_tokens, ..Default::default() }, |s| s.end_tokens, 1)
+        };
+        assert_eq!(ends(4), [2, 4]);
+        // Three were generated, and drafts only add to them.
+        assert_eq!(ends(3), NONE);
+    }
+
+    #[test]
+    fn places_beyond_the_sequences_are_unused() {
+        let sampler = sampler(SamplingParams::default());
+        let mut input = StepInput::default();
+        input.push(&entry(&sampler));
+        input.pad(3);
+        let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
+        assert_eq!(lens, [5, 0, 0]);
+    }
+}
