@@ -8,7 +8,7 @@ use super::device::{Address, Device, Launch, upload};
 use super::kv;
 use super::params::{AttentionParams, EmbedParams, GemmParams, RopeParams};
 use super::plain::{Plain, bytes_of};
-use super::shape;
+use super::shape::{self, Tiling};
 use super::tables::{Bounds, Tables, passes};
 use super::weights::{Layer, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
@@ -47,6 +47,8 @@ pub struct Pass {
     pub num_rows: usize,
     /// Places for tiles.
     pub num_tiles: usize,
+    /// Their width.
+    pub tiling: Tiling,
     /// Rows that want logits, the first entries of `logit_rows`.
     pub num_logits: usize,
     /// u32 `[sequences][max_pages]`.
@@ -113,9 +115,8 @@ impl Model {
 
     /// How large the tables of a pass may be.
     pub(super) fn bounds(&self) -> Bounds {
-        let group = self.config.num_heads / self.config.num_kv_heads;
         let Capacity { rows, sequences, .. } = self.capacity;
-        Bounds { rows, sequences, tile_rows: shape::tile_rows(group) }
+        Bounds { rows, sequences, group: self.config.num_heads / self.config.num_kv_heads }
     }
 
     /// Uploads the tables of a pass and runs it; does not wait.
@@ -128,6 +129,7 @@ impl Model {
         let pass = Pass {
             num_rows: tables.rows.len(),
             num_tiles: tables.tiles.len(),
+            tiling: tables.tiling,
             num_logits: tables.logit_rows.len(),
             pages: work.pages,
             max_pages: tables.max_pages,
@@ -337,8 +339,10 @@ impl Steps<'_> {
             unused: 0,
         };
         let grid = model.num_sms * shape::ATTENTION_BLOCKS;
-        let shared_bytes = shape::attention_shared_bytes(model.precision.kv, model.config.head_dim);
-        self.push(model.code.attention, grid, shape::ATTENTION_THREADS, shared_bytes, params);
+        let tiling = self.pass.tiling;
+        let shared_bytes = tiling.shared_bytes(model.precision.kv, model.config.head_dim);
+        let kernel = model.code.attention(tiling);
+        self.push(kernel, grid, shape::ATTENTION_THREADS, shared_bytes, params);
     }
 
     fn push<P: Plain>(

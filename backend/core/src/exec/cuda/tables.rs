@@ -1,6 +1,7 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
+use super::shape::Tiling;
 use crate::batch::Segment;
 use crate::pages::{PageId, pages_for};
 
@@ -11,17 +12,19 @@ pub(super) struct Bounds {
     pub rows: usize,
     /// Sequences.
     pub sequences: usize,
-    /// Query rows of a tile.
-    pub tile_rows: usize,
+    /// Query heads of a key head.
+    pub group: usize,
 }
 
 /// The rows of one pass.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Tables {
     /// In segment order.
     pub rows: Vec<Row>,
     /// Rows of one sequence that attend together.
     pub tiles: Vec<Tile>,
+    /// How many these are at most.
+    pub tiling: Tiling,
     /// Rows that want logits.
     pub logit_rows: Vec<u32>,
     /// `[sequences][max_pages]`.
@@ -47,7 +50,7 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
         let mut first = 0;
         while first < segment.tokens.len() {
             if num_rows == bounds.rows || parts.len() == bounds.sequences {
-                passes.push(Tables::new(&parts, bounds.tile_rows));
+                passes.push(Tables::new(&parts, bounds.group));
                 parts.clear();
                 num_rows = 0;
             }
@@ -58,18 +61,21 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
         }
     }
     if !parts.is_empty() {
-        passes.push(Tables::new(&parts, bounds.tile_rows));
+        passes.push(Tables::new(&parts, bounds.group));
     }
     passes
 }
 
 impl Tables {
-    fn new(parts: &[Part<'_>], tile_rows: usize) -> Self {
+    fn new(parts: &[Part<'_>], group: usize) -> Self {
         let end = |part: &Part<'_>| part.segment.first_position + part.first + part.len;
         let max_pages = parts.iter().map(|part| pages_for(end(part))).max().unwrap_or(0);
-        let mut tables = Self { max_pages, ..Self::default() };
+        let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
+        let tiling = Tiling::of(most, group);
+        let (rows, tiles, logit_rows, pages) = Default::default();
+        let mut tables = Self { rows, tiles, tiling, logit_rows, pages, max_pages };
         for (sequence, part) in parts.iter().enumerate() {
-            tables.add(sequence, part, tile_rows);
+            tables.add(sequence, part, tiling.rows(group));
         }
         tables
     }
@@ -102,7 +108,7 @@ mod tests {
         #[test]
         fn every_row_is_in_one_pass_and_one_tile(
             lens in prop::collection::vec((1usize..40, 0usize..50, 0usize..3), 1..8),
-            rows in 1usize..50, sequences in 1usize..4, tile_rows in 1usize..17,
+            rows in 1usize..50, sequences in 1usize..4, group in 1usize..17,
         ) {
             let tokens: Vec<u32> = (0..40).collect();
             let pages: Vec<PageId> = (100..120).collect();
@@ -112,7 +118,7 @@ mod tests {
                     tokens: &tokens[..len], first_position, pages: &pages, num_logits: logits.min(len),
                 })
                 .collect();
-            let passes = passes(&segments, &Bounds { rows, sequences, tile_rows });
+            let passes = passes(&segments, &Bounds { rows, sequences, group });
             let mut expected = segments.iter().flat_map(|segment| {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
@@ -127,7 +133,7 @@ mod tests {
                 prop_assert_eq!(tiled, pass.rows.len());
                 for tile in &pass.tiles {
                     let rows = &pass.rows[tile.first_row as usize..][..tile.num_rows as usize];
-                    prop_assert!(rows.len() <= tile_rows);
+                    prop_assert!(rows.len() <= pass.tiling.rows(group));
                     prop_assert!(rows.iter().all(|row| row.sequence == rows[0].sequence));
                 }
                 for (idx, row) in pass.rows.iter().enumerate() {
