@@ -1,6 +1,6 @@
 //! What the host uploads for one step: the sequences, and the words that do not fit into them.
 
-use super::step_params::{INDEPENDENT, MAX_FED, PATH, Span, StepSequence};
+use super::step_params::{INDEPENDENT, PATH, Span, StepSequence};
 use crate::batch::Entry;
 use crate::sampling::{Coupling, SamplingParams};
 
@@ -14,17 +14,9 @@ pub struct StepInput {
 }
 
 impl StepInput {
-    /// Whether an entry's next step can be told in one place: it reaches the last known token, of which
-    /// alone the target's KV is missing, the drafter's at most of that and the one before, and there are no
-    /// given drafts.
-    pub fn fits(entry: &Entry<'_>) -> bool {
-        let is_next = entry.samples() && entry.chunk == 1;
-        is_next && entry.given.is_empty() && num_fed(entry) <= MAX_FED
-    }
-
-    /// Adds an entry that fits.
-    pub fn push(&mut self, entry: &Entry<'_>) {
-        assert!(Self::fits(entry), "the entry's step cannot be told in one place");
+    /// Adds a sequence: its last `num_fed` tokens, at most [`MAX_FED`](super::step_params::MAX_FED), go through the drafter, which proposes up to
+    /// `draft_len` tokens; or `num_given` were written beside it.
+    pub fn push(&mut self, entry: &Entry<'_>, num_fed: usize, draft_len: usize, num_given: usize) {
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
@@ -34,10 +26,10 @@ impl StepInput {
         let sequence = StepSequence {
             key,
             len: word(len),
-            num_fed: word(num_fed(entry)),
+            num_fed: word(num_fed),
             last: [len.checked_sub(2).map_or(0, |idx| entry.tokens[idx]), entry.tokens[len - 1]],
             draft_computed: word(entry.draft_computed),
-            draft_len: word(entry.draft_len),
+            draft_len: word(draft_len),
             min_confidence: entry.min_confidence,
             coupling,
             prompt_len: word(entry.prompt_len),
@@ -49,7 +41,7 @@ impl StepInput {
             repetition_penalty: params.repetition_penalty,
             presence_penalty: params.presence_penalty,
             frequency_penalty: params.frequency_penalty,
-            unused: 0,
+            num_given: word(num_given),
             history: self.put_history(entry),
             biases: self.put_biases(params),
             bad_words: self.put_bad_words(params),
@@ -63,6 +55,14 @@ impl StepInput {
         self.sequences.resize(num_places, StepSequence::default());
     }
 
+    /// Words that a sequence takes at most.
+    pub fn num_words(entry: &Entry<'_>) -> usize {
+        let params = entry.sampler.params();
+        let bad: usize = params.bad_words.iter().map(|word| word.len() + 1).sum();
+        let history = history_len(params, entry.tokens.len());
+        history + 2 * params.logit_bias.len() + bad + 1 + entry.sampler.end_tokens().len()
+    }
+
     fn put(&mut self, words: impl IntoIterator<Item = u32>) -> Span {
         let first = self.words.len();
         self.words.extend(words);
@@ -70,13 +70,7 @@ impl StepInput {
     }
 
     fn put_history(&mut self, entry: &Entry<'_>) -> Span {
-        let params = entry.sampler.params();
-        let num_needed = if params.penalises() {
-            entry.tokens.len()
-        } else {
-            let longest = params.bad_words.iter().map(Vec::len).max();
-            longest.unwrap_or(1).saturating_sub(1).min(entry.tokens.len())
-        };
+        let num_needed = history_len(entry.sampler.params(), entry.tokens.len());
         self.put(entry.tokens[entry.tokens.len() - num_needed..].iter().copied())
     }
 
@@ -108,9 +102,10 @@ impl StepInput {
     }
 }
 
-/// Known tokens that the drafter has not seen, if it is kept in step.
-fn num_fed(entry: &Entry<'_>) -> usize {
-    if entry.speculates { entry.tokens.len() - entry.draft_computed } else { 0 }
+/// Newest tokens that edits look at: all for a penalty, for bad words as many as the longest has before its last.
+fn history_len(params: &SamplingParams, len: usize) -> usize {
+    let longest = params.bad_words.iter().map(Vec::len).max().unwrap_or(0);
+    if params.penalises() { len } else { longest.saturating_sub(1).min(len) }
 }
 
 /// What does not fit is as good as endless: lengths are below 2^32, limits may be any number.
@@ -152,21 +147,9 @@ mod tests {
     fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
         let sampler = sampler(params);
         let mut input = StepInput { words: vec![99], ..StepInput::default() };
-        input.push(&entry(&sampler));
+        input.push(&entry(&sampler), 2, 4, 0);
         let Span { first, count } = span(&input.sequences[0]);
         input.words[first as usize..(first + count * words_each) as usize].to_vec()
-    }
-
-    #[test]
-    fn only_the_next_token_of_a_sequence_fits() {
-        let sampler = sampler(SamplingParams::default());
-        let next = entry(&sampler);
-        assert!(StepInput::fits(&next));
-        assert!(!StepInput::fits(&Entry { computed: 3, chunk: 2, ..next }));
-        assert!(!StepInput::fits(&Entry { computed: 3, ..next }));
-        assert!(!StepInput::fits(&Entry { given: &[1], ..next }));
-        assert!(!StepInput::fits(&Entry { draft_computed: 2, ..next }));
-        assert!(StepInput::fits(&Entry { draft_computed: 2, speculates: false, ..next }));
     }
 
     #[test]
@@ -208,7 +191,7 @@ mod tests {
     fn places_beyond_the_sequences_are_unused() {
         let sampler = sampler(SamplingParams::default());
         let mut input = StepInput::default();
-        input.push(&entry(&sampler));
+        input.push(&entry(&sampler), 2, 4, 0);
         input.pad(3);
         let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
         assert_eq!(lens, [5, 0, 0]);

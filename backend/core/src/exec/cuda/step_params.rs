@@ -134,8 +134,8 @@ device_structs! {
         presence_penalty: f32,
         /// 0 is off.
         frequency_penalty: f32,
-        /// 0.
-        unused: u32,
+        /// Drafts that the host has written beside it; then the drafter proposes none.
+        num_given: u32,
         /// The newest known tokens: all of them for a penalty, for bad words as many as the longest has before
         /// its last, else none.
         history: Span,
