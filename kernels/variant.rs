@@ -38,6 +38,10 @@ pub enum Epilogue {
     Head,
 }
 
+/// Architectures that the kernels are written for. Code for `sm_90a` and the two after it runs on exactly that
+/// compute capability, code for the others also on later ones of the same major version.
+pub const ARCHS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
+
 /// Rows that the few-row products are compiled for, ascending.
 pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
 
@@ -75,6 +79,12 @@ impl Variant {
         Self { kernel: "gemm", defines }
     }
 
+    /// The same for one shape alone, `n` outputs of `k` inputs: the compiler knows every trip count.
+    pub fn with_shape(mut self, n: usize, k: usize) -> Self {
+        self.defines.extend([("SHAPE_N", n.to_string()), ("SHAPE_K", k.to_string())]);
+        self
+    }
+
     /// The token rows of the embedding.
     pub fn embed(weight: Format) -> Self {
         Self { kernel: "embed", defines: vec![("WEIGHT", weight.name().into())] }
@@ -95,6 +105,14 @@ impl Variant {
             ("GROUP", group.to_string()),
         ];
         Self { kernel: "attention", defines }
+    }
+
+    /// As [`Self::attention`], with the same bits, for tiles of 64 instead of 16 packed rows: where
+    /// many rows of a sequence attend together.
+    pub fn attention_wide(kv: Format, head_dim: usize, group: usize) -> Self {
+        let mut variant = Self::attention(kv, head_dim, group);
+        variant.defines.push(("TILE_ROWS", "64".into()));
+        variant
     }
 
     /// A kernel without compile-time constants.

@@ -6,7 +6,7 @@ use crate::parameters::{Policy, Settings};
 use crate::responder::News;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
-use spec_core::engine::{DrafterKind, Limits};
+use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -63,10 +63,14 @@ impl Model {
         Ok(Self { folder, settings, contract, metrics, doors: Mutex::default(), _sweeper: Sweeper })
     }
 
-    /// Rows in a step where nothing is said. A step on a CPU is short enough for decoding neighbours, and for
+    /// Rows in a step where nothing is said: what a GPU's engine was built for. A step on a CPU is short enough for decoding neighbours, and for
     /// cancellations, if it has few rows; more than these gain nothing, as its products are at their peak.
     fn default_rows(&self) -> usize {
-        let limits = &self.folder.target.manifest().limits;
+        let manifest = self.folder.target.manifest();
+        let limits = &manifest.limits;
+        if manifest.device != Device::Cpu {
+            return limits.max_num_tokens;
+        }
         let at_once = self.settings.max_batch_size.unwrap_or(usize::MAX).min(limits.max_batch_size);
         CPU_STEP_ROWS.max(2 * at_once)
     }
@@ -94,12 +98,7 @@ impl Model {
 
     /// A runtime for an instance.
     pub(crate) fn runtime(&self, placement: Placement) -> Result<Runtime> {
-        if let Placement::Gpu(device) = placement {
-            return Err(Error::unsupported(format!(
-                "the instance is placed on GPU {device} and the engine is built for the CPU: set KIND_CPU in \
-                 instance_group, or build with spec-build --device cuda:ARCH"
-            )));
-        }
+        let gpu = gpu(placement, &self.folder.target.manifest().device)?;
         let settings = &self.settings;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared_out = (cores / settings.instance_count.max(1)).max(1);
@@ -120,6 +119,7 @@ impl Model {
             max_num_tokens: Some(settings.max_num_tokens.unwrap_or_else(|| self.default_rows())),
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,
+            gpu,
             ..Options::default()
         };
         let runtime = Runtime::load(&self.folder.target, &options);
@@ -127,6 +127,25 @@ impl Model {
         #[cfg(feature = "fault-injection")]
         let runtime = crate::fault::inject(runtime)?;
         Ok(runtime)
+    }
+}
+
+/// Number of the GPU that an instance runs on; it must be placed where its engine runs.
+fn gpu(placement: Placement, built_for: &Device) -> Result<usize> {
+    match (placement, built_for) {
+        (Placement::Gpu(number), Device::Cuda { .. }) => Ok(number.max(0) as usize),
+        (Placement::Cpu | Placement::Model, Device::Cpu) => Ok(0),
+        (Placement::Gpu(number), Device::Cpu) => Err(Error::unsupported(format!(
+            "the instance is placed on GPU {number} and the engine is built for the CPU: set KIND_CPU in \
+             instance_group, or build with spec-build --device cuda:ARCH"
+        ))),
+        (Placement::Cpu | Placement::Model, Device::Cuda { archs, .. }) => {
+            Err(Error::unsupported(format!(
+                "the instance is not placed on a GPU and the engine is built for cuda:{}: set KIND_GPU in \
+                 instance_group, or build with spec-build --device cpu",
+                archs.join(",")
+            )))
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `spec-build verify`: every hash, then a few greedy tokens with and without speculation.
+//! `spec-build verify`: every hash, then a few greedy tokens with and without speculation, where they can be run.
 
 use crate::generate::{Run, run};
 use crate::inspect::Engines;
@@ -6,7 +6,7 @@ use crate::progress::Progress;
 use crate::table;
 use anyhow::{Context, Result, bail, ensure};
 use spec_core::adapt::DraftPolicy;
-use spec_core::engine::Engine;
+use spec_core::engine::{Device, Engine};
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use std::path::Path;
@@ -23,8 +23,13 @@ const PROMPT_LEN: u32 = 16;
 pub fn verify(path: &Path) -> Result<()> {
     let engines = Engines::open(path)?;
     engines.iter().try_for_each(check_hashes)?;
-    let outcome = check_tokens(&engines)
-        .with_context(|| format!("{}: running a few tokens", path.display()))?;
+    let outcome = match &engines.first.manifest().device {
+        Device::Cpu => check_tokens(&engines)
+            .with_context(|| format!("{}: running a few tokens", path.display()))?,
+        Device::Cuda { archs, .. } => {
+            format!("no tokens were run: that takes a GPU of {}", archs.join(" or "))
+        }
+    };
     let num_sections: usize = engines.iter().map(|e| e.manifest().sections.len()).sum();
     let bytes: u64 = engines.iter().map(section_bytes).sum();
     println!(

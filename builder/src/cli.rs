@@ -82,7 +82,7 @@ pub struct ModelArgs {
     /// Number format of the drafter's weights [default: that of the target].
     #[arg(long, value_parser = parse_dtype)]
     pub draft_dtype: Option<Dtype>,
-    /// Number format of embedding and head [default: 16-bit; fp32 for fp32].
+    /// Number format of embedding and head [default: 16-bit; fp32 for fp32; fp16 on a GPU].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
     /// Number format of keys and values [default: fp16; fp32 for fp32].
@@ -91,6 +91,9 @@ pub struct ModelArgs {
     /// `cpu`, or `cuda:ARCH[,ARCH...]` such as `cuda:sm_90a`.
     #[arg(long, default_value = "cpu")]
     pub device: String,
+    /// Folder of NVRTC, which compiles the kernels [default: SPEC_CUDA_LIB, or found].
+    #[arg(long, value_name = "DIR")]
+    pub cuda_lib: Option<PathBuf>,
     /// Sequences in a step.
     #[arg(long, default_value_t = 64)]
     pub max_batch_size: usize,

@@ -3,28 +3,44 @@
 //! Memory is bounded by a panel of 64 rows a thread, whatever the size of a tensor; sections are
 //! worked on in parallel, the largest first, and their bytes do not depend on the order.
 
+mod packing;
+
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::names::{EMBED, FINAL_NORM, HEAD, Role};
+use crate::cuda::Code;
 use crate::progress::Progress;
 use anyhow::{Context, Result, ensure};
+use packing::Packing;
 use rayon::prelude::*;
-use spec_core::engine::{EngineWriter, Section, SectionKind, SectionWriter};
-use spec_core::model::panel::{PANEL, pack_panel, pack_panel_fp8, panel_bytes};
+use spec_core::engine::{Device, EngineWriter, Section, SectionKind, SectionWriter};
 use spec_core::model::{Dtype, ModelConfig};
 use std::ops::Range;
 
 /// The largest finite half-precision number.
 const FP16_MAX: f32 = 65504.0;
 
-/// Writes every section of the model into `writer`.
-pub fn compile(checkpoint: &Checkpoint, writer: &EngineWriter, progress: &Progress) -> Result<()> {
+/// Writes every section of the model into `writer`; `code` is that of its kernels.
+pub fn compile(
+    checkpoint: &Checkpoint,
+    device: &Device,
+    code: &[Code],
+    writer: &EngineWriter,
+    progress: &Progress,
+) -> Result<()> {
+    for Code { section, cubin } in code {
+        let mut section = writer.section(section);
+        section.write(cubin)?;
+        section.close();
+        progress.add(cubin.len() as u64);
+    }
     let mut sections: Vec<&Section> = writer.sections().iter().collect();
     // A weight's scales are written with it.
-    sections.retain(|section| section.kind != SectionKind::Scale);
+    sections.retain(|section| matches!(section.kind, SectionKind::Weight | SectionKind::Vector));
     sections.sort_by_key(|section| std::cmp::Reverse(section.bytes));
     sections.par_iter().with_max_len(1).try_for_each(|section| {
         let sources = sources(&section.name, &checkpoint.config);
-        let job = Job { checkpoint, section, sources: &sources, progress };
+        let packing = Packing::of(device, &section.name, &checkpoint.config);
+        let job = Job { checkpoint, section, sources: &sources, packing, progress };
         let outcome = match section.kind {
             SectionKind::Weight => job.weight(writer),
             _ => job.vector(writer),
@@ -65,56 +81,63 @@ struct Job<'a> {
     checkpoint: &'a Checkpoint,
     section: &'a Section,
     sources: &'a [String],
+    packing: Packing,
     progress: &'a Progress,
 }
 
 impl Job<'_> {
     fn vector(&self, writer: &EngineWriter) -> Result<()> {
-        let mut section = writer.section(&self.section.name);
+        let mut values = Vec::new();
         for name in self.sources {
             let tensor = self.checkpoint.tensor(name)?;
-            let mut values = vec![0.0; tensor.num_rows() * tensor.row_len()];
-            self.checkpoint.read_rows(name, 0..tensor.num_rows(), &mut values)?;
-            self.checkpoint.check_finite(name, 0, &values)?;
-            write_floats(&mut section, &values)?;
+            let start = values.len();
+            values.resize(start + tensor.num_rows() * tensor.row_len(), 0.0);
+            let read = &mut values[start..];
+            self.checkpoint.read_rows(name, 0..tensor.num_rows(), read)?;
+            self.checkpoint.check_finite(name, 0, read)?;
         }
-        section.close();
+        let runs = self.packing.runs(0..values.len(), values.len());
+        let ordered: Vec<f32> = runs.into_iter().flat_map(|run| &values[run]).copied().collect();
+        write_floats(writer.section(&self.section.name), &ordered)?;
         self.progress.add(self.section.bytes);
         Ok(())
     }
 
     fn weight(&self, writer: &EngineWriter) -> Result<()> {
-        let dtype = self.section.dtype;
+        let Self { packing, .. } = self;
+        let dtype = self.dtype();
         let &[n, k] = &self.section.shape[..] else { unreachable!("a weight has two dimensions") };
         let keeps_fp8 = dtype == Dtype::Fp8 && self.is_fp8_by_row(k)?;
         let mut section = writer.section(&self.section.name);
-        let mut values = vec![0.0; if keeps_fp8 { 0 } else { PANEL * k }];
-        let mut stored = vec![0; if keeps_fp8 { PANEL * k } else { 0 }];
-        let mut packed = vec![0; panel_bytes(dtype, k)];
+        let mut values = vec![0.0; if keeps_fp8 { 0 } else { Packing::ROWS * k }];
+        let mut stored = vec![0; if keeps_fp8 { Packing::ROWS * k } else { 0 }];
+        let mut packed = vec![0; (packing.bytes)(dtype, k)];
         let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
-        for first in (0..n).step_by(PANEL) {
-            let rows = first..n.min(first + PANEL);
+        for first in (0..n).step_by(Packing::ROWS) {
+            let rows = first..n.min(first + Packing::ROWS);
             let row_scales =
                 if dtype.is_scaled() { &mut scales[rows.clone()] } else { &mut [][..] };
+            let len = rows.len() * k;
+            let runs = packing.runs(rows, n);
             if keeps_fp8 {
-                let stored = &mut stored[..rows.len() * k];
-                self.read_fp8(rows, k, stored, row_scales)?;
-                pack_panel_fp8(stored, k, &mut packed);
+                self.read_fp8(runs, k, &mut stored[..len], row_scales)?;
+                (packing.pack_fp8)(&stored[..len], k, &mut packed);
             } else {
-                let values = &mut values[..rows.len() * k];
-                self.read(rows, k, values)?;
-                pack_panel(dtype, values, k, &mut packed, row_scales);
+                self.read(runs, k, &mut values[..len])?;
+                (packing.pack)(dtype, &values[..len], k, &mut packed, row_scales);
             }
             section.write(&packed)?;
             self.progress.add(packed.len() as u64);
         }
         section.close();
         if dtype.is_scaled() {
-            let mut section = writer.section(&format!("{}.scale", self.section.name));
-            write_floats(&mut section, &scales)?;
-            section.close();
+            write_floats(writer.section(&format!("{}.scale", self.section.name)), &scales)?;
         }
         Ok(())
+    }
+
+    fn dtype(&self) -> Dtype {
+        self.section.dtype.expect("weights have a number format")
     }
 
     /// Whether all sources hold e4m3 bytes with a scale that is constant along each row.
@@ -128,16 +151,17 @@ impl Job<'_> {
         Ok(true)
     }
 
-    fn read(&self, rows: Range<usize>, k: usize, out: &mut [f32]) -> Result<()> {
-        self.each_source(rows, |name, from, to| {
+    fn read(&self, runs: Vec<Range<usize>>, k: usize, out: &mut [f32]) -> Result<()> {
+        self.each_source(runs, |name, from, to| {
             let out = &mut out[to.start * k..to.end * k];
             self.checkpoint.read_rows(name, from.clone(), out)?;
             self.checkpoint.check_finite(name, from.start, out)?;
-            if self.section.dtype == Dtype::Fp16 {
+            if self.dtype() == Dtype::Fp16 {
                 let largest = out.iter().fold(0f32, |most, value| most.max(value.abs()));
                 ensure!(
                     largest <= FP16_MAX,
-                    "tensor `{name}`: {largest} in rows {from:?} exceeds fp16's {FP16_MAX}: use bf16"
+                    "tensor `{name}`: {largest} in rows {from:?} exceeds fp16's {FP16_MAX}: use {}",
+                    self.packing.wider
                 );
             }
             Ok(())
@@ -146,12 +170,12 @@ impl Job<'_> {
 
     fn read_fp8(
         &self,
-        rows: Range<usize>,
+        runs: Vec<Range<usize>>,
         k: usize,
         out: &mut [u8],
         scales: &mut [f32],
     ) -> Result<()> {
-        self.each_source(rows, |name, from, to| {
+        self.each_source(runs, |name, from, to| {
             let out = &mut out[to.start * k..to.end * k];
             let kept = self.checkpoint.read_fp8_rows(name, from, out, &mut scales[to])?;
             ensure!(kept, "tensor `{name}` holds e4m3 in some of its rows only");
@@ -159,26 +183,38 @@ impl Job<'_> {
         })
     }
 
-    /// Splits rows of the fused matrix by source: `visit(name, rows of the source, rows of the output)`.
+    /// Splits runs of rows of the fused matrix by source: `visit(name, rows of the source, rows of the output)`.
     fn each_source(
         &self,
-        rows: Range<usize>,
+        runs: Vec<Range<usize>>,
         mut visit: impl FnMut(&str, Range<usize>, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let mut start = 0;
-        for name in self.sources {
-            let end = start + self.checkpoint.tensor(name)?.num_rows();
-            let (first, last) = (rows.start.max(start), rows.end.min(end));
-            if first < last {
-                visit(name, first - start..last - start, first - rows.start..last - rows.start)?;
+        let mut done = 0;
+        for rows in runs {
+            let mut start = 0;
+            for name in self.sources {
+                let end = start + self.checkpoint.tensor(name)?.num_rows();
+                let (first, last) = (rows.start.max(start), rows.end.min(end));
+                if first < last {
+                    let to = done..done + last - first;
+                    visit(name, first - start..last - start, to)?;
+                    done += last - first;
+                }
+                start = end;
             }
-            start = end;
         }
         Ok(())
     }
 }
 
-fn write_floats(section: &mut SectionWriter<'_>, values: &[f32]) -> Result<()> {
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    Ok(section.write(&bytes)?)
+/// Fills a section with these values and, behind them, zeros.
+fn write_floats(mut section: SectionWriter<'_>, values: &[f32]) -> Result<()> {
+    let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    bytes.resize(bytes.len().max(section.len() as usize), 0);
+    section.write(&bytes)?;
+    section.close();
+    Ok(())
 }
+
+#[cfg(test)]
+mod tests;

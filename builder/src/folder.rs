@@ -6,12 +6,14 @@
 use crate::checkpoint::{Checkpoint, TokenizerSource};
 use crate::cli::{BuildArgs, DraftSource, ModelArgs};
 use crate::compile::compile;
+use crate::cuda::{Cache, Code, Compiler, Places};
+use crate::device;
 use crate::pair::check_pair;
 use crate::pbtxt::ModelConfigText;
 use crate::progress::Progress;
 use crate::staging::Staging;
 use crate::tokenizer::GgufTokenizer;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use spec_core::engine::{
     Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
 };
@@ -42,11 +44,16 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         let bytes = writer.sections().iter().map(|section| section.bytes).sum();
         if args.quiet { Progress::hidden() } else { Progress::start(label, bytes) }
     };
+    let kernels = Kernels::new(&plan.device, args.model.cuda_lib.as_deref())?;
     let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
-        let manifest = plan.manifest(checkpoint, role, &tokenizer);
-        let writer = EngineWriter::create(staging.path().join(file), manifest)?;
+        let mut manifest = plan.manifest(checkpoint, role, &tokenizer);
+        manifest.builder = kernels.built_by(&manifest.builder);
+        let code = kernels.compile(&manifest)?;
+        let lengths = code.iter().map(|code| (code.section.clone(), code.cubin.len() as u64));
+        let path = staging.path().join(file);
+        let writer = EngineWriter::with_code(path, manifest, &lengths.collect())?;
         let progress = progress(file, &writer);
-        compile(checkpoint, &writer, &progress)?;
+        compile(checkpoint, &plan.device, &code, &writer, &progress)?;
         progress.finish();
         Ok(writer.seal()?)
     };
@@ -59,6 +66,36 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         None => target.commit()?,
     }
     staging.commit("1", &config)
+}
+
+/// What makes the code of engines, for devices that need some.
+struct Kernels(Option<Compiler>);
+
+impl Kernels {
+    fn new(device: &Device, cuda_lib: Option<&Path>) -> Result<Self> {
+        Ok(Self(match device {
+            Device::Cpu => None,
+            Device::Cuda { .. } => {
+                Some(Compiler::open(&Places::of_process(cuda_lib), Cache::of_user())?)
+            }
+        }))
+    }
+
+    fn built_by(&self, builder: &str) -> String {
+        match &self.0 {
+            None => builder.into(),
+            Some(compiler) => format!("{builder}, {}", compiler.version()),
+        }
+    }
+
+    fn compile(&self, manifest: &Manifest) -> Result<Vec<Code>> {
+        match (&self.0, &manifest.device) {
+            (Some(compiler), Device::Cuda { archs, .. }) => {
+                compiler.compile_model(archs, &manifest.model, &manifest.precision)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
 }
 
 /// What is going to be built, checked as far as headers tell.
@@ -75,12 +112,14 @@ pub struct Plan {
     pub precision: Precision,
     /// Number formats of the draft.
     pub draft_precision: Precision,
+    /// Where the engines run.
+    pub device: Device,
 }
 
 impl Plan {
     /// Opens the checkpoints and settles the defaults.
     pub fn new(args: &ModelArgs) -> Result<Self> {
-        require_cpu(&args.device)?;
+        let device = device::parse(&args.device)?;
         let target = Checkpoint::open(&args.target).context("target")?;
         let draft = match &args.draft {
             DraftSource::Model(path) => Some(Checkpoint::open(path).context("draft")?),
@@ -94,14 +133,14 @@ impl Plan {
             }
         };
         let limits = limits(args, &target, draft.as_ref())?;
-        Ok(Self {
-            precision: precision(args, args.dtype)?,
-            draft_precision: precision(args, args.draft_dtype.unwrap_or(args.dtype))?,
-            target,
-            draft,
-            drafter,
-            limits,
-        })
+        let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
+        let (precision, draft_precision) =
+            (precision(args, args.dtype, &device)?, precision(args, draft_dtype, &device)?);
+        device.validate(&target.config, &precision).context("target")?;
+        if let Some(draft) = &draft {
+            device.validate(&draft.config, &draft_precision).context("draft")?;
+        }
+        Ok(Self { precision, draft_precision, target, draft, drafter, limits, device })
     }
 
     /// The manifest of one of the engines; its sections follow from model and precision.
@@ -110,7 +149,7 @@ impl Plan {
         Manifest {
             builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
             kernels: spec_kernels::HASH.into(),
-            device: Device::Cpu,
+            device: self.device.clone(),
             role,
             identity: String::new(),
             drafter: match role {
@@ -131,16 +170,6 @@ impl Plan {
             costs: None,
             sections: Vec::new(),
         }
-    }
-}
-
-fn require_cpu(device: &str) -> Result<()> {
-    match device {
-        "cpu" => Ok(()),
-        _ if device.starts_with("cuda") => {
-            bail!("--device {device}: CUDA engines are not built yet; --device cpu is")
-        }
-        _ => bail!("--device {device}: expected `cpu` or `cuda:ARCH[,ARCH...]`"),
     }
 }
 
@@ -179,11 +208,12 @@ fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> 
     Ok(limits)
 }
 
-fn precision(args: &ModelArgs, weights: Dtype) -> Result<Precision> {
+fn precision(args: &ModelArgs, weights: Dtype, device: &Device) -> Result<Precision> {
     let wide = |narrow| if weights == Dtype::Fp32 { Dtype::Fp32 } else { narrow };
-    let head = args.head_dtype.unwrap_or(match weights {
-        Dtype::Fp8 | Dtype::Int8 => Dtype::Bf16,
-        other => other,
+    let head = args.head_dtype.unwrap_or(match (weights, device) {
+        (Dtype::Fp8, Device::Cuda { .. }) => Dtype::Fp16,
+        (Dtype::Fp8 | Dtype::Int8, _) => Dtype::Bf16,
+        (other, _) => other,
     });
     let kv = args.kv_dtype.unwrap_or(wide(Dtype::Fp16));
     ensure!(
@@ -235,7 +265,11 @@ fn config_text(output: &Path, plan: &Plan) -> Result<String> {
     let config = ModelConfigText {
         name: name.into(),
         max_batch_size: plan.limits.max_batch_size,
-        instance_kind: "KIND_CPU",
+        instances: match plan.device {
+            Device::Cpu => "count: 1 kind: KIND_CPU",
+            // One instance on one GPU: without a list every GPU of the machine would get one.
+            Device::Cuda { .. } => "count: 1 kind: KIND_GPU gpus: [ 0 ]",
+        },
         parameters: Vec::new(),
     };
     Ok(config.render())

@@ -4,7 +4,7 @@ use crate::sizes::{self, Sizes};
 use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
-use spec_core::engine::{Device, DrafterKind, Engine, Manifest};
+use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -70,12 +70,15 @@ fn report(engines: &Engines) -> Result<String> {
         writeln!(text)?;
     }
     let manifests = engines.iter().map(Engine::manifest);
-    let sizes: Vec<(String, Sizes)> = manifests
-        .map(|manifest| (role(manifest), Sizes::new(&manifest.model, &manifest.precision)))
-        .collect();
+    let sizes: Vec<(String, Sizes)> =
+        manifests.map(|manifest| (role(manifest), sizes_of(manifest))).collect();
     let columns: Vec<_> = sizes.iter().map(|(role, sizes)| (role.as_str(), sizes)).collect();
     write!(text, "{}", sizes::table(&columns))?;
     Ok(text)
+}
+
+fn sizes_of(manifest: &Manifest) -> Sizes {
+    Sizes::new(&manifest.model, &manifest.precision, &manifest.device)
 }
 
 fn role(manifest: &Manifest) -> String {
@@ -92,7 +95,7 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         identity,
         drafter,
         target,
-        model,
+        model: _,
         precision,
         limits,
         tokenizer,
@@ -101,7 +104,7 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         costs,
         sections,
     } = engine.manifest();
-    let sizes = Sizes::new(model, precision);
+    let sizes = sizes_of(engine.manifest());
     writeln!(text, "{}: a {}", engine.path().display(), role(engine.manifest()))?;
     let mut fact = |name: &str, value: String| writeln!(text, "  {name:<11} {value}");
     fact("built by", format!("{builder}, kernels {kernels}"))?;
@@ -143,8 +146,19 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         format!("{:.2} ms for {} row(s)", table.step_ms[0], table.rows[0])
     });
     fact("step times", costs)?;
-    fact("sections", format!("{}, {}", sections.len(), table::bytes(sizes.total())))?;
+    let code: Vec<&Section> = sections.iter().filter(|s| s.kind == SectionKind::Code).collect();
+    if let Device::Cuda { archs, .. } = device {
+        let (kernels, archs) = (code.len() / archs.len(), archs.len());
+        let bytes = table::bytes(total(&code));
+        fact("code", format!("{kernels} kernels for {archs} architecture(s), {bytes}"))?;
+    }
+    let bytes = table::bytes(total(&sections.iter().collect::<Vec<_>>()));
+    fact("sections", format!("{}, {bytes}", sections.len()))?;
     Ok(())
+}
+
+fn total(sections: &[&Section]) -> u64 {
+    sections.iter().map(|section| section.bytes).sum()
 }
 
 fn shown_device(device: &Device) -> String {

@@ -4,6 +4,8 @@ pub mod check;
 pub mod checkpoint;
 pub mod cli;
 pub mod compile;
+pub mod cuda;
+pub mod device;
 pub mod export;
 pub mod folder;
 pub mod generate;

@@ -11,8 +11,8 @@ pub struct ModelConfigText {
     pub name: String,
     /// Sequences that the engine runs at once.
     pub max_batch_size: usize,
-    /// Where the instance runs: `KIND_CPU` or `KIND_GPU`.
-    pub instance_kind: &'static str,
+    /// How many instances there are and where they run, such as `count: 1 kind: KIND_CPU`.
+    pub instances: &'static str,
     /// Serving options.
     pub parameters: Vec<(String, String)>,
 }
@@ -26,7 +26,7 @@ impl ModelConfigText {
         let _ = writeln!(text, "backend: \"spec\"");
         let _ = writeln!(text, "max_batch_size: {}", self.max_batch_size);
         let _ = writeln!(text, "model_transaction_policy {{ decoupled: true }}");
-        let _ = writeln!(text, "instance_group [ {{ count: 1 kind: {} }} ]", self.instance_kind);
+        let _ = writeln!(text, "instance_group [ {{ {} }} ]", self.instances);
         for (key, value) in &self.parameters {
             let _ = writeln!(
                 text,
@@ -66,7 +66,7 @@ mod tests {
         let config = ModelConfigText {
             name: "smollm2".into(),
             max_batch_size: 8,
-            instance_kind: "KIND_CPU",
+            instances: "count: 1 kind: KIND_CPU",
             parameters: vec![("draft_len".into(), "auto".into())],
         };
         assert_eq!(

@@ -1,8 +1,8 @@
 //! How big a model is: bytes by what they are for, parameters, and the KV cache of a token.
 
 use crate::table::{self, Table};
-use spec_core::engine::{Precision, SectionKind, SectionSpec, expected_sections};
-use spec_core::exec::cpu::kv::KvCache;
+use spec_core::engine::{Device, Precision, SectionKind, SectionSpec, expected_sections};
+use spec_core::exec::{cpu::kv::KvCache, cuda};
 use spec_core::model::ModelConfig;
 use spec_core::pages::{PAGE_TOKENS, pages_for};
 
@@ -38,6 +38,7 @@ impl Group {
 
     fn of(section: &SectionSpec) -> Self {
         match (section.kind, section.name.rsplit('.').next()) {
+            (SectionKind::Code, _) => unreachable!("code is not counted"),
             (SectionKind::Scale | SectionKind::Vector, _) => Self::Vectors,
             (SectionKind::Weight, Some("embed")) => Self::Embedding,
             (SectionKind::Weight, Some("head")) => Self::Head,
@@ -65,19 +66,27 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes that follow from a model and its number formats.
-    pub fn new(model: &ModelConfig, precision: &Precision) -> Self {
-        let sections = expected_sections(model, precision);
+    /// The sizes that follow from a model, its number formats and where it runs; code is not counted.
+    pub fn new(model: &ModelConfig, precision: &Precision, device: &Device) -> Self {
+        let mut sections = expected_sections(model, precision, device);
+        sections.retain(|section| section.kind != SectionKind::Code);
         let of_group = |group| sections.iter().filter(move |s| Group::of(s) == group);
-        let bytes = |group| of_group(group).map(SectionSpec::bytes).sum::<u64>();
+        let bytes = |group| of_group(group).filter_map(|section| section.bytes).sum::<u64>();
         let values = |section: &SectionSpec| -> u64 {
             section.shape.iter().map(|&size| size as u64).product()
         };
         let macs = |group| of_group(group).map(values).sum::<u64>();
         let not_scales = sections.iter().filter(|section| section.kind != SectionKind::Scale);
-        let total: u64 = sections.iter().map(SectionSpec::bytes).sum();
-        let page_bytes =
-            KvCache::page_bytes(precision.kv, model.num_layers, model.num_kv_heads, model.head_dim);
+        let total: u64 = sections.iter().filter_map(|section| section.bytes).sum();
+        let page_bytes = match device {
+            Device::Cpu => KvCache::page_bytes(
+                precision.kv,
+                model.num_layers,
+                model.num_kv_heads,
+                model.head_dim,
+            ),
+            Device::Cuda { .. } => cuda::kv::page_bytes(precision.kv, model),
+        };
         Self {
             groups: Group::ALL.into_iter().map(|group| (group, bytes(group))).collect(),
             parameters: not_scales.map(values).sum(),
@@ -138,7 +147,8 @@ mod tests {
     /// Hidden 32, 2 layers, 4 heads over 2 of 8, MLP 64, vocabulary 48, head of its own.
     fn sizes(weights: Dtype) -> Sizes {
         let config = model(&tiny_config("llama", "LlamaForCausalLM"));
-        Sizes::new(&config, &Precision { weights, head: Dtype::Bf16, kv: Dtype::Fp16 })
+        let precision = Precision { weights, head: Dtype::Bf16, kv: Dtype::Fp16 };
+        Sizes::new(&config, &precision, &Device::Cpu)
     }
 
     #[test]

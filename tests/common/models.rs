@@ -97,6 +97,10 @@ pub(crate) struct Recipe {
     pub(crate) draft: DraftSource,
     /// Number format of the drafter.
     pub(crate) draft_dtype: Dtype,
+    /// As on the command line.
+    pub(crate) device: String,
+    /// Number format of keys and values, if not the default.
+    pub(crate) kv_dtype: Option<Dtype>,
 }
 
 /// Longest context of the engines built here: the smallest KV cache that is allowed holds one of it.
@@ -107,19 +111,33 @@ pub(crate) const MAX_BATCH_SIZE: usize = 32;
 pub(crate) const MAX_DRAFT_LEN: usize = 8;
 
 impl Recipe {
+    fn new(target: PathBuf, dtype: Dtype, draft: DraftSource, draft_dtype: Dtype) -> Self {
+        Self { target, dtype, draft, draft_dtype, device: "cpu".into(), kv_dtype: None }
+    }
+
+    /// The same for another device, such as `cuda:sm_90a`.
+    pub(crate) fn on(self, device: &str) -> Self {
+        Self { device: device.into(), ..self }
+    }
+
+    /// The same with another format of keys and values.
+    pub(crate) fn with_kv(self, kv_dtype: Dtype) -> Self {
+        Self { kv_dtype: Some(kv_dtype), ..self }
+    }
+
     /// A target that does not draft.
     pub(crate) fn plain(target: PathBuf, dtype: Dtype) -> Self {
-        Self { target, dtype, draft: DraftSource::None, draft_dtype: dtype }
+        Self::new(target, dtype, DraftSource::None, dtype)
     }
 
     /// A target that drafts by look-up.
     pub(crate) fn ngram(target: PathBuf, dtype: Dtype) -> Self {
-        Self { target, dtype, draft: DraftSource::Ngram, draft_dtype: dtype }
+        Self::new(target, dtype, DraftSource::Ngram, dtype)
     }
 
     /// A target with a second model as the drafter.
     pub(crate) fn model(target: PathBuf, dtype: Dtype, draft: PathBuf, draft_dtype: Dtype) -> Self {
-        Self { target, dtype, draft: DraftSource::Model(draft), draft_dtype }
+        Self::new(target, dtype, DraftSource::Model(draft), draft_dtype)
     }
 
     /// Writes the model folder.
@@ -131,8 +149,9 @@ impl Recipe {
             dtype: self.dtype,
             draft_dtype: Some(self.draft_dtype),
             head_dtype: None,
-            kv_dtype: None,
-            device: "cpu".into(),
+            kv_dtype: self.kv_dtype,
+            device: self.device.clone(),
+            cuda_lib: None,
             max_batch_size: MAX_BATCH_SIZE,
             max_seq_len: Some(MAX_SEQ_LEN),
             max_num_tokens: 2048,

@@ -11,28 +11,48 @@ pub(crate) const VOCAB: usize = 64;
 /// The token that ends texts.
 pub(crate) const END: u32 = VOCAB as u32 - 1;
 
-const HIDDEN: usize = 64;
-const HEAD_DIM: usize = 16;
-const NUM_HEADS: usize = 4;
-const NUM_KV_HEADS: usize = 2;
-const FF: usize = 128;
+/// Sizes of a tiny model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) hidden: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) ff: usize,
+    /// Qwen3: norms of the heads.
+    pub(crate) qk_norm: bool,
+}
+
+/// As small as the CPU executor takes.
+const SMALLEST: Sizes =
+    Sizes { hidden: 64, head_dim: 16, num_heads: 4, num_kv_heads: 2, ff: 128, qk_norm: false };
 
 /// Standard deviation of the logits: far from flat, and far from certain.
 const SPREAD: f64 = 1.5;
 
 /// Writes a model whose weights follow from `seed`.
 pub(crate) fn write(dir: &Path, num_layers: usize, seed: u64) {
+    write_sized(dir, num_layers, seed, &SMALLEST);
+}
+
+/// The same of other sizes.
+pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Sizes) {
     fs::create_dir_all(dir).expect("a new folder");
+    let (architecture, model_type) = match sizes.qk_norm {
+        true => ("Qwen3ForCausalLM", "qwen3"),
+        false => ("LlamaForCausalLM", "llama"),
+    };
     let config = json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB,
-        "hidden_size": HIDDEN, "intermediate_size": FF, "num_hidden_layers": num_layers,
-        "num_attention_heads": NUM_HEADS, "num_key_value_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM,
+        "architectures": [architecture], "model_type": model_type, "vocab_size": VOCAB,
+        "hidden_size": sizes.hidden, "intermediate_size": sizes.ff, "num_hidden_layers": num_layers,
+        "num_attention_heads": sizes.num_heads, "num_key_value_heads": sizes.num_kv_heads,
+        "head_dim": sizes.head_dim,
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 1024,
         "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": END,
     });
     fs::write(dir.join("config.json"), config.to_string()).expect("writes");
     let mut normal = Normal(seed);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes(num_layers)
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes(num_layers, sizes)
         .into_iter()
         .map(|(name, shape, deviation)| {
             let num: usize = shape.iter().product();
@@ -52,13 +72,14 @@ pub(crate) fn write(dir: &Path, num_layers: usize, seed: u64) {
 }
 
 /// Name, shape and standard deviation of every tensor; norms are ones.
-fn shapes(num_layers: usize) -> Vec<(String, Vec<usize>, f64)> {
+fn shapes(num_layers: usize, sizes: &Sizes) -> Vec<(String, Vec<usize>, f64)> {
     let by_inputs = |inputs: usize| 1.0 / (inputs as f64).sqrt();
-    let (q, kv) = (NUM_HEADS * HEAD_DIM, NUM_KV_HEADS * HEAD_DIM);
+    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, qk_norm } = *sizes;
+    let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
     let mut shapes = vec![
-        ("model.embed_tokens.weight".into(), vec![VOCAB, HIDDEN], 1.0),
-        ("model.norm.weight".into(), vec![HIDDEN], 0.0),
-        ("lm_head.weight".into(), vec![VOCAB, HIDDEN], SPREAD * by_inputs(HIDDEN)),
+        ("model.embed_tokens.weight".into(), vec![VOCAB, hidden], 1.0),
+        ("model.norm.weight".into(), vec![hidden], 0.0),
+        ("lm_head.weight".into(), vec![VOCAB, hidden], SPREAD * by_inputs(hidden)),
     ];
     for layer in 0..num_layers {
         let mut add = |name: &str, shape: &[usize]| {
@@ -66,15 +87,19 @@ fn shapes(num_layers: usize) -> Vec<(String, Vec<usize>, f64)> {
             let inputs = shape[shape.len() - 1];
             shapes.push((name, shape.to_vec(), by_inputs(inputs)));
         };
-        add("input_layernorm", &[HIDDEN]);
-        add("self_attn.q_proj", &[q, HIDDEN]);
-        add("self_attn.k_proj", &[kv, HIDDEN]);
-        add("self_attn.v_proj", &[kv, HIDDEN]);
-        add("self_attn.o_proj", &[HIDDEN, q]);
-        add("post_attention_layernorm", &[HIDDEN]);
-        add("mlp.gate_proj", &[FF, HIDDEN]);
-        add("mlp.up_proj", &[FF, HIDDEN]);
-        add("mlp.down_proj", &[HIDDEN, FF]);
+        add("input_layernorm", &[hidden]);
+        add("self_attn.q_proj", &[q, hidden]);
+        add("self_attn.k_proj", &[kv, hidden]);
+        add("self_attn.v_proj", &[kv, hidden]);
+        if qk_norm {
+            add("self_attn.q_norm", &[head_dim]);
+            add("self_attn.k_norm", &[head_dim]);
+        }
+        add("self_attn.o_proj", &[hidden, q]);
+        add("post_attention_layernorm", &[hidden]);
+        add("mlp.gate_proj", &[ff, hidden]);
+        add("mlp.up_proj", &[ff, hidden]);
+        add("mlp.down_proj", &[hidden, ff]);
     }
     shapes
 }

@@ -1,5 +1,5 @@
-// The CPU twins of prims.cuh: same names, same contracts. Small ones are here; whatever waits, orders
-// memory or moves data goes to the machine.
+// The CPU twins of prims.cuh: same names, same contracts. Small ones are here; whatever waits,
+// orders memory or moves data goes to the machine.
 #pragma once
 
 #include <cmath>

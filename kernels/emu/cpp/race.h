@@ -1,5 +1,5 @@
-// What ThreadSanitizer is told: each CUDA thread is a fiber of its own, and only what orders memory on a
-// GPU is an edge. Empty unless EMU_RACES is set; the machine itself is never instrumented.
+// What ThreadSanitizer is told: each CUDA thread is a fiber of its own, and only what orders memory
+// on a GPU is an edge. Empty unless EMU_RACES is set; the machine itself is never instrumented.
 #pragma once
 
 #include <cstddef>
@@ -80,8 +80,8 @@ inline uint32_t exchange(uint32_t* address, uint32_t value, bool ordered) {
     const int order = ordered ? __ATOMIC_ACQ_REL : __ATOMIC_RELAXED;
     const int failure = ordered ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
     const int old = static_cast<int>(*address);
-    return __tsan_atomic32_compare_exchange_val(reinterpret_cast<volatile int*>(address), old, value,
-                                                order, failure);
+    volatile int* place = reinterpret_cast<volatile int*>(address);
+    return __tsan_atomic32_compare_exchange_val(place, old, value, order, failure);
 }
 
 }  // namespace emu::race

@@ -3,10 +3,12 @@
 
 mod arena;
 mod compile;
+mod device;
 mod machine;
 mod program;
 mod variants;
 
 pub use arena::Arena;
+pub use device::Emulator;
 pub use machine::{Landing, Launch, Schedule, has_variant, launch, run};
 pub use program::{Mutation, Options, Program};

@@ -75,6 +75,7 @@ fn variants() -> Vec<Variant> {
         for head_dim in [64, 128] {
             all.push(Variant::rope(format, head_dim));
             all.extend(GROUPS.map(|group| Variant::attention(format, head_dim, group)));
+            all.extend(GROUPS.map(|group| Variant::attention_wide(format, head_dim, group)));
         }
     }
     all

@@ -120,6 +120,28 @@ fn the_last_block_sees_all_parts() {
 }
 
 #[test]
+fn more_blocks_than_are_resident_run_one_after_the_other() {
+    const BLOCKS: usize = 70;
+    for max_resident in [1, 3, 16] {
+        let arena = Arena::new(1 << 20);
+        let sums = arena.alloc(BLOCKS * 4);
+        let params = longs(&[sums]);
+        let launched = Launch {
+            variant: "wide",
+            grid: BLOCKS as u32,
+            block: 1024,
+            shared_bytes: 128,
+            params: &params,
+            overlap: false,
+            max_resident,
+        };
+        launch(&launched, &Schedule::seeded(max_resident.into())).unwrap();
+        let expected: Vec<u32> = (0..BLOCKS as u32).map(|b| 1023 * 512 + 1024 * b).collect();
+        assert_eq!(read_words(&arena, sums, BLOCKS), expected);
+    }
+}
+
+#[test]
 fn a_seed_repeats_itself_to_the_bit() {
     let spoiled = Mutation { file: "shift.cu", text: "    barrier_all();\n", replacement: "" };
     let options = Options { mutation: Some(spoiled), ..Options::default() };
@@ -189,6 +211,8 @@ fn every_mistake_has_a_message() {
         (25, "the block wrote at 4101 of its 4096 bytes of shared memory"),
         (26, "its stack is too small for this kernel"),
         (27, "an atomic update of the misaligned address"),
+        (28, "touches the address 0x"),
+        (29, "a division by zero"),
         (30, "the block ended without grid_wait, but its launch overlaps the one before"),
     ];
     assert_eq!(fault(0), "");
@@ -197,6 +221,24 @@ fn every_mistake_has_a_message() {
         assert!(message.contains("kernel fault: block 0 thread"), "{number}: {message}");
         assert!(message.contains(part), "{number}: {message}");
     }
+}
+
+#[test]
+fn a_write_past_an_allocation_is_found() {
+    let arena = Arena::new(1 << 20);
+    let buffers = [arena.put(&words(&[1; 64])), arena.alloc(63 * 4)];
+    let params = longs(&buffers);
+    let launched = Launch {
+        variant: "shift",
+        grid: 1,
+        block: 64,
+        shared_bytes: 256,
+        params: &params,
+        ..Launch::default()
+    };
+    launch(&launched, &Schedule::PLAIN).unwrap();
+    let message = arena.check().unwrap_err();
+    assert!(message.contains("a write 0 bytes past the allocation ending at 0x"), "{message}");
 }
 
 #[test]

@@ -166,9 +166,9 @@ fn powers_of_two_and_bit_counts_are_right() {
     }
     let input = [noise(1, 1000), vec![0, 1, u32::MAX]].concat();
     for ((word, counts), high) in input.iter().zip(convert(6, &input)).zip(convert(7, &input)) {
-        let expected = word.leading_zeros() | word.count_ones() * 0x1_0100;
+        let expected = word.leading_zeros() | (word.count_ones() * 0x1_0100);
         assert_eq!(counts, expected);
-        assert_eq!(high, (u64::from(*word) * 0xd251_1f53 >> 32) as u32);
+        assert_eq!(high, ((u64::from(*word) * 0xd251_1f53) >> 32) as u32);
     }
 }
 

@@ -35,7 +35,8 @@ DEVICE uint32_t convert(uint32_t probe, uint32_t word) {
         case 5:
             return float_bits(ex2(bits_float(word)));
         case 6:
-            return leading_zeros(word) | count_ones(word) << 8 | count_ones(uint64_t{word} << 20) << 16;
+            return leading_zeros(word) | count_ones(word) << 8 |
+                   count_ones(uint64_t{word} << 20) << 16;
         case 7:
             return multiply_high(word, 0xd2511f53u);
     }

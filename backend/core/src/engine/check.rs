@@ -2,20 +2,24 @@
 
 use super::format::Result;
 use super::{
-    CostTable, Device, DrafterKind, Limits, Manifest, Peer, Role, Section, SectionSpec,
-    expected_sections,
+    CostTable, Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionSpec,
+    code, expected_sections,
 };
 use crate::Error;
-use crate::model::ModelConfig;
+use crate::model::{Dtype, ModelConfig};
+use spec_kernels::{ARCHS, HASH};
 
 /// Longest draft that the verify kernels and page counts are sized for.
 const MAX_DRAFT_LEN: usize = 128;
+
+/// Longest code of one kernel: a hundred times what the largest takes.
+const MAX_CODE_BYTES: u64 = 64 << 20;
 
 /// Everything but the places of the sections.
 pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
     let Manifest {
         builder: _,
-        kernels: _,
+        kernels,
         device,
         role,
         identity,
@@ -31,13 +35,14 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
         sections,
     } = manifest;
     model.validate().map_err(|error| error.to_string())?;
-    check_device(device)?;
+    check_device(device, model, precision)?;
+    check_kernels(device, kernels)?;
     check_limits(limits, model)?;
     check_peers(*role, drafter, target.as_ref(), limits)?;
     check_hash("tokenizer", tokenizer)?;
     check_tokens(end_tokens.iter().chain(bos_token), model)?;
     costs.as_ref().map_or(Ok(()), check_costs)?;
-    check_sections(sections, &expected_sections(model, precision))?;
+    check_sections(sections, &expected_sections(model, precision, device))?;
     check_hash("identity", identity)?;
     let expected = manifest.compute_identity();
     if *identity != expected {
@@ -46,10 +51,35 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-fn check_device(device: &Device) -> Result<()> {
+impl Device {
+    /// Whether an engine of this model and these number formats can be built for the device.
+    pub fn validate(&self, model: &ModelConfig, precision: &Precision) -> crate::Result<()> {
+        check_device(self, model, precision).map_err(Error::BadModel)
+    }
+}
+
+fn check_device(device: &Device, model: &ModelConfig, precision: &Precision) -> Result<()> {
+    let Device::Cuda { archs, min_driver: _ } = device else { return Ok(()) };
+    if archs.is_empty() {
+        return Err("device cuda lists no architecture, expected at least one".into());
+    }
+    for (idx, arch) in archs.iter().enumerate() {
+        if !ARCHS.contains(&arch.as_str()) {
+            let known = ARCHS.join(", ");
+            return Err(format!("architecture {arch:?} is unknown, expected one of {known}"));
+        }
+        if archs[..idx].contains(arch) {
+            return Err(format!("architecture {arch:?} is listed twice"));
+        }
+    }
+    code::check_model(model, precision)
+}
+
+/// Code and server agree about names and parameters of kernels only where they come from the same sources.
+fn check_kernels(device: &Device, kernels: &str) -> Result<()> {
     match device {
-        Device::Cuda { archs, min_driver: _ } if archs.is_empty() => {
-            Err("device cuda lists no architecture, expected at least one".into())
+        Device::Cuda { .. } if kernels != HASH => {
+            Err(format!("built with kernels {kernels:?}, this has {HASH:?}"))
         }
         _ => Ok(()),
     }
@@ -179,12 +209,27 @@ fn check_section(idx: usize, section: &Section, spec: &SectionSpec) -> Result<()
     }
     if (kind, dtype, shape) != (&spec.kind, &spec.dtype, &spec.shape) {
         return Err(format!(
-            "section `{name}` is a {kind:?} of {dtype} {shape:?}, expected a {:?} of {} {:?}",
-            spec.kind, spec.dtype, spec.shape
+            "section `{name}` is a {kind:?} of {} {shape:?}, expected a {:?} of {} {:?}",
+            shown(*dtype),
+            spec.kind,
+            shown(spec.dtype),
+            spec.shape
         ));
     }
-    if *bytes != spec.bytes() {
-        return Err(format!("section `{name}` takes {bytes} bytes, expected {}", spec.bytes()));
+    match spec.bytes {
+        Some(expected) if *bytes != expected => {
+            return Err(format!("section `{name}` takes {bytes} bytes, expected {expected}"));
+        }
+        None if *bytes == 0 || *bytes > MAX_CODE_BYTES => {
+            return Err(format!(
+                "section `{name}` takes {bytes} bytes, expected 1 to {MAX_CODE_BYTES}"
+            ));
+        }
+        _ => {}
     }
     check_hash(&format!("section `{name}`: hash"), hash)
+}
+
+fn shown(dtype: Option<Dtype>) -> &'static str {
+    dtype.map_or("bytes", Dtype::name)
 }

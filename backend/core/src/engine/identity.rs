@@ -19,7 +19,7 @@ struct Computes<'a> {
 struct Contents<'a> {
     name: &'a str,
     kind: SectionKind,
-    dtype: Dtype,
+    dtype: Option<Dtype>,
     shape: &'a [usize],
     hash: &'a str,
 }

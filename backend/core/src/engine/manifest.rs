@@ -21,7 +21,7 @@ pub enum Device {
     Cpu,
     /// NVIDIA GPUs of the listed architectures.
     Cuda {
-        /// Such as `sm_90a`.
+        /// Such as `sm_90a`, each of [`spec_kernels::ARCHS`] at most once.
         archs: Vec<String>,
         /// The oldest driver that loads the cubins, such as 580.
         min_driver: u32,
@@ -97,10 +97,12 @@ pub struct CostTable {
 pub enum SectionKind {
     /// A matrix in the device's packed layout; shape is [outputs, inputs].
     Weight,
-    /// f32 per output channel of the weight of the same name.
+    /// f32 per output channel of the weight of the same name, in the order of its rows.
     Scale,
     /// An f32 vector: a norm weight or a bias.
     Vector,
+    /// A compiled kernel for one architecture.
+    Code,
 }
 
 /// A run of bytes in the file.
@@ -111,9 +113,9 @@ pub struct Section {
     pub name: String,
     /// What it holds.
     pub kind: SectionKind,
-    /// Number format.
-    pub dtype: Dtype,
-    /// Logical shape, padding of the layout not counted.
+    /// Number format; none for code.
+    pub dtype: Option<Dtype>,
+    /// Logical shape, padding of the layout not counted; empty for code.
     pub shape: Vec<usize>,
     /// From the start of the file; a multiple of 256.
     pub offset: u64,

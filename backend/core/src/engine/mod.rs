@@ -4,6 +4,7 @@
 //! it, checks everything but the weights' own hashes, and cannot fail after that.
 
 mod check;
+mod code;
 mod format;
 mod identity;
 mod manifest;
@@ -14,6 +15,7 @@ mod temp;
 mod tests;
 mod writer;
 
+pub use code::{Kernels, Matrix, code_section, needed_variants};
 pub use manifest::{
     CostTable, Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind,
 };

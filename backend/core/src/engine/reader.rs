@@ -5,6 +5,7 @@
 use super::{Device, DrafterKind, Manifest, format};
 use crate::{Error, Result};
 use memmap2::Mmap;
+use spec_kernels::ARCHS;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
@@ -95,10 +96,14 @@ impl Engine {
         }
     }
 
-    /// Refuses an engine that has no code for a GPU of this compute capability and driver branch.
-    pub fn require_cuda(&self, major: u32, minor: u32, driver: u32) -> Result<()> {
-        let device = format!("cuda:sm_{major}{minor}");
-        let remedy = format!("rebuild with spec-build --device {device}");
+    /// The architecture whose code to load on a GPU of this compute capability, under this branch of the
+    /// driver. Refuses an engine that has none.
+    pub fn require_cuda(&self, major: u32, minor: u32, driver: u32) -> Result<&str> {
+        let device = format!("a GPU of compute capability {major}.{minor}");
+        let remedy = match best_arch(ARCHS.into_iter(), major, minor) {
+            Some(arch) => format!("rebuild with spec-build --device cuda:{arch}"),
+            None => format!("spec-build compiles for {}, none of which it runs", ARCHS.join(", ")),
+        };
         let (archs, min_driver) = match &self.manifest.device {
             Device::Cuda { archs, min_driver } => (archs, *min_driver),
             Device::Cpu => {
@@ -106,16 +111,15 @@ impl Engine {
                 return Err(bad_engine(&self.path, &what, &remedy));
             }
         };
-        if !archs.iter().any(|arch| runs_on(arch, major, minor)) {
+        let Some(arch) = best_arch(archs.iter().map(String::as_str), major, minor) else {
             let what = format!("built for cuda:{}, opened on {device}", archs.join(","));
             return Err(bad_engine(&self.path, &what, &remedy));
-        }
+        };
         if driver < min_driver {
             let what = format!("needs driver {min_driver}, found {driver}");
-            let remedy = format!("update the driver, or {remedy} on an older CUDA toolkit");
-            return Err(bad_engine(&self.path, &what, &remedy));
+            return Err(bad_engine(&self.path, &what, "update the driver"));
         }
-        Ok(())
+        Ok(arch)
     }
 
     /// Reads every section and compares its hash; `progress` gets the bytes done so far.
@@ -141,15 +145,21 @@ impl Engine {
     }
 }
 
-/// Whether a cubin for `arch` runs on a GPU: within a major version upwards, but code for an
-/// architecture's own features (`sm_90a`) on that architecture alone.
-fn runs_on(arch: &str, major: u32, minor: u32) -> bool {
-    let Some(digits) = arch.strip_prefix("sm_") else { return false };
-    let number = digits.trim_end_matches(|c: char| c.is_ascii_lowercase());
-    let Ok(number) = number.parse::<u32>() else { return false };
+/// The newest of `archs` that a GPU runs.
+fn best_arch<'a>(archs: impl Iterator<Item = &'a str>, major: u32, minor: u32) -> Option<&'a str> {
+    let minors = archs.filter_map(|arch| Some((runs_on(arch, major, minor)?, arch)));
+    minors.max().map(|(_, arch)| arch)
+}
+
+/// The minor version of `arch` if a cubin for it runs on the GPU: within a major version upwards, but code
+/// for an architecture's own features (`sm_90a`) on that architecture alone.
+fn runs_on(arch: &str, major: u32, minor: u32) -> Option<u32> {
+    let digits = arch.strip_prefix("sm_")?;
+    let number: u32 = digits.trim_end_matches(|c: char| c.is_ascii_lowercase()).parse().ok()?;
     let exact = digits.ends_with(|c: char| c.is_ascii_lowercase());
     let (arch_major, arch_minor) = (number / 10, number % 10);
-    arch_major == major && (arch_minor == minor || (!exact && arch_minor < minor))
+    let runs = arch_major == major && (arch_minor == minor || (!exact && arch_minor < minor));
+    runs.then_some(arch_minor)
 }
 
 fn bad_engine(path: &Path, what: &str, remedy: &str) -> Error {

@@ -1,8 +1,9 @@
-//! Which sections an engine has: a function of the model and its number formats, used by the builder
-//! and by the reader. The order here is the order in the file.
+//! Which sections an engine has: a function of the model, its number formats and the device, used by the
+//! builder and by the reader. The order here is the order in the file.
 
-use super::{Precision, SectionKind};
-use crate::model::{Dtype, ModelConfig};
+use super::code::{code_section, needed_variants};
+use super::{Device, Precision, SectionKind};
+use crate::model::{Dtype, ModelConfig, image, panel};
 
 /// A section that a model demands, before it has a place and a hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,39 +12,23 @@ pub struct SectionSpec {
     pub name: String,
     /// What it holds.
     pub kind: SectionKind,
-    /// Number format.
-    pub dtype: Dtype,
-    /// Logical shape, padding of the layout not counted.
+    /// Number format; none for code.
+    pub dtype: Option<Dtype>,
+    /// Logical shape, padding of the layout not counted; empty for code.
     pub shape: Vec<usize>,
-}
-
-impl SectionSpec {
-    /// Length in the file, the layout's padding counted.
-    pub fn bytes(&self) -> u64 {
-        match (self.kind, &self.shape[..]) {
-            (SectionKind::Weight, &[n, k]) => packed_bytes(self.dtype, n, k),
-            _ => self.shape.iter().map(|&size| size as u64).product::<u64>() * 4,
-        }
-    }
-}
-
-/// Outputs in a panel of packed weights.
-const PANEL: u64 = 64;
-
-/// Bytes of an `[n, k]` weight: whole panels of outputs, and inputs in the groups that one
-/// multiply-add instruction takes. No overflow: [`ModelConfig::validate`] bounds n and k.
-fn packed_bytes(dtype: Dtype, n: usize, k: usize) -> u64 {
-    let group = match dtype {
-        Dtype::Fp8 | Dtype::Int8 => 4,
-        Dtype::Bf16 => 2,
-        Dtype::Fp16 | Dtype::Fp32 => 1,
-    };
-    (n as u64).next_multiple_of(PANEL) * (k as u64).next_multiple_of(group) * dtype.bytes() as u64
+    /// Length in the file, the layout's padding counted; none for code, which is as long as the compiler
+    /// makes it.
+    pub bytes: Option<u64>,
 }
 
 /// The sections of a model, in file order: embedding, layers, final norm, and the head if it is not
-/// the embedding. A weight is followed by its `.scale` (if the format has one), then its `.bias`.
-pub fn expected_sections(config: &ModelConfig, precision: &Precision) -> Vec<SectionSpec> {
+/// the embedding. A weight is followed by its `.scale` (if the format has one), then its `.bias`. For CUDA
+/// the code follows, architecture after architecture.
+pub fn expected_sections(
+    config: &ModelConfig,
+    precision: &Precision,
+    device: &Device,
+) -> Vec<SectionSpec> {
     let ModelConfig {
         vocab_size,
         hidden_size,
@@ -53,7 +38,7 @@ pub fn expected_sections(config: &ModelConfig, precision: &Precision) -> Vec<Sec
         tied_head,
         ..
     } = *config;
-    let mut list = List(Vec::new());
+    let mut list = List { device, specs: Vec::new() };
     list.weight("embed", precision.head, vocab_size, hidden_size, false);
     for layer in 0..num_layers {
         let name = |part: &str| format!("layers.{layer}.{part}");
@@ -73,29 +58,58 @@ pub fn expected_sections(config: &ModelConfig, precision: &Precision) -> Vec<Sec
     if !tied_head {
         list.weight("head", precision.head, vocab_size, hidden_size, false);
     }
-    list.0
+    if let Device::Cuda { archs, .. } = device {
+        let variants = needed_variants(config, precision);
+        let names =
+            archs.iter().flat_map(|arch| variants.iter().map(move |v| code_section(arch, v)));
+        names.for_each(|name| list.push(name, SectionKind::Code, None, Vec::new(), None));
+    }
+    list.specs
 }
 
-struct List(Vec<SectionSpec>);
+struct List<'a> {
+    device: &'a Device,
+    specs: Vec<SectionSpec>,
+}
 
-impl List {
+impl List<'_> {
+    /// No overflow: [`ModelConfig::validate`] bounds all sizes.
     fn weight(&mut self, name: &str, dtype: Dtype, outputs: usize, inputs: usize, bias: bool) {
-        self.push(name.to_string(), SectionKind::Weight, dtype, vec![outputs, inputs]);
+        let (bytes, values) = match self.device {
+            Device::Cpu => (panel::packed_bytes(dtype, outputs, inputs), outputs),
+            Device::Cuda { .. } => {
+                (image::image_bytes(dtype, outputs, inputs), image::padded_len(outputs))
+            }
+        };
+        let shape = vec![outputs, inputs];
+        self.push(name.into(), SectionKind::Weight, Some(dtype), shape, Some(bytes));
         if dtype.is_scaled() {
-            let scale = format!("{name}.scale");
-            self.push(scale, SectionKind::Scale, Dtype::Fp32, vec![outputs]);
+            self.floats(format!("{name}.scale"), SectionKind::Scale, outputs, values);
         }
         if bias {
-            self.vector(&format!("{name}.bias"), outputs);
+            self.floats(format!("{name}.bias"), SectionKind::Vector, outputs, values);
         }
     }
 
     fn vector(&mut self, name: &str, size: usize) {
-        self.push(name.to_string(), SectionKind::Vector, Dtype::Fp32, vec![size]);
+        self.floats(name.into(), SectionKind::Vector, size, size);
     }
 
-    fn push(&mut self, name: String, kind: SectionKind, dtype: Dtype, shape: Vec<usize>) {
-        self.0.push(SectionSpec { name, kind, dtype, shape });
+    /// `size` values in the room of `padded`.
+    fn floats(&mut self, name: String, kind: SectionKind, size: usize, padded: usize) {
+        self.push(name, kind, Some(Dtype::Fp32), vec![size], Some(4 * padded));
+    }
+
+    fn push(
+        &mut self,
+        name: String,
+        kind: SectionKind,
+        dtype: Option<Dtype>,
+        shape: Vec<usize>,
+        bytes: Option<usize>,
+    ) {
+        let bytes = bytes.map(|bytes| bytes as u64);
+        self.specs.push(SectionSpec { name, kind, dtype, shape, bytes });
     }
 }
 
@@ -103,9 +117,13 @@ impl List {
 mod tests {
     use super::*;
     use crate::engine::tests::tiny_manifest;
+    use crate::model::testing::small_llama;
 
     fn names(config: &ModelConfig, precision: &Precision) -> Vec<String> {
-        expected_sections(config, precision).into_iter().map(|spec| spec.name).collect()
+        expected_sections(config, precision, &Device::Cpu)
+            .into_iter()
+            .map(|spec| spec.name)
+            .collect()
     }
 
     #[test]
@@ -161,23 +179,40 @@ mod tests {
                 "head.scale",
             ]
         );
-        let specs = expected_sections(&config, &precision);
+        let specs = expected_sections(&config, &precision, &Device::Cpu);
         let find = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap();
         assert_eq!(find("layers.0.qkv").shape, [config.qkv_size(), config.hidden_size]);
         assert_eq!(find("layers.0.out").shape, [config.hidden_size, config.q_size()]);
         assert_eq!(find("layers.0.gate_up.scale").shape, [2 * config.intermediate_size]);
-        assert_eq!(find("layers.0.gate_up.scale").bytes(), 8 * config.intermediate_size as u64);
-        assert_eq!(find("layers.0.q_norm").dtype, Dtype::Fp32);
-        assert_eq!(find("head").dtype, Dtype::Int8);
-        assert_eq!(find("layers.0.down").dtype, Dtype::Fp8);
+        assert_eq!(find("layers.0.gate_up.scale").bytes, Some(8 * config.intermediate_size as u64));
+        assert_eq!(find("layers.0.q_norm").dtype, Some(Dtype::Fp32));
+        assert_eq!(find("head").dtype, Some(Dtype::Int8));
+        assert_eq!(find("layers.0.down").dtype, Some(Dtype::Fp8));
     }
 
     #[test]
-    fn weights_are_padded_to_panels_and_groups() {
-        assert_eq!(packed_bytes(Dtype::Fp32, 1, 3), 64 * 3 * 4);
-        assert_eq!(packed_bytes(Dtype::Fp16, 65, 3), 128 * 3 * 2);
-        assert_eq!(packed_bytes(Dtype::Bf16, 64, 3), 64 * 4 * 2);
-        assert_eq!(packed_bytes(Dtype::Fp8, 64, 5), 64 * 8);
-        assert_eq!(packed_bytes(Dtype::Int8, 63, 4), 64 * 4);
+    fn cuda_sections_are_padded_to_tiles_and_end_with_the_code() {
+        let mut config = small_llama();
+        (config.qkv_bias, config.tied_head, config.num_layers) = (true, false, 1);
+        let precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
+        let archs = vec!["sm_90a".to_string(), "sm_80".to_string()];
+        let device = Device::Cuda { archs, min_driver: 580 };
+        let specs = expected_sections(&config, &precision, &device);
+        let bytes = |name: &str| specs.iter().find(|spec| spec.name == name).unwrap().bytes;
+        // 100 rows are two tiles; 96 inputs of one byte one unit, of two bytes two.
+        assert_eq!(bytes("embed"), Some(2 * 2 * 8192));
+        assert_eq!(bytes("layers.0.out"), Some(2 * 2 * 8192));
+        assert_eq!(bytes("layers.0.out.scale"), Some(128 * 4));
+        assert_eq!(bytes("layers.0.qkv.bias"), Some(512 * 4));
+        assert_eq!(bytes("layers.0.input_norm"), Some(96 * 4), "norms are not padded");
+        let variants = needed_variants(&config, &precision);
+        let (weights, code) = specs.split_at(specs.len() - 2 * variants.len());
+        assert!(weights.iter().all(|spec| spec.kind != SectionKind::Code && spec.bytes.is_some()));
+        for (arch, code) in ["sm_90a", "sm_80"].iter().zip(code.chunks(variants.len())) {
+            for (spec, variant) in code.iter().zip(&variants) {
+                assert_eq!(spec.name, format!("code.{arch}.{variant}"));
+                assert_eq!((spec.kind, spec.dtype, spec.bytes), (SectionKind::Code, None, None));
+            }
+        }
     }
 }

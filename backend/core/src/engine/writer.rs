@@ -7,6 +7,7 @@
 use super::temp::TempFile;
 use super::{DrafterKind, Manifest, Peer, Section, SectionSpec, check, expected_sections, format};
 use crate::{Error, Result};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,16 +30,27 @@ struct Progress {
 }
 
 impl EngineWriter {
-    /// Starts the file that will take the place of `path`. The sections follow from model and
-    /// precision; those of `manifest` are replaced, and so is its identity. A peer whose identity is
+    /// Starts the file that will take the place of `path`. The sections follow from model, precision and
+    /// device; those of `manifest` are replaced, and so is its identity. A peer whose identity is
     /// empty gets it in [`commit_pair`].
-    pub fn create(path: impl AsRef<Path>, mut manifest: Manifest) -> Result<Self> {
+    pub fn create(path: impl AsRef<Path>, manifest: Manifest) -> Result<Self> {
+        Self::with_code(path, manifest, &HashMap::new())
+    }
+
+    /// The same for an engine with code: `code` has the length of each code section. Panics if one is
+    /// not among them.
+    pub fn with_code(
+        path: impl AsRef<Path>,
+        mut manifest: Manifest,
+        code: &HashMap<String, u64>,
+    ) -> Result<Self> {
         let path = path.as_ref();
         let bad = |what: String| Error::BadModel(format!("engine {}: {what}", path.display()));
         // Before anything is derived from it: sizes out of bounds would overflow.
         manifest.model.validate()?;
-        let specs = expected_sections(&manifest.model, &manifest.precision);
-        manifest.sections = specs.into_iter().map(unplaced).collect();
+        manifest.device.validate(&manifest.model, &manifest.precision)?;
+        let specs = expected_sections(&manifest.model, &manifest.precision, &manifest.device);
+        manifest.sections = specs.into_iter().map(|spec| unplaced(spec, code)).collect();
         manifest.identity = manifest.compute_identity();
         if let Some(peer) = peer_mut(&mut manifest).filter(|peer| peer.identity.is_empty()) {
             peer.identity = UNKNOWN.to_string();
@@ -95,6 +107,12 @@ pub struct SectionWriter<'a> {
 }
 
 impl SectionWriter<'_> {
+    /// Bytes that it takes.
+    #[expect(clippy::len_without_is_empty, reason = "a section is not a collection")]
+    pub fn len(&self) -> u64 {
+        self.section.bytes
+    }
+
     /// Appends bytes. Panics if they go beyond the section.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let Section { name, bytes: size, offset, .. } = self.section;
@@ -179,8 +197,9 @@ fn peer_mut(manifest: &mut Manifest) -> Option<&mut Peer> {
     }
 }
 
-fn unplaced(spec: SectionSpec) -> Section {
-    let bytes = spec.bytes();
-    let SectionSpec { name, kind, dtype, shape } = spec;
+fn unplaced(spec: SectionSpec, code: &HashMap<String, u64>) -> Section {
+    let SectionSpec { name, kind, dtype, shape, bytes } = spec;
+    let bytes = bytes.or_else(|| code.get(&name).copied());
+    let bytes = bytes.unwrap_or_else(|| panic!("there is no code for section `{name}`"));
     Section { name, kind, dtype, shape, offset: 0, bytes, hash: UNKNOWN.to_string() }
 }

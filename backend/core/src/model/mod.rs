@@ -1,11 +1,14 @@
 //! What a model is, apart from any file or device: its shape, its number formats, its rotary table
-//! and the packed layout of its weights.
+//! and the packed layouts of its weights.
 
 mod config;
 mod dtype;
 mod e4m3;
+pub mod image;
 pub mod panel;
 mod rope;
+#[cfg(test)]
+pub(crate) mod testing;
 
 pub use config::{Family, ModelConfig, RopeScaling};
 pub use dtype::Dtype;

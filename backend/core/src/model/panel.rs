@@ -142,7 +142,7 @@ fn decode(dtype: Dtype, word: [u8; 4]) -> [f32; 4] {
 }
 
 /// The factor that brings the largest magnitude of a row to `largest`, and its inverse.
-fn row_scale(row: &[f32], largest: f32) -> (f32, f32) {
+pub(super) fn row_scale(row: &[f32], largest: f32) -> (f32, f32) {
     let mut lanes = [0.0_f32; 16];
     let (chunks, rest) = row.as_chunks::<16>();
     for chunk in chunks {

@@ -2,6 +2,7 @@
 
 mod folder;
 mod memory;
+mod placement;
 mod text;
 
 #[cfg(test)]
@@ -9,28 +10,24 @@ mod tests;
 
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
 pub use memory::Memory;
+pub use placement::OpenGpu;
 pub use text::{TextChunk, TextStream};
 
+use placement::Placement;
+
 use crate::adapt::{DraftPolicy, Tuner};
-use crate::batch::{Executor, Forward};
-use crate::draft::{self, Drafter};
-use crate::engine::{DrafterKind, Engine, Limits as EngineLimits};
-use crate::exec::Host;
-use crate::exec::cpu::{self, Isa, Pool};
+use crate::batch::Executor;
+use crate::engine::{Engine, Limits as EngineLimits};
+use crate::exec::cpu::Isa;
+use crate::exec::cuda;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::time::Instant;
 
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
-
-/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
-/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
-const MAX_LOOKUP: usize = 5;
-const MIN_LOOKUP: usize = 3;
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
 pub const MAX_GIVEN_LEN: usize = 16;
@@ -62,6 +59,10 @@ pub struct Options {
     pub kv_reuse: bool,
     /// Instruction set of the CPU executor; `None` is the best this machine has.
     pub isa: Option<Isa>,
+    /// Number of the GPU that an engine for GPUs runs on.
+    pub gpu: usize,
+    /// Number of the GPU of the drafter; `None` is that of the target.
+    pub draft_gpu: Option<usize>,
 }
 
 impl Default for Options {
@@ -78,6 +79,8 @@ impl Default for Options {
             admission: AdmissionPolicy::default(),
             kv_reuse: true,
             isa: None,
+            gpu: 0,
+            draft_gpu: None,
         }
     }
 }
@@ -139,35 +142,20 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Loads a target and the drafter that it names.
+    /// Loads a target and the drafter that it names onto the devices that they were built for.
     pub fn load(target: &Engine, options: &Options) -> Result<Self> {
+        Self::load_on(target, options, &|ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?)))
+    }
+
+    /// As `load`, with GPUs that `open` gives for their numbers.
+    pub fn load_on(target: &Engine, options: &Options, open: OpenGpu<'_>) -> Result<Self> {
         let draft = target.open_drafter()?;
         let manifest = target.manifest();
-        let pool = Arc::new(Pool::new(options.threads.unwrap_or_else(num_cores)));
-        let isa = options.isa.unwrap_or_else(Isa::detect);
-        let num_pages = memory::num_pages(target, draft.as_ref(), options)?;
-        let load = |engine: &Engine| -> Result<Box<dyn Forward>> {
-            Ok(Box::new(cpu::Model::load(engine, num_pages, isa, Arc::clone(&pool))?))
-        };
-        let drafter: Option<Box<dyn Drafter>> = match (&manifest.drafter, &draft) {
-            (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
-                Some(Box::new(draft::Ngram::new(*max_ngram, *min_ngram)))
-            }
-            (_, Some(engine)) => {
-                let vocab_size = manifest.model.vocab_size.min(engine.manifest().model.vocab_size);
-                let model = draft::Model::new(load(engine)?, vocab_size);
-                match options.draft_policy {
-                    DraftPolicy::Fixed => Some(Box::new(model)),
-                    DraftPolicy::Adaptive => Some(Box::new(draft::Combined::new(
-                        draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP),
-                        model,
-                    ))),
-                }
-            }
-            (_, None) => None,
-        };
+        let placement = Placement::new(target, draft.as_ref(), options, open)?;
+        let num_pages = memory::num_pages(&manifest.limits, &placement.sources()?, options)?;
+        let (executor, drafts) = placement.executor(num_pages, options.draft_policy)?;
         let limits = manifest.limits.clone();
-        let max_draft_len = if drafter.is_some() { limits.max_draft_len } else { 0 };
+        let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let config = SchedulerConfig {
@@ -186,7 +174,7 @@ impl Runtime {
             Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), draft_costs);
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
-            executor: Box::new(Host::new(load(target)?, drafter)),
+            executor,
             limits: EngineLimits { max_draft_len, ..limits },
             memory: Memory::of(target, draft.as_ref(), num_pages),
             vocab_size: manifest.model.vocab_size,

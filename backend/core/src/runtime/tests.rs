@@ -4,6 +4,7 @@ use super::*;
 use crate::batch::{Entry, Outcome};
 use crate::pages::PAGE_TOKENS;
 use crate::scheduler::fake::{self, Fake};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fails while the flag is up.

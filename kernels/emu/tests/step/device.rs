@@ -363,7 +363,7 @@ impl Given {
             for (idx, &token) in sequence.given.iter().enumerate() {
                 given.drafts[place * world.max_drafts + idx] = token;
                 given.distributions[place * world.max_drafts + idx] =
-                    Distribution { total: 1.0, certain: token, unused: 0 };
+                    Distribution::certain(token);
             }
         }
         given

@@ -179,36 +179,42 @@ fn what_is_no_file_is_refused_without_waiting() {
 fn engines_for_another_device_name_both_and_the_flag() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("x");
-    let open = |device| {
-        let mut manifest = tiny_manifest();
-        manifest.device = device;
+    let open = |manifest| {
         seal(&path, manifest, 0).commit().unwrap();
         Engine::open(&path).unwrap()
     };
     let start = format!("engine {}: ", path.display());
-    let text = |result: crate::Result<()>| {
-        result.unwrap_err().to_string().strip_prefix(&start).unwrap().to_string()
+    let text = |error: Option<crate::Error>| {
+        error.unwrap().to_string().strip_prefix(&start).unwrap().to_string()
     };
-    let cpu = open(Device::Cpu);
+    let cpu = open(tiny_manifest());
     cpu.require_cpu().unwrap();
     assert_eq!(
-        text(cpu.require_cuda(8, 9, 580)),
-        "built for the cpu, opened on cuda:sm_89: rebuild with spec-build --device cuda:sm_89"
+        text(cpu.require_cuda(8, 9, 580).err()),
+        "built for the cpu, opened on a GPU of compute capability 8.9: \
+         rebuild with spec-build --device cuda:sm_89"
     );
-    let cuda = open(Device::Cuda { archs: vec!["sm_90a".into(), "sm_86".into()], min_driver: 580 });
+    let cuda = open(cuda_manifest());
     assert_eq!(
-        text(cuda.require_cpu()),
-        "built for cuda:sm_90a,sm_86, opened on the cpu: rebuild with spec-build --device cpu"
+        text(cuda.require_cpu().err()),
+        "built for cuda:sm_90a,sm_80, opened on the cpu: rebuild with spec-build --device cpu"
     );
-    for (major, minor) in [(9, 0), (8, 6), (8, 9)] {
-        cuda.require_cuda(major, minor, 580).unwrap();
+    for (major, minor, arch) in [(9, 0, "sm_90a"), (8, 0, "sm_80"), (8, 9, "sm_80")] {
+        assert_eq!(cuda.require_cuda(major, minor, 580).unwrap(), arch);
     }
     assert_eq!(
-        text(cuda.require_cuda(12, 0, 580)),
-        "built for cuda:sm_90a,sm_86, opened on cuda:sm_120: \
-         rebuild with spec-build --device cuda:sm_120"
+        text(cuda.require_cuda(12, 0, 580).err()),
+        "built for cuda:sm_90a,sm_80, opened on a GPU of compute capability 12.0: \
+         rebuild with spec-build --device cuda:sm_120a"
     );
-    assert!(cuda.require_cuda(8, 0, 580).is_err(), "newer code on an older GPU");
+    assert_eq!(
+        text(cuda.require_cuda(7, 5, 580).err()),
+        "built for cuda:sm_90a,sm_80, opened on a GPU of compute capability 7.5: \
+         spec-build compiles for sm_80, sm_89, sm_90a, sm_100a, sm_120a, none of which it runs"
+    );
     assert!(cuda.require_cuda(9, 1, 580).is_err(), "sm_90a is for 9.0 alone");
-    assert!(text(cuda.require_cuda(9, 0, 570)).starts_with("needs driver 580, found 570: "));
+    assert_eq!(
+        text(cuda.require_cuda(9, 0, 570).err()),
+        "needs driver 580, found 570: update the driver"
+    );
 }

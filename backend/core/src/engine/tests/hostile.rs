@@ -54,7 +54,7 @@ fn sections_must_have_the_shape_and_size_of_the_model() {
          expected a Weight of bf16 [8, 3]"
     );
     assert_eq!(
-        refusal(|m| m.sections[2].dtype = Dtype::Fp16),
+        refusal(|m| m.sections[2].dtype = Some(Dtype::Fp16)),
         "section `layers.0.qkv` is a Weight of fp16 [8, 3], expected a Weight of bf16 [8, 3]"
     );
     assert_eq!(
@@ -165,10 +165,6 @@ fn the_other_fields_must_be_sane() {
     assert_eq!(
         refusal(|m| m.bos_token = Some(u32::MAX)),
         "special token 4294967295 is outside the vocabulary of 8"
-    );
-    assert_eq!(
-        refusal(|m| m.device = Device::Cuda { archs: vec![], min_driver: 1 }),
-        "device cuda lists no architecture, expected at least one"
     );
 }
 

@@ -1,5 +1,6 @@
 //! Tests of whole files; what they share.
 
+mod cuda;
 mod damage;
 mod hostile;
 mod pair;
@@ -10,6 +11,7 @@ use super::{
     Device, DrafterKind, Engine, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed,
     Section, expected_sections, format,
 };
+use crate::model::testing::small_llama;
 use crate::model::{Dtype, Family, ModelConfig};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -54,14 +56,29 @@ pub(super) fn tiny_manifest() -> Manifest {
     }
 }
 
-/// The same with sections in their places; their hashes are made up.
+/// A model that the CUDA kernels take, for two architectures.
+pub(super) fn cuda_manifest() -> Manifest {
+    let archs = vec!["sm_90a".into(), "sm_80".into()];
+    Manifest {
+        kernels: spec_kernels::HASH.into(),
+        device: Device::Cuda { archs, min_driver: 580 },
+        model: small_llama(),
+        precision: Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 },
+        ..tiny_manifest()
+    }
+}
+
+/// The same as [`tiny_manifest`] with sections in their places; their hashes are made up.
 pub(super) fn placed_manifest() -> Manifest {
-    let mut manifest = tiny_manifest();
-    let specs = expected_sections(&manifest.model, &manifest.precision);
+    placed(tiny_manifest())
+}
+
+fn placed(mut manifest: Manifest) -> Manifest {
+    let specs = expected_sections(&manifest.model, &manifest.precision, &manifest.device);
     manifest.sections = specs
         .into_iter()
         .map(|spec| Section {
-            bytes: spec.bytes(),
+            bytes: spec.bytes.unwrap_or_else(|| code_bytes(&spec.name)),
             name: spec.name,
             kind: spec.kind,
             dtype: spec.dtype,
@@ -75,6 +92,11 @@ pub(super) fn placed_manifest() -> Manifest {
     manifest
 }
 
+/// A length for the code of a section.
+fn code_bytes(name: &str) -> u64 {
+    100 + name.len() as u64
+}
+
 /// Bytes of a section that depend on its name and on `salt`.
 fn contents(section: &Section, salt: u8) -> Vec<u8> {
     let mut bytes = vec![0; section.bytes as usize];
@@ -84,7 +106,10 @@ fn contents(section: &Section, salt: u8) -> Vec<u8> {
 }
 
 fn seal(path: &Path, manifest: Manifest, salt: u8) -> Sealed {
-    let writer = EngineWriter::create(path, manifest).unwrap();
+    let specs = expected_sections(&manifest.model, &manifest.precision, &manifest.device);
+    let code = specs.iter().filter(|spec| spec.bytes.is_none());
+    let code = code.map(|spec| (spec.name.clone(), code_bytes(&spec.name))).collect();
+    let writer = EngineWriter::with_code(path, manifest, &code).unwrap();
     for section in writer.sections() {
         let mut out = writer.section(&section.name);
         out.write(&contents(section, salt)).unwrap();

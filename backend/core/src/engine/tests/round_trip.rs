@@ -110,13 +110,15 @@ fn identity_follows_contents_and_device_but_not_peers_and_limits() {
 
     assert_ne!(identity(tiny_manifest(), 1), plain);
     let mut other = tiny_manifest();
-    other.device = Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 };
-    assert_ne!(identity(other, 0), plain);
-    let mut other = tiny_manifest();
     other.model.rope_theta = 20_000.0;
     assert_ne!(identity(other, 0), plain);
     let mut other = tiny_manifest();
     other.precision.kv = Dtype::Fp8;
+    assert_ne!(identity(other, 0), plain);
+
+    let plain = identity(cuda_manifest(), 0);
+    let mut other = cuda_manifest();
+    other.device = Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 };
     assert_ne!(identity(other, 0), plain);
 }
 

@@ -115,7 +115,7 @@ fn what_would_not_open_is_not_written() {
 }
 
 #[test]
-#[should_panic(expected = "section `embed` has 4 of 384 bytes")]
+#[should_panic(expected = "section `embed` has 4 of 512 bytes")]
 fn a_short_section_is_a_mistake_of_the_builder() {
     let folder = TempDir::new().unwrap();
     let writer = EngineWriter::create(folder.path().join("x"), tiny_manifest()).unwrap();
@@ -125,11 +125,11 @@ fn a_short_section_is_a_mistake_of_the_builder() {
 }
 
 #[test]
-#[should_panic(expected = "section `embed` takes 384 bytes, not more")]
+#[should_panic(expected = "section `embed` takes 512 bytes, not more")]
 fn a_long_section_is_a_mistake_of_the_builder() {
     let folder = TempDir::new().unwrap();
     let writer = EngineWriter::create(folder.path().join("x"), tiny_manifest()).unwrap();
-    let _ = writer.section("embed").write(&[0; 385]);
+    let _ = writer.section("embed").write(&[0; 513]);
 }
 
 #[test]

@@ -1,11 +1,9 @@
 #![allow(unsafe_code)]
-//! The structs of `kernels/step.cuh` and `kernels/types.cuh`, field by field: what a speculative step is told
+//! The structs of `kernels/step.cuh`, field by field: what a speculative step is told
 //! about its sequences, what its kernels tell each other, and what it answers. Addresses are the device's.
 
-use super::plain::Plain;
-
-/// The key of a row whose results nobody wants.
-pub const NO_SEQUENCE: u32 = u32::MAX;
+pub use super::params::{Best, NO_SEQUENCE, Row, Tile};
+use super::plain::device_structs;
 
 /// No such token.
 pub const NO_TOKEN: u32 = u32::MAX;
@@ -34,61 +32,7 @@ pub const SAMPLE_SHARED_BYTES: u32 = 24_576;
 /// Logits that share one [`Best`].
 pub const BEST_TILE: usize = 64;
 
-macro_rules! device_structs {
-    ($($(#[$meta:meta])* $name:ident is $size:literal bytes {
-        $($(#[$field_meta:meta])* $field:ident: $kind:ty,)*
-    })*) => {$(
-        $(#[$meta])*
-        #[repr(C)]
-        #[derive(Clone, Copy, Debug, Default, PartialEq)]
-        pub struct $name {
-            $($(#[$field_meta])* pub $field: $kind,)*
-        }
-
-        const _: () = assert!(size_of::<$name>() == $size, "as on the device");
-        // Without padding the fields fill the struct.
-        const _: () = assert!(0 $(+ size_of::<$kind>())* == $size, "no padding");
-
-        // SAFETY: `repr(C)`, numbers and structs of numbers only, and just checked to have no padding.
-        unsafe impl Plain for $name {}
-    )*};
-}
-
 device_structs! {
-    /// One row of a forward pass.
-    Row is 32 bytes {
-        /// What is fed.
-        token: u32,
-        /// For the rotation.
-        position: u32,
-        /// Where its key and value go, counted from the start of the sequence.
-        slot: u32,
-        /// It sees what lies below, and more by `ancestors`.
-        base: u32,
-        /// It sees `base + j` for each set bit j.
-        ancestors: u64,
-        /// Row of the page table, or `NO_SEQUENCE`.
-        sequence: u32,
-        /// 0.
-        unused: u32,
-    }
-
-    /// Consecutive rows of one sequence that attend together; without rows an empty place.
-    Tile is 8 bytes {
-        /// The first one.
-        first_row: u32,
-        /// How many.
-        num_rows: u32,
-    }
-
-    /// The largest of some logits and the lowest index that has it.
-    Best is 8 bytes {
-        /// Negative infinity if there is none but NaN.
-        value: f32,
-        /// Of the logit in its row.
-        index: u32,
-    }
-
     /// Some of the words that are uploaded beside the sequences.
     Span is 8 bytes {
         /// Index of the first one.
@@ -279,5 +223,12 @@ device_structs! {
         num_sequences: u32,
         /// Drafts at most, of any sequence.
         max_drafts: u32,
+    }
+}
+
+impl Distribution {
+    /// All probability on one token.
+    pub fn certain(token: u32) -> Self {
+        Self { total: 1.0, certain: token, unused: 0 }
     }
 }

@@ -1,0 +1,194 @@
+//! Which compiled kernels a model needs: builder and executor ask here, so that what is built is what is
+//! looked for. Also what the kernels demand of a model.
+
+use super::Precision;
+use crate::model::image::RUN;
+use crate::model::{Dtype, ModelConfig};
+use spec_kernels::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
+
+/// Elements of a head that the kernels are written for.
+const HEAD_DIMS: [usize; 2] = [64, 128];
+
+/// The matrices that a pass multiplies with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matrix {
+    /// q, k and v of all heads.
+    Qkv,
+    /// From the attention's output to the residual stream.
+    Out,
+    /// Gate and up projection.
+    GateUp,
+    /// From the MLP to the residual stream.
+    Down,
+    /// To the logits.
+    Head,
+}
+
+impl Matrix {
+    /// Every matrix.
+    pub const ALL: [Self; 5] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down, Self::Head];
+
+    /// Outputs and inputs.
+    pub fn shape(self, model: &ModelConfig) -> [usize; 2] {
+        match self {
+            Self::Qkv => [model.qkv_size(), model.hidden_size],
+            Self::Out => [model.hidden_size, model.q_size()],
+            Self::GateUp => [2 * model.intermediate_size, model.hidden_size],
+            Self::Down => [model.hidden_size, model.intermediate_size],
+            Self::Head => [model.vocab_size, model.hidden_size],
+        }
+    }
+}
+
+/// The kernels of one model. It has passed [`Device::validate`](super::Device::validate).
+#[derive(Clone, Copy, Debug)]
+pub struct Kernels<'a> {
+    /// Its shape.
+    pub model: &'a ModelConfig,
+    /// Its number formats.
+    pub precision: &'a Precision,
+}
+
+impl Kernels<'_> {
+    /// The product of at most `rows` rows, one of [`GEMM_ROWS`], with a matrix.
+    pub fn gemm(&self, matrix: Matrix, rows: usize) -> Variant {
+        let Self { model, precision } = *self;
+        let [n, k] = matrix.shape(model);
+        let (dtype, epilogue) = match matrix {
+            // The norms of the heads come before the rotation, and need whole heads.
+            Matrix::Qkv if model.qk_norm => (precision.weights, Epilogue::Raw),
+            Matrix::Qkv => (precision.weights, Epilogue::Qkv { head_dim: model.head_dim }),
+            Matrix::Out | Matrix::Down => (precision.weights, Epilogue::Residual),
+            Matrix::GateUp => (precision.weights, Epilogue::SwiGlu),
+            Matrix::Head => (precision.head, Epilogue::Head),
+        };
+        Variant::gemm(format(dtype), rows, epilogue).with_shape(n, k)
+    }
+
+    /// The rows of the embedding.
+    pub fn embed(&self) -> Variant {
+        Variant::embed(format(self.precision.head))
+    }
+
+    /// Norms and rotation of the heads, where the product does not rotate.
+    pub fn rope(&self) -> Option<Variant> {
+        let rope = || Variant::rope(format(self.precision.kv), self.model.head_dim);
+        self.model.qk_norm.then(rope)
+    }
+
+    /// The attention.
+    pub fn attention(&self) -> Variant {
+        let group = self.model.num_heads / self.model.num_kv_heads;
+        Variant::attention(format(self.precision.kv), self.model.head_dim, group)
+    }
+}
+
+/// Every kernel that a model needs, each once, in the order of its engine.
+pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Variant> {
+    let kernels = Kernels { model, precision };
+    let mut variants = vec![kernels.embed()];
+    for matrix in Matrix::ALL {
+        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(matrix, rows)));
+    }
+    variants.extend(kernels.rope());
+    variants.push(kernels.attention());
+    variants.extend(["rows", "sample", "accept"].map(Variant::plain));
+    // Two matrices of one shape share their kernel.
+    let mut seen = std::collections::HashSet::new();
+    variants.retain(|variant| seen.insert(variant.clone()));
+    variants
+}
+
+/// The section that holds a kernel's code for an architecture.
+pub fn code_section(arch: &str, variant: &Variant) -> String {
+    format!("code.{arch}.{variant}")
+}
+
+/// What the kernels demand of a model, and what to do where it is not met.
+pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<(), String> {
+    let Precision { weights, head, kv } = *precision;
+    let formats =
+        [("weights", weights, "--dtype"), ("head", head, "--head-dtype"), ("kv", kv, "--kv-dtype")];
+    for (field, dtype, option) in formats {
+        if !matches!(dtype, Dtype::Fp8 | Dtype::Fp16) {
+            return Err(refusal(field, dtype, "fp8 or fp16", &format!("use {option} fp8 or fp16")));
+        }
+    }
+    let elsewhere = "use --device cpu";
+    if !HEAD_DIMS.contains(&model.head_dim) {
+        return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));
+    }
+    let group = model.num_heads / model.num_kv_heads;
+    if group > MAX_GROUP {
+        let most = format!("at most {MAX_GROUP}");
+        return Err(refusal("num_heads / num_kv_heads", group, &most, elsewhere));
+    }
+    // Gate and up take turns in runs of rows, and every row of inputs is loaded in whole vectors.
+    for (field, size) in
+        [("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size)]
+    {
+        if !size.is_multiple_of(RUN) {
+            return Err(refusal(field, size, &format!("a multiple of {RUN}"), elsewhere));
+        }
+    }
+    Ok(())
+}
+
+fn refusal(field: &str, value: impl std::fmt::Display, expected: &str, remedy: &str) -> String {
+    format!("{field} is {value}, CUDA engines take {expected}: {remedy}")
+}
+
+fn format(dtype: Dtype) -> Format {
+    match dtype {
+        Dtype::Fp8 => Format::Fp8,
+        Dtype::Fp16 => Format::Fp16,
+        other => panic!("there are no kernels for {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::small_llama;
+
+    const FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
+
+    fn names(model: &ModelConfig) -> Vec<String> {
+        needed_variants(model, &FP8).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn every_matrix_has_its_kernel_for_every_number_of_rows() {
+        let names = names(&small_llama());
+        assert_eq!(names.len(), 1 + 5 * 3 + 1 + 3);
+        for name in [
+            "embed.WEIGHT=FP16",
+            "gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=QKV.HEAD_DIM=64.SHAPE_N=512.SHAPE_K=96",
+            "gemm.WEIGHT=FP8.ROWS=16.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=256",
+            "gemm.WEIGHT=FP8.ROWS=16.EPILOGUE=SWIGLU.SHAPE_N=320.SHAPE_K=96",
+            "gemm.WEIGHT=FP8.ROWS=32.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160",
+            "gemm.WEIGHT=FP16.ROWS=8.EPILOGUE=HEAD.SHAPE_N=100.SHAPE_K=96",
+            "attention.KV=FP16.HEAD_DIM=64.GROUP=2",
+            "rows",
+            "sample",
+            "accept",
+        ] {
+            assert!(names.iter().any(|n| n == name), "{name} is not among {names:?}");
+        }
+    }
+
+    #[test]
+    fn head_norms_need_the_plain_product_and_the_rotation() {
+        let names = names(&ModelConfig { qk_norm: true, ..small_llama() });
+        assert!(names.contains(&"rope.KV=FP16.HEAD_DIM=64".into()), "{names:?}");
+        let raw = "gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=RAW.SHAPE_N=512.SHAPE_K=96";
+        assert!(names.contains(&raw.into()), "{names:?}");
+        assert!(!names.iter().any(|name| name.contains("QKV")), "{names:?}");
+    }
+
+    #[test]
+    fn matrices_of_one_shape_share_their_kernel() {
+        let names = names(&ModelConfig { intermediate_size: 256, ..small_llama() });
+        assert_eq!(names.len(), 1 + 4 * 3 + 1 + 3);
+    }
+}

@@ -1,0 +1,123 @@
+//! What the executor needs of a GPU, so that the same executor runs on the CUDA driver and, in the tests, on an
+//! emulator. Work is issued in order to one queue; only `read` and `wait` wait for it.
+#![allow(unsafe_code)]
+
+use super::plain::{Plain, bytes_of};
+use crate::Result;
+use std::ptr::NonNull;
+
+/// An address in the device's memory.
+pub type Address = u64;
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Compute capability, such as (9, 0).
+    pub capability: (u32, u32),
+    /// Branch of the driver, such as 580.
+    pub driver: u32,
+    /// Streaming multiprocessors.
+    pub num_sms: u32,
+}
+
+/// A loaded kernel of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel(pub u32);
+
+/// A recorded sequence of launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub u32);
+
+/// Memory that host and device both see. It lives as long as the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// Where the host sees it.
+    pub host: NonNull<u8>,
+    /// Where the device sees it.
+    pub device: Address,
+    /// Bytes.
+    pub len: usize,
+}
+
+// SAFETY: a plain address of memory that is not bound to a thread; who reads or writes through it sees to order.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    /// Copies values out, from `offset` bytes on. What the device wrote is seen once it was waited for.
+    pub fn copy_to<T: Plain>(&self, offset: usize, out: &mut [T]) {
+        let bytes = size_of_val(out);
+        assert!(offset + bytes <= self.len, "{bytes} bytes at {offset} of {}", self.len);
+        // SAFETY: the range lies inside, by the assertion; any bytes are a `Plain` value.
+        unsafe {
+            let from = self.host.as_ptr().add(offset);
+            from.copy_to_nonoverlapping(out.as_mut_ptr().cast(), bytes);
+        }
+    }
+}
+
+/// One kernel over a grid.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// What runs.
+    pub kernel: Kernel,
+    /// Thread blocks.
+    pub grid: u32,
+    /// Threads in a block.
+    pub block: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// The kernel's one parameter, a struct passed by value.
+    pub params: Vec<u8>,
+    /// May start before the launch ahead of it has ended: the kernel itself waits where it must.
+    pub overlap: bool,
+}
+
+/// A GPU.
+pub trait Device: Send {
+    /// What it is.
+    fn describe(&self) -> &Description;
+
+    /// Bytes that can still be allocated.
+    fn available_bytes(&self) -> Result<usize>;
+
+    /// Zeroed memory, aligned to 256, that lives as long as the device.
+    fn alloc(&mut self, bytes: usize) -> Result<Address>;
+
+    /// Zeroed memory that the host sees too.
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Shared>;
+
+    /// Copies to the device.
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()>;
+
+    /// Waits for all work, then copies from the device.
+    fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()>;
+
+    /// Loads the code of a kernel variant that will use up to `shared_bytes` of dynamic shared memory.
+    /// `entry` is its function.
+    fn load(
+        &mut self,
+        variant: &str,
+        entry: &str,
+        code: &[u8],
+        shared_bytes: u32,
+    ) -> Result<Kernel>;
+
+    /// Issues a kernel.
+    fn launch(&mut self, launch: &Launch) -> Result<()>;
+
+    /// Makes a graph of launches; nothing runs.
+    fn record(&mut self, launches: &[Launch]) -> Result<Graph>;
+
+    /// Issues a graph.
+    fn replay(&mut self, graph: Graph) -> Result<()>;
+
+    /// Waits until all issued work is done.
+    fn wait(&mut self) -> Result<()>;
+}
+
+/// Copies values to the device, if there are any.
+pub(super) fn upload<T: Plain>(device: &mut dyn Device, to: Address, values: &[T]) -> Result<()> {
+    if values.is_empty() { Ok(()) } else { device.write(to, bytes_of(values)) }
+}

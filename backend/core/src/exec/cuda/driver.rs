@@ -1,0 +1,336 @@
+//! A GPU through the CUDA driver. The only file that names cudarc; the driver's library is looked up when a device is
+//! opened, so that one build serves machines with and without a GPU.
+#![allow(unsafe_code)]
+
+use super::device::{Address, Description, Device, Graph, Kernel, Launch, Shared};
+use crate::{Error, Result};
+use cudarc::driver::sys;
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{self, NonNull};
+
+/// Alignment that `cuMemAlloc` guarantees.
+const ALIGNMENT: usize = 256;
+
+/// Driver branch that came with CUDA 13.0, for systems that do not tell theirs.
+const DRIVER_OF_CUDA_13: u32 = 580;
+
+/// An opened GPU with one stream. Everything that was allocated or loaded goes with it.
+pub struct Driver {
+    description: Description,
+    ordinal: i32,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    memory: Vec<sys::CUdeviceptr>,
+    shared: Vec<*mut c_void>,
+    modules: Vec<sys::CUmodule>,
+    functions: Vec<sys::CUfunction>,
+    graphs: Vec<sys::CUgraphExec>,
+}
+
+// SAFETY: handles of the driver may be used from any thread; every method makes the context current first.
+unsafe impl Send for Driver {}
+
+/// Whether the driver's library is on this machine.
+pub fn is_present() -> bool {
+    // SAFETY: opens and closes the library, whose initialisers are safe to run.
+    unsafe { sys::is_culib_present() }
+}
+
+impl Driver {
+    /// Opens the GPU with this number, counted from 0.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        if !is_present() {
+            let message = "the CUDA driver (libcuda.so.1) is not installed: an engine built for the cpu runs here \
+                           (spec-build --device cpu)";
+            return Err(Error::Device(message.into()));
+        }
+        let ordinal =
+            i32::try_from(ordinal).map_err(|_| Error::Device(format!("no GPU {ordinal}")))?;
+        // SAFETY: each call gets pointers to live locals of the types that it writes.
+        unsafe {
+            check("cuInit", sys::cuInit(0))?;
+            let mut count = 0;
+            check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+            if ordinal >= count {
+                return Err(Error::Device(format!(
+                    "GPU {ordinal} was asked for, {count} are here"
+                )));
+            }
+            let mut device = 0;
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal))?;
+            let description = describe(device)?;
+            let mut context = ptr::null_mut();
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            let mut driver = Self {
+                description,
+                ordinal: device,
+                context,
+                stream: ptr::null_mut(),
+                memory: Vec::new(),
+                shared: Vec::new(),
+                modules: Vec::new(),
+                functions: Vec::new(),
+                graphs: Vec::new(),
+            };
+            driver.enter()?;
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", sys::cuStreamCreate(&mut driver.stream, flags))?;
+            Ok(driver)
+        }
+    }
+
+    /// Makes this GPU the current one of the calling thread.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained until drop.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    fn issue(&self, launch: &Launch) -> Result<()> {
+        let mut attribute = overlap_attribute();
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(launch.overlap),
+        };
+        let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
+        // its size); the driver copies it before it returns.
+        let status = unsafe {
+            let function = self.functions[launch.kernel.0 as usize];
+            sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
+        };
+        check("cuLaunchKernelEx", status)
+    }
+}
+
+impl Device for Driver {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn available_bytes(&self) -> Result<usize> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers to locals.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Address> {
+        self.enter()?;
+        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let mut address = 0;
+        // SAFETY: a pointer to a local; the memory is freed once, at drop.
+        let status = unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
+        if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+            let left = self.available_bytes()? >> 20;
+            let name = &self.description.name;
+            return Err(Error::Capacity(format!(
+                "{name}: {} MiB of GPU memory are needed, {left} MiB are left",
+                bytes >> 20
+            )));
+        }
+        check("cuMemAlloc", status)?;
+        self.memory.push(address);
+        // SAFETY: the range was just allocated.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.stream) })?;
+        Ok(address)
+    }
+
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
+        self.enter()?;
+        let len = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let (mut host, mut device) = (ptr::null_mut(), 0);
+        // SAFETY: pointers to locals; the memory is freed once, at drop, and is `len` bytes long.
+        unsafe {
+            check(
+                "cuMemHostAlloc",
+                sys::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
+            )?;
+            self.shared.push(host);
+            ptr::write_bytes(host.cast::<u8>(), 0, len);
+            check(
+                "cuMemHostGetDevicePointer",
+                sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0),
+            )?;
+        }
+        let host = NonNull::new(host.cast()).expect("the driver gave memory");
+        Ok(Shared { host, device, len })
+    }
+
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the source is a slice; the driver checks the target range. The copy is ordered on the stream and
+        // pageable memory is staged before the call returns.
+        let status = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        };
+        check("cuMemcpyHtoDAsync", status)
+    }
+
+    fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
+        self.wait()?;
+        // SAFETY: the target is a slice; the driver checks the source range.
+        let status = unsafe { sys::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()) };
+        check("cuMemcpyDtoH", status)
+    }
+
+    fn load(
+        &mut self,
+        variant: &str,
+        entry: &str,
+        code: &[u8],
+        shared_bytes: u32,
+    ) -> Result<Kernel> {
+        self.enter()?;
+        let of = |what| format!("{what} of {variant}");
+        let entry =
+            CString::new(entry).map_err(|_| Error::Device(format!("kernel name {entry:?}")))?;
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: `code` is a whole cubin of a checked engine section; the others are locals.
+        unsafe {
+            check(
+                &of("cuModuleLoadData"),
+                sys::cuModuleLoadData(&mut module, code.as_ptr().cast()),
+            )?;
+            self.modules.push(module);
+            let status = sys::cuModuleGetFunction(&mut function, module, entry.as_ptr());
+            check(&of("cuModuleGetFunction"), status)?;
+            let status = sys::cuFuncSetAttribute(function, limit, shared_bytes as i32);
+            check(&of("cuFuncSetAttribute"), status)?;
+        }
+        self.functions.push(function);
+        Ok(Kernel(self.functions.len() as u32 - 1))
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<()> {
+        self.enter()?;
+        self.issue(launch)
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
+        self.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: capture begins and ends here on our own stream, also after a failed launch; the graph is destroyed
+        // once it is instantiated.
+        unsafe {
+            check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.stream, mode))?;
+            let issued = launches.iter().try_for_each(|launch| self.issue(launch));
+            let ended = sys::cuStreamEndCapture(self.stream, &mut graph);
+            issued?;
+            check("cuStreamEndCapture", ended)?;
+            let made = sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
+            sys::cuGraphDestroy(graph);
+            check("cuGraphInstantiate", made)?;
+        }
+        self.graphs.push(exec);
+        Ok(Graph(self.graphs.len() as u32 - 1))
+    }
+
+    fn replay(&mut self, graph: Graph) -> Result<()> {
+        self.enter()?;
+        // SAFETY: graphs live until drop.
+        let status = unsafe { sys::cuGraphLaunch(self.graphs[graph.0 as usize], self.stream) };
+        check("cuGraphLaunch", status)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives until drop.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
+}
+
+impl Drop for Driver {
+    /// Errors are of no use to anyone here; after a sticky one every call fails, and the process goes on.
+    fn drop(&mut self) {
+        if self.enter().is_err() {
+            return;
+        }
+        // SAFETY: nothing runs on the stream any more, and each handle is released once.
+        unsafe {
+            sys::cuStreamSynchronize(self.stream);
+            self.graphs.iter().for_each(|&graph| _ = sys::cuGraphExecDestroy(graph));
+            self.modules.iter().for_each(|&module| _ = sys::cuModuleUnload(module));
+            self.shared.iter().for_each(|&host| _ = sys::cuMemFreeHost(host));
+            self.memory.iter().for_each(|&address| _ = sys::cuMemFree_v2(address));
+            if !self.stream.is_null() {
+                sys::cuStreamDestroy_v2(self.stream);
+            }
+            sys::cuDevicePrimaryCtxRelease_v2(self.ordinal);
+        }
+    }
+}
+
+/// Lets a launch start before the one ahead of it has ended.
+fn overlap_attribute() -> sys::CUlaunchAttribute {
+    let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    // SAFETY: plain integers and unions of them, for which zero is a value.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = id;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
+}
+
+/// # Safety
+/// `device` comes from `cuDeviceGet`.
+unsafe fn describe(device: sys::CUdevice) -> Result<Description> {
+    use sys::CUdevice_attribute as Attribute;
+    let mut name = [0; 256];
+    // SAFETY: the driver writes at most the length given, with its terminator.
+    unsafe { check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), 256, device))? };
+    let attribute = |which| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: a pointer to a local.
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut value, which, device)
+        })?;
+        Ok(value as u32)
+    };
+    // SAFETY: the driver ended the name with a zero.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    Ok(Description {
+        name,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        driver: driver_branch()?,
+        num_sms: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+    })
+}
+
+/// The branch that the kernel module tells, else the one that its CUDA version came with.
+fn driver_branch() -> Result<u32> {
+    let told = std::fs::read_to_string("/sys/module/nvidia/version").ok();
+    let branch = told.and_then(|text| text.split('.').next()?.trim().parse().ok());
+    let mut version = 0;
+    // SAFETY: a pointer to a local.
+    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok(branch.unwrap_or(if version >= 13_000 { DRIVER_OF_CUDA_13 } else { 0 }))
+}
+
+fn check(what: &str, status: sys::CUresult) -> Result<()> {
+    if status == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = ptr::null();
+    // SAFETY: a pointer to a local; the driver's texts are static.
+    let name = unsafe {
+        if sys::cuGetErrorName(status, &mut name) == sys::CUresult::CUDA_SUCCESS {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        } else {
+            format!("error {}", status as u32)
+        }
+    };
+    Err(Error::Device(format!("{what}: {name}")))
+}

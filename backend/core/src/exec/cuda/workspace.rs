@@ -1,0 +1,162 @@
+//! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
+
+use super::device::{Address, Device};
+use super::params::{Best, Row, Tile};
+use super::shape;
+use crate::Result;
+use crate::engine::Manifest;
+use crate::pages::pages_for;
+
+/// Fewest rows that a pass is planned for: what prefill runs at a time.
+const MIN_PASS_ROWS: usize = 256;
+
+/// Array sizes of a pass, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Rows of a pass.
+    pub rows: usize,
+    /// Sequences of a pass.
+    pub sequences: usize,
+    /// Tiles of a pass: each sequence may have one that is not full.
+    pub tiles: usize,
+    /// Width of a full page table.
+    pub max_pages: usize,
+}
+
+impl Capacity {
+    /// What the engine's steps need.
+    pub fn of(manifest: &Manifest) -> Self {
+        let limits = &manifest.limits;
+        let verify = limits.max_batch_size * (limits.max_draft_len + 1);
+        let rows = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let group = manifest.model.num_heads / manifest.model.num_kv_heads;
+        Self {
+            rows,
+            sequences: limits.max_batch_size,
+            tiles: limits.max_batch_size + rows.div_ceil(shape::tile_rows(group)),
+            max_pages: pages_for(limits.max_seq_len),
+        }
+    }
+}
+
+/// Where the arrays of a pass are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Workspace {
+    /// f32 `[rows][hidden]`.
+    pub residual: Address,
+    /// f32 `[rows][qkv]`, for models with head norms.
+    pub raw: Address,
+    /// f16 `[rows][queries]`.
+    pub queries: Address,
+    /// f16 `[rows][queries]`.
+    pub attended: Address,
+    /// f16 `[rows][intermediate]`.
+    pub activated: Address,
+    /// f32 `[rows][vocabulary]`.
+    pub logits: Address,
+    /// [`Best`] `[rows][tiles of the vocabulary]`.
+    pub best: Address,
+    /// Of the products.
+    pub gemm_partials: Address,
+    /// Of the products.
+    pub gemm_arrivals: Address,
+    /// Of the attention.
+    pub attention_partials: Address,
+    /// Of the attention.
+    pub attention_arrivals: Address,
+    /// [`Row`]s.
+    pub rows: Address,
+    /// [`Tile`]s.
+    pub tiles: Address,
+    /// u32 `[rows]`: rows that want logits.
+    pub logit_rows: Address,
+    /// u32 `[sequences][max_pages]`.
+    pub pages: Address,
+}
+
+impl Workspace {
+    /// Bytes of the arrays, in the order of the fields.
+    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 15] {
+        let model = &manifest.model;
+        let Capacity { rows, sequences, tiles, max_pages } = *capacity;
+        let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
+        let widest = model.vocab_size.max(2 * model.intermediate_size).max(model.qkv_size());
+        let splits = shape::max_splits(manifest.limits.max_seq_len);
+        let of_tile = model.num_kv_heads * splits * shape::attention_partial(model.head_dim);
+        [
+            rows * model.hidden_size * size_of::<f32>(),
+            if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
+            rows * model.q_size() * size_of::<u16>(),
+            rows * model.q_size() * size_of::<u16>(),
+            rows * model.intermediate_size * size_of::<u16>(),
+            rows * model.vocab_size * size_of::<f32>(),
+            rows * vocab_tiles * size_of::<Best>(),
+            shape::gemm_partials(grid) * size_of::<f32>(),
+            widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
+            tiles * of_tile * size_of::<f32>(),
+            tiles * model.num_kv_heads * size_of::<u32>(),
+            rows * size_of::<Row>(),
+            tiles * size_of::<Tile>(),
+            rows * size_of::<u32>(),
+            sequences * max_pages * size_of::<u32>(),
+        ]
+    }
+
+    /// Bytes that [`alloc`](Self::alloc) takes.
+    pub fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
+        Self::sizes(manifest, capacity, grid).into_iter().map(aligned).sum()
+    }
+
+    /// Allocates all arrays, zeroed.
+    pub fn alloc(
+        manifest: &Manifest,
+        capacity: &Capacity,
+        grid: usize,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let sizes = Self::sizes(manifest, capacity, grid);
+        let mut next = device.alloc(sizes.into_iter().map(aligned).sum())?;
+        let [
+            residual,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        ] = sizes.map(|bytes| {
+            let address = next;
+            next += aligned(bytes) as Address;
+            address
+        });
+        Ok(Self {
+            residual,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        })
+    }
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(256)
+}

@@ -1,0 +1,129 @@
+//! The machine as a device of the CUDA executor: what it issues runs here.
+
+use crate::arena::Arena;
+use crate::machine::{self, Schedule};
+use spec_core::exec::cuda::device::{Address, Description, Device, Graph, Kernel, Launch, Shared};
+use spec_core::{Error, Result};
+use std::ptr::NonNull;
+
+/// Address space of a device; what is not used takes no memory.
+const MEMORY_BYTES: usize = 16 << 30;
+
+/// Blocks in flight: no kernel of the executor waits for a block that has not begun.
+const MAX_RESIDENT: u32 = 8;
+
+/// A GPU that is emulated. Work waits until somebody looks at memory, so that launches which may overlap do.
+pub struct Emulator {
+    arena: Arena,
+    used: usize,
+    description: Description,
+    schedule: Schedule,
+    /// Names of the loaded variants.
+    kernels: Vec<String>,
+    graphs: Vec<Vec<Launch>>,
+    queue: Vec<Launch>,
+}
+
+impl Emulator {
+    /// A GPU of this compute capability with a few multiprocessors.
+    pub fn new(capability: (u32, u32), num_sms: u32, schedule: Schedule) -> Self {
+        let name = format!("emulated GPU of compute capability {}.{}", capability.0, capability.1);
+        Self {
+            arena: Arena::new(MEMORY_BYTES),
+            used: 0,
+            description: Description { name, capability, driver: 580, num_sms },
+            schedule,
+            kernels: Vec::new(),
+            graphs: Vec::new(),
+            queue: Vec::new(),
+        }
+    }
+
+    /// Runs what is waiting.
+    fn drain(&mut self) -> Result<()> {
+        let queue = std::mem::take(&mut self.queue);
+        let launches: Vec<_> = queue
+            .iter()
+            .map(|launch| machine::Launch {
+                variant: &self.kernels[launch.kernel.0 as usize],
+                grid: launch.grid,
+                block: launch.block,
+                shared_bytes: launch.shared_bytes,
+                params: &launch.params,
+                overlap: launch.overlap,
+                max_resident: MAX_RESIDENT,
+            })
+            .collect();
+        // Another order each time, and the same in every run.
+        self.schedule.seed = self.schedule.seed.wrapping_add(1);
+        machine::run(&launches, &self.schedule).map_err(Error::Device)
+    }
+}
+
+impl Device for Emulator {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn available_bytes(&self) -> Result<usize> {
+        Ok(MEMORY_BYTES - self.used)
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Address> {
+        self.used += bytes;
+        let address = self.arena.alloc(bytes);
+        self.arena.write(address, &vec![0; bytes]);
+        Ok(address)
+    }
+
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
+        let device = self.alloc(bytes)?;
+        let host = NonNull::new(device as *mut u8).expect("an address of the arena");
+        Ok(Shared { host, device, len: bytes })
+    }
+
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.drain()?;
+        self.arena.write(to, bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
+        self.drain()?;
+        self.arena.read(from, out);
+        Ok(())
+    }
+
+    /// The code itself is not looked at: the emulator has the kernel of this name already, with the shape of its
+    /// matrix as a parameter.
+    fn load(&mut self, variant: &str, _: &str, _: &[u8], _: u32) -> Result<Kernel> {
+        let name = variant.split(".SHAPE_").next().unwrap_or(variant);
+        let older = format!("{name}@sm_80");
+        let is_old = self.description.capability < (9, 0) && machine::has_variant(&older);
+        let name = if is_old { older } else { name.to_string() };
+        if !machine::has_variant(&name) {
+            return Err(Error::Device(format!("the emulator was built without {name}")));
+        }
+        self.kernels.push(name);
+        Ok(Kernel(self.kernels.len() as u32 - 1))
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<()> {
+        self.queue.push(launch.clone());
+        Ok(())
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
+        self.graphs.push(launches.to_vec());
+        Ok(Graph(self.graphs.len() as u32 - 1))
+    }
+
+    fn replay(&mut self, graph: Graph) -> Result<()> {
+        self.queue.extend_from_slice(&self.graphs[graph.0 as usize]);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.drain()
+    }
+}

@@ -1,0 +1,229 @@
+//! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
+
+use crate::image::{bytes_of, reorder};
+use crate::params::{
+    GEMM_THREADS, GemmParams, float_bytes, format_code, gemm_partials, gemm_shared_bytes,
+    word_bytes,
+};
+use crate::problem::{Plan, Problem};
+use crate::twin::{self, Near};
+use half::f16;
+use spec_emu::{Arena, Launch, Schedule};
+use spec_kernels::{Epilogue, Format, Variant};
+
+/// What memory holds that the kernel must not touch.
+pub(crate) const UNTOUCHED: u8 = 0xa5;
+
+/// How a problem is run.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// Rows that the kernel is compiled for.
+    pub(crate) capacity: usize,
+    /// Rows of the problem that take part.
+    pub(crate) picks: Vec<usize>,
+    /// Whether the kernel finds them through `row_index`, or side by side.
+    pub(crate) is_indexed: bool,
+    pub(crate) grid: u32,
+    /// Without bulk copies, as on sm_80.
+    pub(crate) is_old: bool,
+    pub(crate) schedule: Schedule,
+}
+
+impl Run {
+    pub(crate) fn new(capacity: usize, picks: Vec<usize>, grid: u32) -> Self {
+        let schedule = Schedule::PLAIN;
+        Self { capacity, picks, is_indexed: false, grid, is_old: false, schedule }
+    }
+
+    pub(crate) fn variant(&self, plan: &Plan) -> String {
+        let name = Variant::gemm(plan.weight, self.capacity, plan.epilogue).to_string();
+        if self.is_old { name + "@sm_80" } else { name }
+    }
+}
+
+/// What a run leaves behind.
+pub(crate) struct Outcome {
+    /// The output's rows, in the order of the picks.
+    pub(crate) output: Vec<Vec<u8>>,
+    /// HEAD: of each row and tile.
+    pub(crate) best: Vec<Vec<(f32, u32)>>,
+    pub(crate) cache: Vec<u8>,
+}
+
+/// A problem in device memory.
+pub(crate) struct Loaded<'a> {
+    arena: &'a Arena,
+    pub(crate) params: GemmParams,
+    output_bytes: usize,
+}
+
+impl<'a> Loaded<'a> {
+    pub(crate) fn new(arena: &'a Arena, problem: &Problem, run: &Run) -> Self {
+        let plan = problem.plan;
+        let tiles = plan.n.div_ceil(64);
+        let output = output_bytes(problem, run);
+        let rows: Vec<u8> = run.picks.iter().flat_map(|&row| problem.rows[row].bytes()).collect();
+        let picks: Vec<u32> = run.picks.iter().map(|&row| row as u32).collect();
+        let in_order = |values: &[f32]| arena.put(&float_bytes(&reorder(values, &problem.order)));
+        let params = GemmParams {
+            weights: arena.put(&problem.matrix.pack(&problem.order)),
+            scales: if plan.weight == Format::Fp8 { in_order(&problem.scales) } else { 0 },
+            bias: if plan.has_bias { in_order(&problem.bias) } else { 0 },
+            input: arena.put(&input_bytes(problem, run)),
+            norm: arena.put(&float_bytes(&problem.norm)),
+            rows: arena.put(&rows),
+            row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
+            partials: arena.alloc(gemm_partials(run.grid, run.capacity) * 4),
+            arrivals: arena.put(&vec![0; tiles * 4]),
+            output: arena.put(&output),
+            cache: arena.put(&vec![UNTOUCHED; problem.cache_bytes()]),
+            rope: arena.put(&float_bytes(&problem.rope)),
+            pages: arena.put(&word_bytes(&problem.pages)),
+            best: arena.put(&vec![UNTOUCHED; (run.picks.len() + 1) * tiles * 8]),
+            eps: problem.eps,
+            k_scale: problem.k_scale,
+            v_scale: problem.v_scale,
+            num_rows: run.picks.len(),
+            n: plan.n,
+            k: plan.k,
+            num_heads: plan.num_heads,
+            num_kv_heads: plan.num_kv_heads(),
+            max_pages: problem.max_pages(),
+            kv: format_code(plan.kv),
+        };
+        Self { arena, params, output_bytes: output.len() }
+    }
+
+    fn read(&self, address: u64, len: usize) -> Vec<u8> {
+        read(self.arena, address, len)
+    }
+
+    /// Takes the results, after looking at what must be as before.
+    pub(crate) fn outcome(&self, problem: &Problem, run: &Run) -> Outcome {
+        let (count, tiles) = (run.picks.len(), problem.plan.n.div_ceil(64));
+        let arrivals = self.read(self.params.arrivals, tiles * 4);
+        assert!(arrivals.iter().all(|&byte| byte == 0), "{run:?}: arrivals do not return to zero");
+        let output = self.read(self.params.output, self.output_bytes);
+        let best = self.read(self.params.best, (count + 1) * tiles * 8);
+        let is_head = problem.plan.epilogue == Epilogue::Head;
+        let best_end = if is_head { count * tiles * 8 } else { 0 };
+        let row_bytes = self.output_bytes / (count + 1);
+        for (bytes, end) in [(&output, count * row_bytes), (&best, best_end)] {
+            let is_untouched = bytes[end..].iter().all(|&byte| byte == UNTOUCHED);
+            assert!(is_untouched, "{run:?}: writes beyond the last row");
+        }
+        let best = best[..best_end].chunks(tiles * 8);
+        Outcome {
+            output: output.chunks(row_bytes).take(count).map(<[u8]>::to_vec).collect(),
+            best: best.map(|row| row.chunks(8).map(best_of_bytes).collect()).collect(),
+            cache: self.read(self.params.cache, problem.cache_bytes()),
+        }
+    }
+}
+
+pub(crate) fn read(arena: &Arena, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    arena.read(address, &mut bytes);
+    bytes
+}
+
+fn best_of_bytes(bytes: &[u8]) -> (f32, u32) {
+    let word = |i: usize| u32::from_le_bytes(bytes[i..i + 4].try_into().unwrap());
+    (f32::from_bits(word(0)), word(4))
+}
+
+/// The input's rows: all of them where the kernel looks them up, or those that take part.
+fn input_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
+    let k = problem.plan.k;
+    let picked = run.picks.iter().flat_map(|&row| &problem.input[row * k..][..k]);
+    let input: Vec<f32> =
+        if run.is_indexed { problem.input.clone() } else { picked.copied().collect() };
+    if problem.plan.epilogue == Epilogue::Residual {
+        return input.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+    }
+    float_bytes(&input)
+}
+
+/// What stands in the output before, and a row more that nobody may touch.
+fn output_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
+    let n = problem.plan.n;
+    let (width, bytes) = problem.plan.output_row();
+    let mut output = vec![UNTOUCHED; (run.picks.len() + 1) * width * bytes];
+    if problem.plan.epilogue == Epilogue::Residual {
+        for (to, &row) in output.chunks_mut(n * 4).zip(&run.picks) {
+            to.copy_from_slice(&float_bytes(&problem.residual[row * n..][..n]));
+        }
+    }
+    output
+}
+
+/// Runs the product alone.
+pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
+    let arena = Arena::new(1 << 30);
+    let loaded = Loaded::new(&arena, problem, run);
+    let launch = Launch {
+        variant: &run.variant(&problem.plan),
+        grid: run.grid,
+        block: GEMM_THREADS,
+        shared_bytes: gemm_shared_bytes(run.capacity),
+        params: &loaded.params.bytes(),
+        ..Launch::default()
+    };
+    spec_emu::launch(&launch, &run.schedule).unwrap_or_else(|error| panic!("{run:?}: {error}"));
+    loaded.outcome(problem, run)
+}
+
+/// Runs the product and compares every row with the twin.
+pub(crate) fn check(problem: &Problem, run: &Run) {
+    let (plan, outcome) = (&problem.plan, self::run(problem, run));
+    let mut seen = vec![false; problem.cache_bytes()];
+    for (i, &row_idx) in run.picks.iter().enumerate() {
+        let row = &problem.rows[row_idx];
+        let expected = twin::expect(problem, row_idx);
+        let found = values(&outcome.output[i], plan.output_row().1);
+        for (n, (near, &found)) in expected.output.iter().zip(&found).enumerate() {
+            assert!(near.has(found), "{plan:?} {run:?}: row {i} output {n}: {found} for {near:?}");
+        }
+        if plan.epilogue == Epilogue::Head {
+            let logits: Vec<f32> = found.iter().map(|&x| x as f32).collect();
+            assert_eq!(outcome.best[i], twin::best_of_tiles(&logits), "{plan:?} {run:?}: row {i}");
+        }
+        if matches!(plan.epilogue, Epilogue::Qkv { .. }) && row.is_active() {
+            for (stored, places) in expected.stored.iter().zip(problem.cache_places(row)) {
+                check_stored(plan.kv, stored, &places, &outcome.cache, &mut seen);
+            }
+        }
+    }
+    check_rest(&outcome.cache, &seen);
+}
+
+/// Compares keys or values of a row, and marks their bytes.
+pub(crate) fn check_stored(
+    kv: Format,
+    stored: &[Near],
+    places: &[usize],
+    cache: &[u8],
+    seen: &mut [bool],
+) {
+    assert_eq!(stored.len(), places.len());
+    for (near, &place) in stored.iter().zip(places) {
+        let found = twin::load(cache, kv, place);
+        assert!(near.has(found), "element {place} of the cache: {found} for {near:?}");
+        seen[place * bytes_of(kv)..][..bytes_of(kv)].fill(true);
+    }
+}
+
+/// The rest of the cache is as it was.
+pub(crate) fn check_rest(cache: &[u8], seen: &[bool]) {
+    let stray = cache.iter().zip(seen).position(|(&x, &seen)| !seen && x != UNTOUCHED);
+    assert_eq!(stray, None, "a byte of the cache is written where no row is");
+}
+
+/// A row of the output as numbers.
+pub(crate) fn values(bytes: &[u8], size: usize) -> Vec<f64> {
+    let value = |x: &[u8]| match size {
+        2 => f16::from_le_bytes(x.try_into().unwrap()).to_f64(),
+        _ => f32::from_le_bytes(x.try_into().unwrap()).into(),
+    };
+    bytes.chunks(size).map(value).collect()
+}

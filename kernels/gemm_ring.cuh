@@ -1,0 +1,85 @@
+// The ring of weight units in shared memory. One warp fills it as fast as memory delivers, the others empty
+// it; a `full` barrier for each stage says that its bytes are there, an `empty` one that all have read them.
+// Weights depend on no other kernel, so the ring fills before the previous kernel has ended.
+#pragma once
+
+constexpr uint32_t STAGES = 6;
+constexpr uint32_t CONSUMER_WARPS = 8;
+
+// A bulk copy counts bytes, and one thread arrives; without bulk copies every lane arrives for its own.
+constexpr bool HAS_BULK_COPY = ARCH >= 900;
+constexpr uint32_t FULL_ARRIVALS = HAS_BULK_COPY ? 1 : 32;
+
+struct Ring {
+    uint8_t* stages;   // STAGES x UNIT_BYTES
+    uint64_t* full;
+    uint64_t* empty;
+};
+
+// A place in the ring, and the parity of the round in which it is used.
+struct Cursor {
+    uint32_t stage;
+    uint32_t parity;
+};
+
+DEVICE void advance(Cursor& at) {
+    if (++at.stage == STAGES) {
+        at.stage = 0;
+        at.parity ^= 1;
+    }
+}
+
+// By one thread, before a barrier of the whole CTA.
+DEVICE void ring_init(const Ring& ring) {
+    for (uint32_t stage = 0; stage < STAGES; ++stage) {
+        mbar_init(&ring.full[stage], FULL_ARRIVALS);
+        mbar_init(&ring.empty[stage], CONSUMER_WARPS);
+    }
+    mbar_init_fence();
+}
+
+DEVICE void fill_stage(uint8_t* stage, const uint8_t* unit, uint64_t* full) {
+#if ARCH >= 900
+    mbar_expect(full, UNIT_BYTES);
+    bulk_copy(stage, unit, UNIT_BYTES, full);
+#else
+    for (uint32_t i = lane_index() * CHUNK_BYTES; i < UNIT_BYTES; i += 32 * CHUNK_BYTES) {
+        async_copy16(stage + i, unit + i);
+    }
+    async_arrive(full);
+#endif
+}
+
+// The producer warp's whole life: units [first, last) of the image, in order. It must not join a barrier of
+// the CTA any more: it may wait for a consumer that waits there.
+DEVICE void produce(const Ring& ring, const uint8_t* image, uint32_t first, uint32_t last) {
+    if (HAS_BULK_COPY && lane_index() != 0) {
+        return;
+    }
+    Cursor at = {0, 0};
+    for (uint32_t unit = first; unit < last; ++unit) {
+        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
+        uint8_t* stage = ring.stages + at.stage * UNIT_BYTES;
+        fill_stage(stage, image + uint64_t(unit) * UNIT_BYTES, &ring.full[at.stage]);
+        advance(at);
+    }
+    if constexpr (!HAS_BULK_COPY) {
+        async_commit();
+        async_wait<0>();
+    }
+}
+
+// Waits for the unit at the cursor.
+DEVICE const uint8_t* acquire(const Ring& ring, const Cursor& at) {
+    mbar_wait(&ring.full[at.stage], at.parity);
+    return ring.stages + at.stage * UNIT_BYTES;
+}
+
+// By every consumer warp, when all of its lanes have read the unit at the cursor.
+DEVICE void release(const Ring& ring, Cursor& at) {
+    warp_sync();
+    if (lane_index() == 0) {
+        mbar_arrive(&ring.empty[at.stage]);
+    }
+    advance(at);
+}

@@ -1,0 +1,98 @@
+// Sums of one tile of 64 outputs. Each of the eight warps multiplies a quarter of a unit's k with 32 of its
+// outputs; the quarters are added through shared memory, always in the same order.
+#pragma once
+
+constexpr uint32_t ROW_TILES = ROWS / 8;
+constexpr uint32_t SLICES = 4;
+constexpr uint32_t SLICE_K = UNIT_K / SLICES;
+// m16n8k16 products that a slice of a unit takes, one after the other.
+constexpr uint32_t SLICE_STEPS = SLICE_K / 16;
+constexpr uint32_t OUTPUT_TILES = 2;
+// Floats of a row of sums; a warp's fragment, 8 outputs of 4 row pairs, then touches every bank once.
+constexpr uint32_t SUMS_STRIDE = UNIT_OUTPUTS + 4;
+constexpr uint32_t SUMS_SIZE = ROWS * SUMS_STRIDE;
+
+// Accumulator fragments of one warp.
+struct Sums {
+    float of[OUTPUT_TILES][ROW_TILES][4];
+};
+
+// Two fragments of weights from a lane's 16 rows x 32 bytes. Bytes 0-1 of its four neighbours in k serve as
+// k 2t, 2t+1 of the product and bytes 2-3 as k 2t+8, 2t+9; x is read in the same order.
+DEVICE void unpack(uint32_t (&fragment)[4], const uint32_t (&loaded)[4], uint32_t step) {
+    if constexpr (WEIGHT == FP8) {
+        fragment[0] = e4m3_to_half2(loaded[2 * step]);
+        fragment[1] = e4m3_to_half2(loaded[2 * step + 1]);
+        fragment[2] = e4m3_to_half2(loaded[2 * step] >> 16);
+        fragment[3] = e4m3_to_half2(loaded[2 * step + 1] >> 16);
+    } else {
+        for (uint32_t i = 0; i < 4; ++i) {
+            fragment[i] = loaded[i];
+        }
+    }
+}
+
+// sums += unit * x; `x` points at the unit's k in the staged chunk.
+DEVICE void multiply_unit(Sums& sums, const uint8_t* unit, const uint16_t* x) {
+    const uint32_t lane = lane_index();
+    const uint32_t slice = warp_index() % SLICES;
+    const uint32_t first_tile = warp_index() / SLICES * OUTPUT_TILES;
+    Uint2 operands[ROW_TILES][SLICE_STEPS];
+    for (uint32_t j = 0; j < ROW_TILES; ++j) {
+        for (uint32_t step = 0; step < SLICE_STEPS; ++step) {
+            const uint32_t k = slice * SLICE_K + step * 16 + lane % 4 * 4;
+            operands[j][step] = *(const Uint2*)(x + (j * 8 + lane / 4) * X_STRIDE + k);
+        }
+    }
+    for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
+        const uint32_t row = (first_tile + i) * 16 + lane % 16;
+        uint32_t loaded[4];
+        load_matrix_x4(loaded, unit + chunk_offset(row, slice * 2 + lane / 16));
+        for (uint32_t step = 0; step < SLICE_STEPS; ++step) {
+            uint32_t fragment[4];
+            unpack(fragment, loaded, step);
+            for (uint32_t j = 0; j < ROW_TILES; ++j) {
+                mma_f16(sums.of[i][j], fragment, operands[j][step].x, operands[j][step].y);
+            }
+        }
+    }
+}
+
+// Where element `e` of a fragment stands among [ROWS][SUMS_STRIDE] sums.
+DEVICE uint32_t sum_place(uint32_t i, uint32_t j, uint32_t e) {
+    const uint32_t lane = lane_index();
+    const uint32_t output = (warp_index() / SLICES * OUTPUT_TILES + i) * 16 + lane / 4 + e / 2 * 8;
+    const uint32_t row = j * 8 + lane % 4 * 2 + e % 2;
+    return row * SUMS_STRIDE + output;
+}
+
+// `add` adds what stands there first.
+DEVICE void store_sums(const Sums& sums, float* to, bool add) {
+    for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
+        for (uint32_t j = 0; j < ROW_TILES; ++j) {
+            for (uint32_t e = 0; e < 4; ++e) {
+                float* place = to + sum_place(i, j, e);
+                *place = add ? sums.of[i][j][e] + *place : sums.of[i][j][e];
+            }
+        }
+    }
+}
+
+// Adds slices 2 and 3 to 0 and 1: leaves two halves in `halves`, [2][ROWS][SUMS_STRIDE], for `tile_sum`.
+DEVICE void reduce_slices(const Sums& sums, float* halves) {
+    const uint32_t slice = warp_index() % SLICES;
+    float* half = halves + slice % 2 * SUMS_SIZE;
+    if (slice >= 2) {
+        store_sums(sums, half, false);
+    }
+    consumer_barrier();
+    if (slice < 2) {
+        store_sums(sums, half, true);
+    }
+    consumer_barrier();
+}
+
+DEVICE float tile_sum(const float* halves, uint32_t row, uint32_t output) {
+    const uint32_t place = row * SUMS_STRIDE + output;
+    return halves[place] + halves[SUMS_SIZE + place];
+}
