@@ -10,4 +10,5 @@ mod exact;
 mod game;
 mod host;
 mod lossless;
+mod mutation;
 mod world;
