@@ -2,7 +2,7 @@
 //! It has the shape of a real model and made-up weights: for measuring speed, memory and builds without the model.
 //!
 //! Matrices and biases hold e4m3 values, uniform, of standard deviation 0.02, as a function of seed, tensor and place;
-//! norms are 1. The tokenizer knows the bytes and one end token.
+//! norms are 1. The tokenizer knows the bytes, one pair of letters and one end token.
 
 use super::bounded::Object;
 use super::encoding::Encoding;
@@ -143,7 +143,7 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The bytes, as byte-level vocabularies write them, and an end token.
+/// The bytes, as byte-level vocabularies write them, one merge, and an end token.
 fn tokenizer(max_position: usize) -> GgufMetadata {
     let mut unprintable = 256..;
     let letter = |byte: u8| match byte {
@@ -151,6 +151,8 @@ fn tokenizer(max_position: usize) -> GgufMetadata {
         _ => unprintable.next().and_then(char::from_u32).expect("68 letters follow 256"),
     };
     let mut tokens: Vec<String> = (0..=u8::MAX).map(letter).map(String::from).collect();
+    // Files without any merge are refused.
+    tokens.push("th".into());
     let end = tokens.len();
     tokens.push("<|end|>".into());
     let mut token_types = vec![NORMAL; end];
@@ -161,7 +163,7 @@ fn tokenizer(max_position: usize) -> GgufMetadata {
         tokens,
         token_types,
         scores: Vec::new(),
-        merges: Vec::new(),
+        merges: vec!["t h".into()],
         bos: None,
         eos: Some(end as u32),
         eot: None,
