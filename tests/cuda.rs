@@ -110,18 +110,27 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
     }
 }
 
-/// A target with a drafter: half of its layers, by the same weights.
-fn pair(by_lookup: bool) -> (TempDir, Engine) {
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Drafts {
+    /// Half of the target's layers, with the same weights.
+    Model,
+    Lookup,
+    None,
+}
+
+fn target(drafts: Drafts) -> (TempDir, Engine) {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
     tiny::write_sized(&path("big"), 2, 1, &SMALL);
     tiny::write_sized(&path("small"), 1, 1, &SMALL);
-    let recipe = match by_lookup {
-        true => Recipe::ngram(path("big"), Dtype::Fp8),
-        false => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
+    let recipe = match drafts {
+        Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
+        Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp8),
+        Drafts::None => Recipe::plain(path("big"), Dtype::Fp8),
     };
-    recipe.on("cuda:sm_90a").build(&path("pair"));
-    let engine = open(dir.path(), "pair");
+    recipe.on("cuda:sm_90a").build(&path("built"));
+    let engine = open(dir.path(), "built");
     (dir, engine)
 }
 
@@ -164,8 +173,8 @@ fn texts(done: &[Done]) -> Vec<Vec<u32>> {
 
 #[test]
 fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
-    for by_lookup in [false, true] {
-        let (_dir, engine) = pair(by_lookup);
+    for drafts in [Drafts::Model, Drafts::Lookup] {
+        let (_dir, engine) = target(drafts);
         let requests = requests();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
         let mut engaged = false;
@@ -182,7 +191,7 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
                 let drafted = count(|done| done.counters.drafted);
                 let accepted = count(|done| done.counters.accepted);
                 // Of what is looked up in random text hardly any is right.
-                engaged |= drafted > accepted && (by_lookup || accepted > 0);
+                engaged |= drafted > accepted && (drafts == Drafts::Lookup || accepted > 0);
             }
         }
         assert!(engaged, "some drafts must be refused, and some of the model's kept");
@@ -190,9 +199,9 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
 }
 
 #[test]
-fn given_drafts_are_verified_on_the_device() {
-    for by_lookup in [false, true] {
-        let (_dir, engine) = pair(by_lookup);
+fn given_drafts_are_verified() {
+    for drafts in [Drafts::Model, Drafts::Lookup, Drafts::None] {
+        let (_dir, engine) = target(drafts);
         let requests = requests();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
         // The first half of each text is right, then comes a token that is not.
@@ -209,7 +218,7 @@ fn given_drafts_are_verified_on_the_device() {
 
 #[test]
 fn texts_do_not_depend_on_what_a_gpu_leaves_open() {
-    let (_dir, engine) = pair(false);
+    let (_dir, engine) = target(Drafts::Model);
     let requests = &requests()[..4];
     let done = |schedule| texts(&running::run(&mut load(&engine, Fixed, schedule), requests));
     assert_eq!(done(Schedule::seeded(1)), done(Schedule::PLAIN));

@@ -362,8 +362,7 @@ impl Given {
             }
             for (idx, &token) in sequence.given.iter().enumerate() {
                 given.drafts[place * world.max_drafts + idx] = token;
-                given.distributions[place * world.max_drafts + idx] =
-                    Distribution::certain(token);
+                given.distributions[place * world.max_drafts + idx] = Distribution::certain(token);
             }
         }
         given
