@@ -1,6 +1,7 @@
 //! The kernels of a step on the emulator. The models stand in for the layers: they are fed what the tables of
 //! rows say, and what they answer stands where the head would have written it.
 
+use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
 use spec_core::exec::cuda::plain::{Plain, bytes_of, bytes_of_mut};
@@ -337,36 +338,6 @@ fn job(variant: &'static str, grid: u32, block: u32, params: impl Plain) -> Job 
 
 fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
-}
-
-/// What the host writes about drafts that are given, and of every place if the drafter does not run.
-struct Given {
-    drafting: Vec<Drafting>,
-    drafts: Vec<u32>,
-    distributions: Vec<Distribution>,
-}
-
-impl Given {
-    fn new(world: &World, sequences: &[Sequence], places: usize) -> Self {
-        let garbage = if world.drafting { u32::MAX } else { 0 };
-        let unknown = Drafting { num_drafted: garbage, is_going: garbage, ..Drafting::default() };
-        let nothing = Distribution { total: f64::NAN, certain: NO_TOKEN - 1, unused: 0 };
-        let mut given = Self {
-            drafting: vec![unknown; places],
-            drafts: vec![NO_TOKEN; places * world.max_drafts],
-            distributions: vec![nothing; places * world.max_drafts],
-        };
-        for (place, sequence) in sequences.iter().enumerate() {
-            if !sequence.given.is_empty() {
-                given.drafting[place].num_drafted = sequence.given.len() as u32;
-            }
-            for (idx, &token) in sequence.given.iter().enumerate() {
-                given.drafts[place * world.max_drafts + idx] = token;
-                given.distributions[place * world.max_drafts + idx] = Distribution::certain(token);
-            }
-        }
-        given
-    }
 }
 
 /// What the head says of a tile of logits.
