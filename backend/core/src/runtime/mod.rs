@@ -19,7 +19,7 @@ use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::Executor;
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
-use crate::exec::cuda;
+use crate::exec::cuda::{self, ManyRows};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
@@ -63,6 +63,8 @@ pub struct Options {
     pub gpu: usize,
     /// Number of the GPU of the drafter; `None` is that of the target.
     pub draft_gpu: Option<usize>,
+    /// Who multiplies the rows of long chunks of prompts on a GPU.
+    pub many_rows: ManyRows,
 }
 
 impl Default for Options {
@@ -81,6 +83,7 @@ impl Default for Options {
             isa: None,
             gpu: 0,
             draft_gpu: None,
+            many_rows: ManyRows::default(),
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) use plain;
 plain! {
     u8: 1, u16: 2, u32: 4, f32: 4,
     Row: 32, Tile: 8, Best: 8,
-    EmbedParams: 40, GemmParams: 152, RopeParams: 96, AttentionParams: 96,
+    EmbedParams: 40, GemmParams: 152, Scaling: 24, RopeParams: 120, AttentionParams: 96,
 }
 
 /// One row of a forward pass.
@@ -168,15 +168,29 @@ pub struct GemmParams {
     pub kv: u32,
 }
 
+/// What turns plain sums into the outputs of a product; none of it is none.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Scaling {
+    /// f32 an output, in image order.
+    pub outputs: Address,
+    /// f32 a row.
+    pub rows: Address,
+    /// f32 an output, in image order.
+    pub bias: Address,
+}
+
 /// Of `rope.cu`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct RopeParams {
     /// f32 `[rows][qkv]` in image order.
     pub input: Address,
-    /// Weights of the norm of each query head.
+    /// Of the input.
+    pub scaling: Scaling,
+    /// Weights of the norm of each query head, or none.
     pub q_norm: Address,
-    /// Weights of the norm of each key head.
+    /// Weights of the norm of each key head, or none.
     pub k_norm: Address,
     /// f32 `[positions][head_dim]`: cosines, then sines.
     pub rope: Address,

@@ -1,6 +1,7 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
+use super::shape;
 use crate::batch::Segment;
 use crate::pages::{PageId, pages_for};
 
@@ -9,15 +10,29 @@ use crate::pages::{PageId, pages_for};
 pub(super) struct Bounds {
     /// Rows.
     pub rows: usize,
+    /// Rows of a pass that a library multiplies, where one does.
+    pub many: Option<usize>,
     /// Sequences.
     pub sequences: usize,
     /// Query rows of a tile.
     pub tile_rows: usize,
 }
 
+impl Bounds {
+    /// Rows that the rest of a segment gives to a library's pass, if any: it depends on nothing but the segment. No more
+    /// rows get logits there than in another pass.
+    fn many(&self, segment: &Segment<'_>, rest: usize) -> Option<usize> {
+        let most = self.many?;
+        let most = if segment.num_logits > self.rows { most.min(self.rows) } else { most };
+        Some(rest.min(most)).filter(|&len| len >= shape::MANY_ROWS)
+    }
+}
+
 /// The rows of one pass.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tables {
+    /// Whether a library multiplies.
+    pub is_many: bool,
     /// In segment order.
     pub rows: Vec<Row>,
     /// Rows of one sequence that attend together.
@@ -38,7 +53,8 @@ struct Part<'a> {
     len: usize,
 }
 
-/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass.
+/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes that a library multiplies
+/// hold rows of one segment alone, so that what they compute does not depend on the others.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();
@@ -46,9 +62,16 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     for segment in segments {
         let mut first = 0;
         while first < segment.tokens.len() {
+            if let Some(len) = bounds.many(segment, segment.tokens.len() - first) {
+                flush(&mut passes, &mut parts, bounds);
+                num_rows = 0;
+                let tables = Tables::new(&[Part { segment, first, len }], bounds.tile_rows);
+                passes.push(Tables { is_many: true, ..tables });
+                first += len;
+                continue;
+            }
             if num_rows == bounds.rows || parts.len() == bounds.sequences {
-                passes.push(Tables::new(&parts, bounds.tile_rows));
-                parts.clear();
+                flush(&mut passes, &mut parts, bounds);
                 num_rows = 0;
             }
             let len = (segment.tokens.len() - first).min(bounds.rows - num_rows);
@@ -57,10 +80,16 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
             first += len;
         }
     }
-    if !parts.is_empty() {
-        passes.push(Tables::new(&parts, bounds.tile_rows));
-    }
+    flush(&mut passes, &mut parts, bounds);
     passes
+}
+
+/// Makes a pass of what has been collected, if there is anything.
+fn flush(passes: &mut Vec<Tables>, parts: &mut Vec<Part<'_>>, bounds: &Bounds) {
+    if !parts.is_empty() {
+        passes.push(Tables::new(parts, bounds.tile_rows));
+        parts.clear();
+    }
 }
 
 impl Tables {
@@ -112,7 +141,7 @@ mod tests {
                     tokens: &tokens[..len], first_position, pages: &pages, num_logits: logits.min(len),
                 })
                 .collect();
-            let passes = passes(&segments, &Bounds { rows, sequences, tile_rows });
+            let passes = passes(&segments, &Bounds { rows, many: None, sequences, tile_rows });
             let mut expected = segments.iter().flat_map(|segment| {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
