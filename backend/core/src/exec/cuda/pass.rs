@@ -4,9 +4,8 @@
 use super::code::ByRows;
 use super::device::{Address, Kernel, Launch};
 use super::model::{Model, Pass};
-use super::params::{
-    AttentionParams, EmbedParams, GemmParams, Plain, RopeParams, Scaling, bytes_of,
-};
+use super::params::{AttentionParams, EmbedParams, GemmParams, RopeParams, Scaling};
+use super::plain::{Plain, bytes_of};
 use super::shape;
 use super::weights::{Layer, Matrix};
 use spec_kernels::GEMM_ROWS;

@@ -17,13 +17,6 @@ pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// Threads of the kernels that work sequence by sequence.
-pub const STEP_THREADS: u32 = 128;
-/// Threads of a sampling block.
-pub const SAMPLE_THREADS: u32 = 512;
-/// Shared memory of a sampling block.
-pub const SAMPLE_SHARED_BYTES: u32 = 16 * 1024;
-
 /// Rows from which on a library multiplies, where it may: below, unpacking the matrices costs more than it saves.
 pub const MANY_ROWS: usize = 128;
 /// Rows that it multiplies at a time: more would cost memory and save little.

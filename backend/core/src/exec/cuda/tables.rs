@@ -29,7 +29,7 @@ impl Bounds {
 }
 
 /// The rows of one pass.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Tables {
     /// Whether a library multiplies.
     pub is_many: bool,
