@@ -164,7 +164,11 @@ fn pair(by_lookup: bool) -> (TempDir, Engine) {
 }
 
 fn load(engine: &Engine, policy: DraftPolicy, schedule: Schedule) -> Runtime {
-    let options = Options { kv_tokens: Some(2048), ..running::options(policy) };
+    load_with(engine, running::options(policy), schedule)
+}
+
+fn load_with(engine: &Engine, options: Options, schedule: Schedule) -> Runtime {
+    let options = Options { kv_tokens: Some(2048), ..options };
     let open = |_| Ok(Box::new(emulator(schedule)) as _);
     Runtime::load_on(engine, &options, &open).expect("loads")
 }
@@ -196,6 +200,15 @@ fn requests() -> Vec<Request> {
     sampling.iter().enumerate().map(request).collect()
 }
 
+/// The same with prompts that are long enough for a library, each of another length.
+fn long_requests() -> Vec<Request> {
+    let longer = |(idx, request): (usize, Request)| Request {
+        prompt: [tokens(150 + 20 * idx), request.prompt].concat(),
+        ..request
+    };
+    requests().into_iter().enumerate().map(longer).collect()
+}
+
 fn texts(done: &[Done]) -> Vec<Vec<u32>> {
     done.iter().map(|done| done.tokens.clone()).collect()
 }
@@ -225,6 +238,34 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
         }
         assert!(engaged, "some drafts must be refused, and some of the model's kept");
     }
+}
+
+#[test]
+fn texts_are_the_same_with_any_speculation_when_a_library_multiplies_prompts() {
+    let (_dir, engine) = pair(false);
+    let runtime = |policy| {
+        // Pages that were computed for another prompt would cut a prompt elsewhere.
+        let options = Options { kv_reuse: false, ..running::options(policy) };
+        load_with(&engine, Options { many_rows: ManyRows::CublasLt, ..options }, Schedule::PLAIN)
+    };
+    let with_drafts = |draft_len| {
+        let set = |request| Request { draft_len: Some(draft_len), ..request };
+        long_requests().into_iter().map(set).collect::<Vec<_>>()
+    };
+    let plain = running::run_alone(&mut runtime(Fixed), &with_drafts(0));
+    for (policy, draft_len) in [(Fixed, 3), (Adaptive, models::MAX_DRAFT_LEN)] {
+        let done = running::run(&mut runtime(policy), &with_drafts(draft_len));
+        assert_eq!(texts(&done), plain, "{policy:?}, {draft_len} drafts");
+    }
+}
+
+#[test]
+fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
+    let (_dir, cpu, _) = both(&SMALL, Dtype::Fp16, Dtype::Fp16);
+    let options = Options { many_rows: ManyRows::CublasLt, ..running::options(Fixed) };
+    let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
+    let expected = "prefill = cublaslt on an engine that was built for the cpu is not supported";
+    assert_eq!(error, expected);
 }
 
 #[test]

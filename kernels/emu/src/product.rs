@@ -1,4 +1,5 @@
-//! What a library of products computes, by the definition: every sum in f32, its terms in order.
+//! What a library of products computes, by the definition: every sum in f32, its terms in order. The terms themselves
+//! are exact in f32.
 
 use crate::arena::Arena;
 use half::f16;
@@ -18,7 +19,7 @@ pub(crate) fn multiply(arena: &Arena, product: &Product) {
     let mut sums = Vec::with_capacity(m * n * size_of::<f32>());
     for row in input.chunks_exact(k) {
         for of_output in weights.chunks_exact(k) {
-            let sum = row.iter().zip(of_output).fold(0f32, |sum, (x, w)| x.mul_add(*w, sum));
+            let sum = row.iter().zip(of_output).fold(0f32, |sum, (x, w)| sum + x * w);
             sums.extend(sum.to_le_bytes());
         }
     }

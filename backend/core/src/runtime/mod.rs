@@ -19,7 +19,7 @@ use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::Executor;
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
-use crate::exec::cuda::{self, ManyRows};
+use crate::exec::cuda;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
@@ -27,6 +27,7 @@ use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
+pub use crate::exec::cuda::ManyRows;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
 /// Draft tokens that a request may bring along to an engine without a drafter.

@@ -10,13 +10,13 @@ pub(crate) const UNTOUCHED: u8 = 0xa5;
 
 /// Runs a kernel on some blocks.
 pub(crate) fn run<P: Plain>(variant: &Variant, grid: u32, params: P, seed: u64) {
-    let variant = variant.to_string();
+    let (variant, params) = (variant.to_string(), [params]);
     let launched = Launch {
         variant: &variant,
         grid,
         block: ROW_THREADS,
         shared_bytes: OPERAND_SHARED_BYTES,
-        params: bytes_of(&[params]),
+        params: bytes_of(&params),
         ..Launch::default()
     };
     launch(&launched, &Schedule::seeded(seed)).unwrap_or_else(|error| panic!("{variant}: {error}"));

@@ -207,7 +207,7 @@ fn open_path(path: &Path) -> Result<()> {
     let name = std::ffi::CString::new(path.as_os_str().as_bytes())
         .map_err(|_| missing(format!("{} is no path", path.display())))?;
     // SAFETY: the name is a C string; initialisers of the library are safe to run, and it is never closed.
-    let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if opened.is_null() {
         return Err(missing(format!("{} cannot be loaded", path.display())));
     }

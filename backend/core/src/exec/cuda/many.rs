@@ -7,7 +7,7 @@
 //! and from one library or GPU to another. Which rows come here depends on the length of their chunk alone.
 
 use super::code::ManyCode;
-use super::device::{Address, Description, Device, Launch, PRODUCT_BYTES, Product};
+use super::device::{Address, Description, Device, Kernel, Launch, PRODUCT_BYTES, Product};
 use super::many_params::{FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams};
 use super::model::{Model, Pass, format_code};
 use super::params::Scaling;
@@ -115,9 +115,7 @@ impl Many {
             stages.attend(layer, model.layer_cache(idx));
             stages.mlp(layer);
         }
-        if pass.num_logits > 0 {
-            stages.launches.head();
-        }
+        stages.launches.head();
         for (launches, product) in &stages.done {
             launches.iter().try_for_each(|launch| device.launch(launch))?;
             device.product(product)?;
@@ -249,7 +247,7 @@ impl Stages<'_> {
         self.done.push((std::mem::take(&mut self.launches.launches), product));
     }
 
-    fn by_row<P: Plain>(&mut self, kernel: super::device::Kernel, params: P) {
+    fn by_row<P: Plain>(&mut self, kernel: Kernel, params: P) {
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         self.launches.push(kernel, self.num_rows(), shape::ROW_THREADS, shared_bytes, params);
     }

@@ -170,4 +170,37 @@ mod tests {
             prop_assert!(expected.next().is_none());
         }
     }
+
+    #[test]
+    fn long_chunks_are_cut_by_their_own_length_alone_into_passes_of_their_own() {
+        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
+        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, tile_rows: 4 };
+        let segment = |len: usize, num_logits| Segment {
+            tokens: &tokens[..len],
+            first_position: 0,
+            pages: &pages,
+            num_logits,
+        };
+        let cut = |segments: &[Segment<'_>]| -> Vec<(usize, bool)> {
+            passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.is_many)).collect()
+        };
+        assert_eq!(cut(&[segment(127, 1)]), [(127, false)]);
+        assert_eq!(cut(&[segment(128, 1)]), [(128, true)]);
+        // What is left over is computed as short chunks are, beside others.
+        assert_eq!(cut(&[segment(600, 1)]), [(512, true), (88, false)]);
+        assert_eq!(cut(&[segment(700, 0)]), [(512, true), (188, true)]);
+        let mixed = [segment(5, 5), segment(600, 1), segment(9, 9), segment(130, 1)];
+        assert_eq!(cut(&mixed), [(5, false), (512, true), (97, false), (130, true)]);
+        // No more logits than there is room for.
+        assert_eq!(cut(&[segment(700, 700)]), [(256, true), (256, true), (188, true)]);
+    }
+
+    #[test]
+    fn without_a_library_no_pass_is_large() {
+        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
+        let bounds = Bounds { rows: 256, many: None, sequences: 8, tile_rows: 4 };
+        let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1 };
+        let passes = passes(&[segment], &bounds);
+        assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));
+    }
 }
