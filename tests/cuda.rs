@@ -11,7 +11,7 @@ use common::{golden, models};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::{Gpu, Model, OnHost};
+use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost};
 use spec_core::model::Dtype;
 use spec_core::pages::PageId;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
@@ -32,6 +32,8 @@ const NORMED: Sizes =
 const FP16_TOLERANCE: f32 = 0.02;
 /// With fp8 weights the CPU executor's activations are bf16, with 8 bits: most of the difference is its own.
 const FP8_TOLERANCE: f32 = 0.08;
+/// Where rows are multiplied in e4m3 too, with 4 bits, each of a few products a layer adds its share.
+const FP8_ROWS_TOLERANCE: f32 = 0.5;
 
 /// Multiprocessors: an odd number, so that blocks begin and end inside of columns.
 const NUM_SMS: u32 = 3;
@@ -46,25 +48,33 @@ fn open(dir: &Path, name: &str) -> Engine {
 
 /// One model built for both devices.
 fn both(sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine, Engine) {
+    both_on("cuda:sm_90a", sizes, dtype, kv)
+}
+
+fn both_on(device: &str, sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine, Engine) {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name: &str| dir.path().join(name);
     tiny::write_sized(&path("model"), 2, 3, sizes);
     let recipe = Recipe::plain(path("model"), dtype).with_kv(kv);
     recipe.build(&path("cpu"));
-    recipe.on("cuda:sm_90a").build(&path("cuda"));
+    recipe.on(device).build(&path("cuda"));
     let engines = (open(dir.path(), "cpu"), open(dir.path(), "cuda"));
     (dir, engines.0, engines.1)
 }
 
 fn on_emulator(engine: &Engine, num_pages: usize) -> OnHost {
-    let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
-    let model = Model::load(engine, num_pages, &mut **gpu.lock()).expect("loads");
+    on(emulator(Schedule::PLAIN), engine, num_pages, ManyRows::Exact)
+}
+
+fn on(device: Emulator, engine: &Engine, num_pages: usize, many_rows: ManyRows) -> OnHost {
+    let gpu = Gpu::new(Box::new(device));
+    let model = Model::load_with(engine, num_pages, many_rows, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
 }
 
 /// Logits of all rows, computed in parts.
 fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec<f32>> {
-    let pages: Vec<PageId> = (0..8).rev().collect();
+    let pages: Vec<PageId> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
     let (mut first, mut rows) = (0, Vec::new());
     for len in parts {
         let tokens = &tokens[first..first + len];
@@ -91,12 +101,40 @@ fn logits_are_those_of_the_cpu_executor() {
         let tokens = tokens(50);
         let expected = golden::all_logits(&mut golden::model(&cpu, 8), &tokens);
         let found = in_parts(&mut on_emulator(&cuda, 8), &tokens, &[37, 1, 5, 7]);
-        for (idx, found) in found.iter().enumerate() {
-            let pairs = found.iter().zip(expected.row(idx));
-            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-            let tolerance = if dtype == Dtype::Fp8 { FP8_TOLERANCE } else { FP16_TOLERANCE };
-            assert!(worst < tolerance, "{dtype} {sizes:?}: row {idx} is off by {worst}");
-        }
+        let tolerance = if dtype == Dtype::Fp8 { FP8_TOLERANCE } else { FP16_TOLERANCE };
+        assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?}"));
+    }
+}
+
+fn assert_close(found: &[Vec<f32>], expected: &Logits, tolerance: f32, what: &str) {
+    let worst = |(idx, found): (usize, &Vec<f32>)| {
+        let pairs = found.iter().zip(expected.row(idx));
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+    };
+    let worst = found.iter().enumerate().map(worst).fold(0.0, f32::max);
+    eprintln!("{what}: the worst logit is off by {worst}");
+    assert!(worst < tolerance, "{what}: a logit is off by {worst}, allowed {tolerance}");
+}
+
+#[test]
+fn logits_of_long_chunks_are_those_of_the_cpu_executor_when_a_library_multiplies() {
+    for (sizes, dtype, capability, tolerance) in [
+        (&SMALL, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
+        (&NORMED, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
+        (&SMALL, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
+        (&NORMED, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
+        (&SMALL, Dtype::Fp8, (8, 0), FP8_TOLERANCE),
+    ] {
+        let archs = "cuda:sm_90a,sm_80";
+        let (_dir, cpu, cuda) = both_on(archs, sizes, dtype, Dtype::Fp16);
+        let tokens = tokens(230);
+        let expected = golden::all_logits(&mut golden::model(&cpu, 16), &tokens);
+        let device = || Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
+        let mut by_library = on(device(), &cuda, 16, ManyRows::CublasLt);
+        let found = in_parts(&mut by_library, &tokens, &[200, 30]);
+        assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
+        let exact = in_parts(&mut on(device(), &cuda, 16, ManyRows::Exact), &tokens, &[200, 30]);
+        assert_ne!(found[..200], exact[..200], "nobody but the few-row products was asked");
     }
 }
 
@@ -135,7 +173,11 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
 }
 
 fn load(engine: &Engine, policy: DraftPolicy, schedule: Schedule) -> Runtime {
-    let options = Options { kv_tokens: Some(2048), ..running::options(policy) };
+    load_with(engine, running::options(policy), schedule)
+}
+
+fn load_with(engine: &Engine, options: Options, schedule: Schedule) -> Runtime {
+    let options = Options { kv_tokens: Some(2048), ..options };
     let open = |_| Ok(Box::new(emulator(schedule)) as _);
     Runtime::load_on(engine, &options, &open).expect("loads")
 }
@@ -167,6 +209,15 @@ fn requests() -> Vec<Request> {
     sampling.iter().enumerate().map(request).collect()
 }
 
+/// The same with prompts that are long enough for a library, each of another length.
+fn long_requests() -> Vec<Request> {
+    let longer = |(idx, request): (usize, Request)| Request {
+        prompt: [tokens(150 + 20 * idx), request.prompt].concat(),
+        ..request
+    };
+    requests().into_iter().enumerate().map(longer).collect()
+}
+
 fn texts(done: &[Done]) -> Vec<Vec<u32>> {
     done.iter().map(|done| done.tokens.clone()).collect()
 }
@@ -196,6 +247,34 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
         }
         assert!(engaged, "some drafts must be refused, and some of the model's kept");
     }
+}
+
+#[test]
+fn texts_are_the_same_with_any_speculation_when_a_library_multiplies_prompts() {
+    let (_dir, engine) = target(Drafts::Model);
+    let runtime = |policy| {
+        // Pages that were computed for another prompt would cut a prompt elsewhere.
+        let options = Options { kv_reuse: false, ..running::options(policy) };
+        load_with(&engine, Options { many_rows: ManyRows::CublasLt, ..options }, Schedule::PLAIN)
+    };
+    let with_drafts = |draft_len| {
+        let set = |request| Request { draft_len: Some(draft_len), ..request };
+        long_requests().into_iter().map(set).collect::<Vec<_>>()
+    };
+    let plain = running::run_alone(&mut runtime(Fixed), &with_drafts(0));
+    for (policy, draft_len) in [(Fixed, 3), (Adaptive, models::MAX_DRAFT_LEN)] {
+        let done = running::run(&mut runtime(policy), &with_drafts(draft_len));
+        assert_eq!(texts(&done), plain, "{policy:?}, {draft_len} drafts");
+    }
+}
+
+#[test]
+fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
+    let (_dir, cpu, _) = both(&SMALL, Dtype::Fp16, Dtype::Fp16);
+    let options = Options { many_rows: ManyRows::CublasLt, ..running::options(Fixed) };
+    let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
+    let expected = "prefill = cublaslt on an engine that was built for the cpu is not supported";
+    assert_eq!(error, expected);
 }
 
 #[test]

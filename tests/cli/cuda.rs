@@ -3,8 +3,9 @@
 use super::support::{
     Checkpoint, build_args, command, misused, names_in, refused, spec_build, succeeds,
 };
-use spec_build::cuda::{Compiler, Places};
+use spec_build::cuda::Compiler;
 use spec_core::engine::{Engine, SectionKind};
+use spec_core::exec::cuda::Places;
 use std::fs;
 use std::path::Path;
 

@@ -64,6 +64,21 @@ pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
+/// Rows from which on a library multiplies, where it may: below, unpacking the matrices costs more than it saves.
+pub const MANY_ROWS: usize = 128;
+/// Rows that it multiplies at a time: more would cost memory and save little.
+pub const MOST_MANY_ROWS: usize = 512;
+/// Shared memory of the kernels that write what it multiplies.
+pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
+/// Unpacking blocks of a multiprocessor.
+pub const UNPACK_BLOCKS: u32 = 4;
+
+/// Rows that `rows` are padded to where a library multiplies them: few different numbers, so that few ways of computing
+/// are chosen.
+pub fn padded_rows(rows: usize) -> usize {
+    rows.next_power_of_two().max(MANY_ROWS)
+}
+
 /// Attention blocks of a multiprocessor.
 pub const ATTENTION_BLOCKS: u32 = 2;
 

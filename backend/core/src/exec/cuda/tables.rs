@@ -1,7 +1,7 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
-use super::shape::Tiling;
+use super::shape::{self, Tiling};
 use crate::batch::Segment;
 use crate::pages::{PageId, pages_for};
 
@@ -10,15 +10,29 @@ use crate::pages::{PageId, pages_for};
 pub(super) struct Bounds {
     /// Rows.
     pub rows: usize,
+    /// Rows of a pass that a library multiplies, where one does.
+    pub many: Option<usize>,
     /// Sequences.
     pub sequences: usize,
     /// Query heads of a key head.
     pub group: usize,
 }
 
+impl Bounds {
+    /// Rows that the rest of a segment gives to a library's pass, if any: it depends on nothing but the segment. No more
+    /// rows get logits there than in another pass.
+    fn many(&self, segment: &Segment<'_>, rest: usize) -> Option<usize> {
+        let most = self.many?;
+        let most = if segment.num_logits > self.rows { most.min(self.rows) } else { most };
+        Some(rest.min(most)).filter(|&len| len >= shape::MANY_ROWS)
+    }
+}
+
 /// The rows of one pass.
 #[derive(Debug, PartialEq)]
 pub(super) struct Tables {
+    /// Whether a library multiplies.
+    pub is_many: bool,
     /// In segment order.
     pub rows: Vec<Row>,
     /// Rows of one sequence that attend together.
@@ -41,7 +55,8 @@ struct Part<'a> {
     len: usize,
 }
 
-/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass.
+/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes that a library multiplies
+/// hold rows of one segment alone, so that what they compute does not depend on the others.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();
@@ -49,9 +64,16 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     for segment in segments {
         let mut first = 0;
         while first < segment.tokens.len() {
+            if let Some(len) = bounds.many(segment, segment.tokens.len() - first) {
+                flush(&mut passes, &mut parts, bounds);
+                num_rows = 0;
+                let tables = Tables::new(&[Part { segment, first, len }], bounds.group);
+                passes.push(Tables { is_many: true, ..tables });
+                first += len;
+                continue;
+            }
             if num_rows == bounds.rows || parts.len() == bounds.sequences {
-                passes.push(Tables::new(&parts, bounds.group));
-                parts.clear();
+                flush(&mut passes, &mut parts, bounds);
                 num_rows = 0;
             }
             let len = (segment.tokens.len() - first).min(bounds.rows - num_rows);
@@ -60,10 +82,16 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
             first += len;
         }
     }
-    if !parts.is_empty() {
-        passes.push(Tables::new(&parts, bounds.group));
-    }
+    flush(&mut passes, &mut parts, bounds);
     passes
+}
+
+/// Makes a pass of what has been collected, if there is anything.
+fn flush(passes: &mut Vec<Tables>, parts: &mut Vec<Part<'_>>, bounds: &Bounds) {
+    if !parts.is_empty() {
+        passes.push(Tables::new(parts, bounds.group));
+        parts.clear();
+    }
 }
 
 impl Tables {
@@ -73,7 +101,8 @@ impl Tables {
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
         let tiling = Tiling::of(most, group);
         let (rows, tiles, logit_rows, pages) = Default::default();
-        let mut tables = Self { rows, tiles, tiling, logit_rows, pages, max_pages };
+        let is_many = false;
+        let mut tables = Self { rows, tiles, tiling, is_many, logit_rows, pages, max_pages };
         for (sequence, part) in parts.iter().enumerate() {
             tables.add(sequence, part, tiling.rows(group));
         }
@@ -118,7 +147,7 @@ mod tests {
                     tokens: &tokens[..len], first_position, pages: &pages, num_logits: logits.min(len),
                 })
                 .collect();
-            let passes = passes(&segments, &Bounds { rows, sequences, group });
+            let passes = passes(&segments, &Bounds { rows, many: None, sequences, group });
             let mut expected = segments.iter().flat_map(|segment| {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
@@ -146,5 +175,38 @@ mod tests {
             }
             prop_assert!(expected.next().is_none());
         }
+    }
+
+    #[test]
+    fn long_chunks_are_cut_by_their_own_length_alone_into_passes_of_their_own() {
+        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
+        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, tile_rows: 4 };
+        let segment = |len: usize, num_logits| Segment {
+            tokens: &tokens[..len],
+            first_position: 0,
+            pages: &pages,
+            num_logits,
+        };
+        let cut = |segments: &[Segment<'_>]| -> Vec<(usize, bool)> {
+            passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.is_many)).collect()
+        };
+        assert_eq!(cut(&[segment(127, 1)]), [(127, false)]);
+        assert_eq!(cut(&[segment(128, 1)]), [(128, true)]);
+        // What is left over is computed as short chunks are, beside others.
+        assert_eq!(cut(&[segment(600, 1)]), [(512, true), (88, false)]);
+        assert_eq!(cut(&[segment(700, 0)]), [(512, true), (188, true)]);
+        let mixed = [segment(5, 5), segment(600, 1), segment(9, 9), segment(130, 1)];
+        assert_eq!(cut(&mixed), [(5, false), (512, true), (97, false), (130, true)]);
+        // No more logits than there is room for.
+        assert_eq!(cut(&[segment(700, 700)]), [(256, true), (256, true), (188, true)]);
+    }
+
+    #[test]
+    fn without_a_library_no_pass_is_large() {
+        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
+        let bounds = Bounds { rows: 256, many: None, sequences: 8, tile_rows: 4 };
+        let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1 };
+        let passes = passes(&[segment], &bounds);
+        assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));
     }
 }

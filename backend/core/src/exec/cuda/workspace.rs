@@ -1,6 +1,7 @@
 //! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
 
 use super::device::{Address, Device};
+use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
@@ -15,6 +16,10 @@ const MIN_PASS_ROWS: usize = 256;
 pub struct Capacity {
     /// Rows of a pass.
     pub rows: usize,
+    /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
+    pub few: usize,
+    /// Rows of a pass that a library multiplies, where one does.
+    pub many: Option<usize>,
     /// Sequences of a pass.
     pub sequences: usize,
     /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
@@ -25,13 +30,23 @@ pub struct Capacity {
 
 impl Capacity {
     /// What the engine's steps need.
-    pub fn of(manifest: &Manifest) -> Self {
+    pub fn of(manifest: &Manifest, many_rows: ManyRows) -> Self {
         let limits = &manifest.limits;
         let verify = limits.max_batch_size * (limits.max_draft_len + 1);
-        let rows = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let many = match many_rows {
+            ManyRows::Exact => None,
+            ManyRows::CublasLt => {
+                let most = shape::padded_rows(limits.max_num_tokens);
+                Some(most.min(shape::MOST_MANY_ROWS))
+            }
+        };
+        let rows = few.max(many.unwrap_or(0));
         let group = manifest.model.num_heads / manifest.model.num_kv_heads;
         Self {
             rows,
+            few,
+            many,
             sequences: limits.max_batch_size,
             tiles: [Tiling::Narrow, Tiling::Wide]
                 .map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
@@ -53,9 +68,9 @@ pub struct Workspace {
     pub attended: Address,
     /// f16 `[rows][intermediate]`.
     pub activated: Address,
-    /// f32 `[rows][vocabulary]`.
+    /// f32 `[few][vocabulary]`.
     pub logits: Address,
-    /// [`Best`] `[rows][tiles of the vocabulary]`.
+    /// [`Best`] `[few][tiles of the vocabulary]`.
     pub best: Address,
     /// Of the products.
     pub gemm_partials: Address,
@@ -79,7 +94,7 @@ impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
     fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 15] {
         let model = &manifest.model;
-        let Capacity { rows, sequences, tiles, max_pages } = *capacity;
+        let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
         let widest = model.vocab_size.max(2 * model.intermediate_size).max(model.qkv_size());
         let splits = shape::max_splits(manifest.limits.max_seq_len);
@@ -92,8 +107,8 @@ impl Workspace {
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
             rows * model.intermediate_size * size_of::<u16>(),
-            rows * model.vocab_size * size_of::<f32>(),
-            rows * vocab_tiles * size_of::<Best>(),
+            few * model.vocab_size * size_of::<f32>(),
+            few * vocab_tiles * size_of::<Best>(),
             shape::gemm_partials(grid) * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
             partials * model.num_kv_heads * splits * size_of::<f32>(),
