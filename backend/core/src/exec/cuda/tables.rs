@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn long_chunks_are_cut_by_their_own_length_alone_into_passes_of_their_own() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, tile_rows: 4 };
+        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, group: 4 };
         let segment = |len: usize, num_logits| Segment {
             tokens: &tokens[..len],
             first_position: 0,
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn without_a_library_no_pass_is_large() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: None, sequences: 8, tile_rows: 4 };
+        let bounds = Bounds { rows: 256, many: None, sequences: 8, group: 4 };
         let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1 };
         let passes = passes(&[segment], &bounds);
         assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));
