@@ -14,7 +14,7 @@ struct FinishParams {
     const float* sums;   // [row][n up to whole tiles]
     Scaling scaling;
     float* residual;     // RESIDUAL: [row][n]
-    Operand output;      // SWIGLU
+    Operand output;      // SWIGLU; its scales are not those of `scaling`
     uint32_t num_rows;
     uint32_t n;          // a multiple of 4; SWIGLU: of 64
 };

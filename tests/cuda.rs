@@ -129,13 +129,36 @@ fn logits_of_long_chunks_are_those_of_the_cpu_executor_when_a_library_multiplies
         let (_dir, cpu, cuda) = both_on(archs, sizes, dtype, Dtype::Fp16);
         let tokens = tokens(230);
         let expected = golden::all_logits(&mut golden::model(&cpu, 16), &tokens);
-        let device = || Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
-        let mut by_library = on(device(), &cuda, 16, ManyRows::CublasLt);
+        let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
+        let mut by_library = on(device, &cuda, 16, ManyRows::CublasLt);
         let found = in_parts(&mut by_library, &tokens, &[200, 30]);
         assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
-        let exact = in_parts(&mut on(device(), &cuda, 16, ManyRows::Exact), &tokens, &[200, 30]);
-        assert_ne!(found[..200], exact[..200], "nobody but the few-row products was asked");
     }
+}
+
+#[test]
+fn bits_of_a_chunk_do_not_depend_on_the_chunks_beside_it() {
+    let (_dir, _, cuda) = both(&SMALL, Dtype::Fp8, Dtype::Fp8);
+    let tokens = tokens(150);
+    let pages: Vec<PageId> = (0..30).collect();
+    let segment = |sequence: usize, len: usize| Segment {
+        tokens: &tokens[..len],
+        first_position: 0,
+        pages: &pages[10 * sequence..][..10],
+        num_logits: 2,
+    };
+    let run = |many_rows, segments: &[Segment<'_>]| {
+        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 30, many_rows);
+        model.forward(segments).expect("a pass").values
+    };
+    let chunks = [segment(0, 140), segment(1, 7), segment(2, 131)];
+    let together = run(ManyRows::CublasLt, &chunks);
+    let alone: Vec<f32> =
+        chunks.iter().flat_map(|&chunk| run(ManyRows::CublasLt, &[chunk])).collect();
+    assert_eq!(together, alone);
+    // Short chunks are computed as ever; long ones are not.
+    assert_eq!(run(ManyRows::Exact, &chunks[1..2]), run(ManyRows::CublasLt, &chunks[1..2]));
+    assert_ne!(run(ManyRows::Exact, &chunks[2..]), run(ManyRows::CublasLt, &chunks[2..]));
 }
 
 #[test]

@@ -50,6 +50,8 @@ struct Buffers {
     input: Address,
     /// f32 `[rows]`: scales of the input.
     scales: Address,
+    /// f32 `[rows]`: those of the activations, which are written while the scales before them are read.
+    activated_scales: Address,
     /// f32 `[rows][n]`.
     sums: Address,
 }
@@ -64,13 +66,14 @@ fn product_format(packed: Dtype, device: &Description) -> Dtype {
 }
 
 /// Bytes of the buffers, in the order of the fields.
-fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usize; 4] {
+fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usize; 5] {
     let shapes = || MATRICES.map(|matrix| padded(matrix.shape(model), packed)).into_iter();
     let largest = shapes().map(|[n, k]| n * k).max().unwrap_or(0);
     let [widest, deepest] = [0, 1].map(|side| shapes().map(|shape| shape[side]).max().unwrap_or(0));
     [
         largest * format.bytes(),
         rows * deepest * format.bytes(),
+        rows * size_of::<f32>(),
         rows * size_of::<f32>(),
         rows * widest * size_of::<f32>(),
     ]
@@ -91,12 +94,12 @@ impl Many {
         let format = product_format(packed, device.describe());
         let sizes = sizes(&manifest.model, packed, format, rows);
         let mut next = device.alloc(sizes.iter().sum())?;
-        let [weights, input, scales, sums] = sizes.map(|bytes| {
+        let [weights, input, scales, activated_scales, sums] = sizes.map(|bytes| {
             let address = next;
             next += bytes as Address;
             address
         });
-        let buffers = Buffers { weights, input, scales, sums };
+        let buffers = Buffers { weights, input, scales, activated_scales, sums };
         Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
     }
 
@@ -124,19 +127,19 @@ impl Many {
     }
 
     /// Rows of `k` elements as a product with this matrix reads them.
-    fn operand(&self, matrix: &Matrix) -> Operand {
+    fn operand(&self, matrix: &Matrix, scales: Address) -> Operand {
         let [_, stride] = padded([matrix.n, matrix.k], self.packed);
         Operand {
             values: self.buffers.input,
-            scales: self.buffers.scales,
+            scales,
             stride: stride as u32,
             format: format_code(self.format),
         }
     }
 
     /// What the sums of a product with this matrix lack.
-    fn scaling(&self, matrix: &Matrix) -> Scaling {
-        let rows = if self.format == Dtype::Fp8 { self.buffers.scales } else { 0 };
+    fn scaling(&self, matrix: &Matrix, scales: Address) -> Scaling {
+        let rows = if self.format == Dtype::Fp8 { scales } else { 0 };
         Scaling { outputs: matrix.scales, rows, bias: matrix.bias }
     }
 }
@@ -151,23 +154,25 @@ struct Stages<'a> {
 impl Stages<'_> {
     /// `residual += out(attention(qkv(norm(residual))))`
     fn attend(&mut self, layer: &Layer, cache: Address) {
-        let many = self.many;
+        let Many { buffers, .. } = self.many;
         self.normalise(layer.input_norm, &layer.qkv);
-        self.multiply(&layer.qkv, many.buffers.input);
-        self.launches.rotate(layer, cache, many.buffers.sums, many.scaling(&layer.qkv));
+        self.multiply(&layer.qkv, buffers.input);
+        let scaling = self.many.scaling(&layer.qkv, buffers.scales);
+        self.launches.rotate(layer, cache, buffers.sums, scaling);
         self.launches.attention(cache);
         let attended = self.attended(&layer.out);
         self.multiply(&layer.out, attended);
-        self.add(&layer.out);
+        self.add(&layer.out, buffers.scales);
     }
 
     /// `residual += down(silu(gate) * up)`
     fn mlp(&mut self, layer: &Layer) {
+        let Many { buffers, .. } = self.many;
         self.normalise(layer.post_norm, &layer.gate_up);
-        self.multiply(&layer.gate_up, self.many.buffers.input);
+        self.multiply(&layer.gate_up, buffers.input);
         self.activate(&layer.gate_up, &layer.down);
-        self.multiply(&layer.down, self.many.buffers.input);
-        self.add(&layer.down);
+        self.multiply(&layer.down, buffers.input);
+        self.add(&layer.down, buffers.activated_scales);
     }
 
     /// The normed residual stream becomes the input of a product.
@@ -175,7 +180,7 @@ impl Stages<'_> {
         let params = NormaliseParams {
             input: self.launches.model.workspace.residual,
             weight,
-            output: self.many.operand(matrix),
+            output: self.many.operand(matrix, self.many.buffers.scales),
             eps: self.launches.model.config.rms_norm_eps,
             num_rows: self.num_rows(),
             k: matrix.k as u32,
@@ -189,7 +194,7 @@ impl Stages<'_> {
         let attended = self.launches.model.workspace.attended;
         // FP16 weights are multiplied with what there is.
         let Some(quantise) = self.many.code.quantise else { return attended };
-        let output = self.many.operand(matrix);
+        let output = self.many.operand(matrix, self.many.buffers.scales);
         let (num_rows, k) = (self.num_rows(), matrix.k as u32);
         self.by_row(quantise, QuantiseParams { input: attended, output, num_rows, k });
         self.many.buffers.input
@@ -197,21 +202,23 @@ impl Stages<'_> {
 
     /// The sums of gate and up become the input of the product with `down`.
     fn activate(&mut self, gate_up: &Matrix, down: &Matrix) {
-        let params = FinishParams { output: self.many.operand(down), ..self.finish(gate_up) };
+        let Buffers { scales, activated_scales, .. } = self.many.buffers;
+        let output = self.many.operand(down, activated_scales);
+        let params = FinishParams { output, ..self.finish(gate_up, scales) };
         self.by_row(self.many.code.swiglu, params);
     }
 
-    /// The sums go to the residual stream.
-    fn add(&mut self, matrix: &Matrix) {
+    /// The sums, of an input of these scales, go to the residual stream.
+    fn add(&mut self, matrix: &Matrix, scales: Address) {
         let residual = self.launches.model.workspace.residual;
-        let params = FinishParams { residual, ..self.finish(matrix) };
+        let params = FinishParams { residual, ..self.finish(matrix, scales) };
         self.by_row(self.many.code.residual, params);
     }
 
-    fn finish(&self, matrix: &Matrix) -> FinishParams {
+    fn finish(&self, matrix: &Matrix, scales: Address) -> FinishParams {
         FinishParams {
             sums: self.many.buffers.sums,
-            scaling: self.many.scaling(matrix),
+            scaling: self.many.scaling(matrix, scales),
             residual: 0,
             output: Operand::default(),
             num_rows: self.num_rows(),
