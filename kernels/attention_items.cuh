@@ -8,10 +8,10 @@ struct AttentionParams {
     const uint16_t* queries;  // f16 [row][query head][HEAD_DIM]
     const uint8_t* cache;     // [page][key head]: keys [16][HEAD_DIM], values [HEAD_DIM][16]
     const Row* rows;
-    const Tile* tiles;        // at most 16 / GROUP rows each
+    const Tile* tiles;        // at most TILE_ROWS / GROUP rows each
     const uint32_t* pages;    // [sequence][max_pages]
     uint16_t* output;         // f16 [row][query head][HEAD_DIM]
-    float* partials;          // [tile][key head][max_splits][16 * (HEAD_DIM + 2)]
+    float* partials;          // [tile][key head][max_splits][TILE_ROWS * (HEAD_DIM + 2)]
     uint32_t* arrivals;       // [tile][key head], all 0 before and after
     float scale;              // of the scores: that of the softmax times that of stored keys
     float v_scale;            // of stored values
@@ -25,7 +25,12 @@ static_assert(sizeof(AttentionParams) == 96, "as on the host");
 
 constexpr uint32_t NUM_WARPS = 4;
 constexpr uint32_t NUM_THREADS = 32 * NUM_WARPS;
-constexpr uint32_t PACKED_ROWS = 16;  // rows of a product: query rows times GROUP, padded
+
+// A split's pages are summed up in four parts, page by page in turn. In narrow tiles each warp has
+// a part and all rows; in wide tiles each warp has 16 rows and all parts, one after the other.
+constexpr uint32_t NUM_PARTS = NUM_WARPS;
+constexpr bool IS_WIDE = TILE_ROWS == 64;
+static_assert(IS_WIDE || TILE_ROWS == 16, "what the warps of a block have room for");
 
 // What a block knows of NUM_THREADS tiles.
 struct Plan {
@@ -48,10 +53,13 @@ struct Item {
     uint32_t sequence;
 };
 
-// Pages of one warp: first, first + NUM_WARPS, ...
-struct WarpPages {
-    uint32_t first;
-    uint32_t count;
+// The pages of a split that this warp visits, part by part. Past the last one `part` is `end_part`.
+struct Walk {
+    uint32_t page;
+    uint32_t part;
+    uint32_t end_part;
+    uint32_t first_page;
+    uint32_t end_page;
 };
 
 // One more than the index of the highest set bit.
@@ -77,7 +85,8 @@ DEVICE uint32_t running_sum(uint32_t value, uint32_t* warp_sums) {
     return value;
 }
 
-// Each thread looks at one tile from `first` on.
+// Each thread looks at one tile from `first` on. What other threads may still read of the plan
+// before is written behind the barrier in running_sum.
 DEVICE void plan_tiles(const AttentionParams& p, uint32_t first, Plan& plan) {
     const uint32_t thread = thread_index();
     const Tile tile = first + thread < p.num_tiles ? p.tiles[first + thread] : Tile{0, 0};
@@ -121,14 +130,35 @@ DEVICE Item find_item(const AttentionParams& p, const Plan& plan, uint32_t first
     return item;
 }
 
-// The pages of the item's split that this warp takes.
-DEVICE WarpPages warp_pages(const AttentionParams& p, const Item& item) {
+// Goes on to a part that has pages.
+DEVICE void skip_empty_parts(Walk& walk) {
+    while (walk.page >= walk.end_page && walk.part < walk.end_part) {
+        walk.part += 1;
+        walk.page = walk.first_page + walk.part;
+    }
+}
+
+DEVICE Walk begin_walk(const AttentionParams& p, const Item& item) {
     const uint32_t split_end = (item.split + 1) * p.split_tokens;
     const bool is_open = item.split + 1 == p.max_splits;
     const uint32_t end = is_open ? item.length : minimum(item.length, split_end);
-    const uint32_t end_page = divide_up(end, PAGE_TOKENS);
-    const uint32_t first = item.split * (p.split_tokens / PAGE_TOKENS) + warp_index();
-    return {first, first < end_page ? divide_up(end_page - first, NUM_WARPS) : 0};
+    Walk walk;
+    walk.first_page = item.split * (p.split_tokens / PAGE_TOKENS);
+    walk.end_page = divide_up(end, PAGE_TOKENS);
+    walk.part = IS_WIDE ? 0 : warp_index();
+    walk.end_part = IS_WIDE ? NUM_PARTS : walk.part + 1;
+    walk.page = walk.first_page + walk.part;
+    skip_empty_parts(walk);
+    return walk;
+}
+
+DEVICE bool has_page(const Walk& walk) {
+    return walk.part < walk.end_part;
+}
+
+DEVICE void advance(Walk& walk) {
+    walk.page += NUM_PARTS;
+    skip_empty_parts(walk);
 }
 
 // Of the packed rows, query row by query row and inside it head by head, those that exist.

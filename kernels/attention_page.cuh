@@ -1,4 +1,4 @@
-// Softmax attention of a warp's 16 packed rows over one page of 16 positions, in registers.
+// Softmax attention of 16 packed rows of a warp over one page of 16 positions, in registers.
 //
 // Which element stands where inside a product is free as long as both operands agree, and so is the
 // order of positions. Both are chosen so that every lane reads whole pieces of memory and that
@@ -15,7 +15,7 @@ constexpr uint32_t OUT_TILES = HEAD_DIM / 8;
 // Weights are at most 2^8: halves then keep at full precision those that are 2^-22 of the largest.
 constexpr float WEIGHT_BITS = 8.0f;
 
-// What the two rows of a lane (lane / 4, and 8 more) see.
+// What the two rows of a lane see.
 struct View {
     uint32_t base[2];
     uint64_t ancestors[2];
@@ -32,12 +32,21 @@ DEVICE float minus_infinity() {
     return bits_float(0xff800000u);
 }
 
+DEVICE Softmax empty_softmax() {
+    return {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}, {}};
+}
+
+// The packed row of a lane: the warp's row lane / 4, or 8 more.
+DEVICE uint32_t lane_row(uint32_t half) {
+    return (IS_WIDE ? 16 * warp_index() : 0) + lane_index() / 4 + 8 * half;
+}
+
 // Lane t of a quad feeds chunk 4i + t of a key to CHUNK_STEPS products, four elements to each.
 DEVICE void load_queries(const AttentionParams& p, const Item& item,
                          uint32_t (&query)[NUM_STEPS][4]) {
     UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t packed = lane_index() / 4 + 8 * half;
+        const uint32_t packed = lane_row(half);
         const bool exists = packed < num_packed(item);
         const uint16_t* from = p.queries + (exists ? row_offset(p, item, packed) : 0);
         UNROLL
@@ -58,7 +67,7 @@ DEVICE View load_view(const AttentionParams& p, const Item& item) {
     View view = {{0, 0}, {0, 0}};
     UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t packed = lane_index() / 4 + 8 * half;
+        const uint32_t packed = lane_row(half);
         if (packed < num_packed(item)) {
             const Row row = p.rows[item.rows.first_row + packed / GROUP];
             if (row.sequence != NO_SEQUENCE) {
@@ -87,12 +96,14 @@ DEVICE void score_e4m3(uint32_t key, const uint32_t (&query)[4], float (&score)[
 DEVICE void score_page(const uint8_t* keys, const uint32_t (&query)[NUM_STEPS][4],
                        float (&score)[2][4]) {
     const uint32_t column = lane_index() / 4;
+    const uint32_t token = 4 * (column / 2) + column % 2;
+    const uint8_t* even = keys + key_chunk_offset(token, lane_index() % 4);
+    const uint8_t* odd = keys + key_chunk_offset(token, lane_index() % 4 + 4);
     UNROLL
     for (uint32_t tile = 0; tile < 2; ++tile) {
-        const uint32_t token = 4 * (column / 2) + 2 * tile + column % 2;
         UNROLL
         for (uint32_t i = 0; i < KEY_CHUNKS / 4; ++i) {
-            const uint8_t* from = keys + key_chunk_offset(token, 4 * i + lane_index() % 4);
+            const uint8_t* from = (i % 2 == 0 ? even : odd) + 2 * tile * KEY_BYTES + i / 2 * 128;
             const Uint4 key = *reinterpret_cast<const Uint4*>(from);
             const uint32_t step = i * CHUNK_STEPS;
             if constexpr (KV == FP8) {
@@ -191,11 +202,10 @@ DEVICE Uint2 load_values(const uint8_t* from) {
 
 DEVICE void add_values(const uint8_t* values, const uint32_t (&weight)[4], const Uint2& seen,
                        Softmax& softmax) {
-    const uint32_t place = lane_index() / 4 * PAGE_TOKENS + 4 * (lane_index() % 4);
+    const uint8_t* from = values + lane_index() * 4 * ELEMENT_BYTES;
     UNROLL
     for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
-        const uint32_t element = place + tile * 8 * PAGE_TOKENS;
-        const Uint2 four = load_values(values + element * ELEMENT_BYTES);
+        const Uint2 four = load_values(from + tile * 8 * PAGE_TOKENS * ELEMENT_BYTES);
         mma_f16(softmax.out[tile], weight, four.x & seen.x, four.y & seen.y);
     }
 }

@@ -30,15 +30,16 @@ DEVICE float add_squares(const Float4& v, float sum) {
     return fmaf(v.w, v.w, sum);
 }
 
-// Writes each row's 1 / sqrt(mean of squares + eps) to `factors`; `parts` is [ROWS][CONSUMER_WARPS]. Which
-// thread sums what depends on k only, so the bits of a row do not depend on the number of rows.
+// Writes each row's 1 / sqrt(mean of squares + eps) to `factors`, for after the next barrier; `parts` is
+// [ROWS][CONSUMER_WARPS]. Which thread sums what depends on k only, so the bits of a row do not depend on
+// the number of rows.
 DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* parts, float* factors) {
     const float* input = (const float*)p.input;
     for (uint32_t first = 0; first < p.num_rows; first += NORM_ROWS) {
         float sums[NORM_ROWS] = {};
         const float* rows[NORM_ROWS] = {};
         for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            // Rows beyond the last repeat it.
+            // Rows beyond the last repeat it: a branch would keep the loads apart.
             const uint32_t row = minimum(first + i, p.num_rows - 1);
             rows[i] = input + uint64_t(input_row(p, row)) * k_len;
         }
@@ -62,7 +63,6 @@ DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* parts, floa
         }
         factors[thread_index()] = 1.0f / sqrtf(sum / float(k_len) + p.eps);
     }
-    consumer_barrier();
 }
 
 DEVICE uint32_t half_pair(float low, float high) {
@@ -113,7 +113,7 @@ DEVICE void clear_unused_rows(const GemmParams& p, uint16_t* x) {
     }
 }
 
-// Replaces the chunk in shared memory, when no warp reads the old one any more.
+// Replaces the chunk in shared memory, when no warp reads the old one any more and the factors are there.
 DEVICE void stage_chunk(
     const GemmParams& p, uint32_t k_len, uint32_t chunk, const float* factors, uint16_t* x) {
     consumer_barrier();

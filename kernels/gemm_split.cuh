@@ -58,7 +58,8 @@ DEVICE bool publish_part(
             slot[row * UNIT_OUTPUTS + output] = tile_sum(halves, row, output);
         }
     }
-    fence_gpu();
+    // The barrier puts all threads' stores before the counter that one of them moves, and the counter of
+    // the last CTA after all others': no thread needs a fence of its own.
     consumer_barrier();
     if (thread_index() == 0) {
         *is_last = atomic_add_acq_rel(&p.arrivals[tile], 1) == num_parts(split, tile) - 1;

@@ -17,3 +17,25 @@ pub use sources::SOURCES;
 pub use sources::HASH;
 
 pub use variant::{ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::SOURCES;
+
+    #[test]
+    fn every_source_is_embedded() {
+        let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels");
+        let mut sources: Vec<_> = fs::read_dir(kernels)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.ends_with(".cu") || name.ends_with(".cuh"))
+            .collect();
+        sources.sort();
+        let embedded: Vec<_> = SOURCES.iter().map(|(name, _)| *name).collect();
+        // A file that is new to this folder: touch build.rs.
+        assert_eq!(embedded, sources);
+    }
+}

@@ -1,6 +1,7 @@
-// Every instruction that kernels use beyond plain C++, one function each; no kernel has inline assembly
-// of its own. The CPU twins, with the same names and contracts, are in emu/cpp/prims_cpu.h.
-// Indices are one-dimensional; addresses handed to asynchronous copies are aligned to 16 bytes.
+// Every instruction that kernels use beyond plain C++, one function each; no kernel has inline
+// assembly of its own. The CPU twins, with the same names and contracts, are in
+// emu/cpp/prims_cpu.h. Indices are one-dimensional; addresses handed to asynchronous copies are
+// aligned to 16 bytes.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -103,6 +104,13 @@ DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) {
     return __umulhi(a, b);
 }
 
+// Two products of halves.
+DEVICE uint32_t multiply_half2(uint32_t a, uint32_t b) {
+    uint32_t products;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+    return products;
+}
+
 #include "convert.cuh"
 
 DEVICE float half_to_float(uint16_t half) {
@@ -120,19 +128,13 @@ DEVICE uint16_t float_to_half(float value) {
 
 // Two bytes of e4m3, the lower first, as two halves; exact, NaN stays NaN.
 DEVICE uint32_t e4m3_to_half2(uint32_t pair) {
-    uint32_t halves;
 #if ARCH >= 890
+    uint32_t halves;
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(pair)));
-#else
-    // The bits in the places of a half are the value times 2^-8, subnormals included.
-    const uint32_t spread = (pair & 0xffu) | ((pair & 0xff00u) << 8);
-    const uint32_t magnitude = spread & 0x007f007fu;
-    const uint32_t small = ((spread & 0x00800080u) << 8) | (magnitude << 7);
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(small), "r"(0x5c005c00u));
-    const uint32_t is_nan = ((magnitude + 0x00010001u) >> 7) & 0x00010001u;
-    halves |= is_nan * 0x7fffu;
-#endif
     return halves;
+#else
+    return e4m3_to_half2_bits(pair);
+#endif
 }
 
 DEVICE uint8_t float_to_e4m3(float value) {
@@ -172,7 +174,8 @@ DEVICE void warp_sync() {
 
 // A barrier in shared memory that completes a phase after `count` arrivals and all expected bytes.
 DEVICE void mbar_init(uint64_t* mbar, uint32_t count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(mbar)), "r"(count) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(mbar)), "r"(count)
+                 : "memory");
 }
 
 // Makes initialised barriers known to asynchronous copies; a barrier_all must follow.
@@ -195,13 +198,15 @@ DEVICE void mbar_wait(uint64_t* mbar, uint32_t parity) {
     do {
 #if ARCH >= 900
         asm volatile(
-            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2;"
+            " selp.u32 %0, 1, 0, p; }"
             : "=r"(complete)
             : "r"(shared_address(mbar)), "r"(parity)
             : "memory");
 #else
         asm volatile(
-            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+            "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2;"
+            " selp.u32 %0, 1, 0, p; }"
             : "=r"(complete)
             : "r"(shared_address(mbar)), "r"(parity)
             : "memory");
@@ -234,7 +239,8 @@ DEVICE void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
 
 // Copies 16 bytes to shared memory, in this thread's open group.
 DEVICE void async_copy16(void* shared, const void* global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)),
+                 "l"(global)
                  : "memory");
 }
 
@@ -276,9 +282,9 @@ DEVICE void grid_launch_dependents() {
 #endif
 }
 
-// c[16][8] += a[16][16] * b[16][8], halves into floats. Lane 4g + t holds of a: rows g and g + 8 at columns
-// 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); of b: rows as a's columns, column g; of c: rows
-// g (c[0], c[1]) and g + 8 (c[2], c[3]), columns 2t, 2t + 1.
+// c[16][8] += a[16][16] * b[16][8], halves into floats. Lane 4g + t holds of a: rows g and g + 8 at
+// columns 2t, 2t + 1 (a[0], a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); of b: rows as a's columns,
+// column g; of c: rows g (c[0], c[1]) and g + 8 (c[2], c[3]), columns 2t, 2t + 1.
 DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -287,8 +293,8 @@ DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four matrices of 8 rows of 16 bytes: lane 8i + r gives the address of row r of matrix i; r[i] is then
-// the word `lane % 4` of row `lane / 4` of matrix i.
+// Four matrices of 8 rows of 16 bytes: lane 8i + r gives the address of row r of matrix i; r[i] is
+// then the word `lane % 4` of row `lane / 4` of matrix i.
 DEVICE void load_matrix_x4(uint32_t (&r)[4], const void* shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -32,19 +32,29 @@ DEVICE Promise next_promise(const Weights& weights, uint32_t count, const Noise&
     const float infinity = -negative_infinity();
     Promise next = {infinity, NO_TOKEN, 0, 0.0f, infinity};
     for (uint32_t block = thread_index(); block < divide_up(count, 4u); block += num_threads()) {
+        float own[4];
+        bool any = false;
+        UNROLL
+        for (uint32_t idx = 0; idx < 4; idx++) {
+            own[idx] = 4 * block + idx < count ? weights(4 * block + idx) : 0.0f;
+            any |= own[idx] > 0.0f;
+        }
+        // Truncation leaves few tokens, and noise is expensive.
+        if (!any) {
+            continue;
+        }
         const Words words = leading_words(noise, block);
         UNROLL
         for (uint32_t idx = 0; idx < 4; idx++) {
             const uint32_t id = 4 * block + idx;
-            const float weight = id < count ? weights(id) : 0.0f;
-            const float least = static_cast<float>(words.at(idx) >> 8) / weight;
+            const uint32_t word = words.at(idx);
+            const float least = static_cast<float>(word >> 8) / own[idx];
             const bool is_new = least > last.least || (least == last.least && id > last.id);
-            if (weight > 0.0f && is_new) {
+            if (own[idx] > 0.0f && is_new) {
                 const bool is_first = next.id == NO_TOKEN || least < next.least;
-                next.second = is_first ? next.least : minimum(next.second, least);
-                if (is_first) {
-                    next = {least, id, words.at(idx), weight, next.second};
-                }
+                const float second = is_first ? next.least : minimum(next.second, least);
+                next = is_first ? Promise{least, id, word, own[idx], second} : next;
+                next.second = second;
             }
         }
     }

@@ -125,7 +125,11 @@ struct Remainder {
     bool is_less;
 
     DEVICE float operator()(uint32_t id) const {
-        return is_less ? static_cast<float>(maximum(p(id) - q(id), 0.0)) : p.weights[id];
+        const float weight = p.weights[id];
+        if (!is_less || weight == 0.0f) {
+            return weight;
+        }
+        return static_cast<float>(maximum(p(id) - q(id), 0.0));
     }
 };
 
@@ -155,11 +159,11 @@ DEVICE void finish_draft(const SampleParams& params, const Place& place, const D
     const StepSequence& s = *place.context.sequence;
     Drafting& drafting = params.drafting[place.sequence];
     float likelihood = place.idx == 0 ? 1.0f : drafting.likelihood;
-    if (s.min_confidence > 0.0f) {
+    bool goes_on = place.idx + 1 < minimum(s.draft_len, params.max_drafts);
+    if (goes_on && s.min_confidence > 0.0f) {
         likelihood *= confidence(place, scratch);
+        goes_on = likelihood >= s.min_confidence;
     }
-    const bool goes_on = place.idx + 1 < minimum(s.draft_len, params.max_drafts) &&
-                         likelihood >= s.min_confidence;
     // All threads have read the state.
     barrier_all();
     if (thread_index() == 0) {
@@ -177,12 +181,14 @@ DEVICE bool is_drafting(const SampleParams& params, uint32_t sequence) {
     const StepSequence& s = params.sequences[sequence];
     const bool begins = s.len > 0 && s.num_fed > 0 && minimum(s.draft_len, params.max_drafts) > 0;
     if (!begins && thread_index() == 0) {
-        params.drafting[sequence] = {0, 0, 0.0f, 0};
+        params.drafting[sequence] = {s.num_given, 0, 0.0f, 0};
     }
     return begins;
 }
 
-// Any number of whole warps; shared memory for one RowScratch.
+static_assert(sizeof(RowScratch) <= SAMPLE_SHARED_BYTES, "a block's shared memory holds it");
+
+// A block a row.
 KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     grid_wait();
     grid_launch_dependents();

@@ -33,8 +33,13 @@ DEVICE uint32_t ordered_key(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// One item: `measure` 0 does not take part.
+DEVICE float ordered_float(uint32_t key) {
+    return bits_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// One token: `measure` 0 does not take part.
 struct Item {
+    uint32_t id;
     uint32_t key;
     uint64_t measure;
 };
@@ -63,21 +68,34 @@ DEVICE uint64_t bin_value(const SelectScratch& scratch, uint32_t bin) {
 
 // The one bin in which the goal is reached, counting down, told to all through the scratch.
 DEVICE void find_bin(SelectScratch& scratch, uint64_t goal) {
-    for (uint32_t bin = thread_index(); bin < NUM_BINS; bin += num_threads()) {
-        uint64_t above = 0;
-        for (uint32_t other = bin + 1; other < NUM_BINS; other++) {
-            above += bin_value(scratch, other);
-        }
-        const uint64_t held = bin_value(scratch, bin);
+    constexpr uint32_t PER_LANE = NUM_BINS / 32;
+    if (warp_index() != 0) {
+        return;
+    }
+    const uint32_t first = NUM_BINS - 1 - lane_index() * PER_LANE;
+    uint64_t own = 0;
+    for (uint32_t idx = 0; idx < PER_LANE; idx++) {
+        own += bin_value(scratch, first - idx);
+    }
+    uint64_t above = own;
+    UNROLL
+    for (uint32_t distance = 1; distance < 32; distance *= 2) {
+        const uint64_t before = shuffle_up(above, distance);
+        above += lane_index() >= distance ? before : 0;
+    }
+    above -= own;
+    for (uint32_t idx = 0; idx < PER_LANE; idx++) {
+        const uint64_t held = bin_value(scratch, first - idx);
         if (above < goal && above + held >= goal) {
-            scratch.bin = bin;
+            scratch.bin = first - idx;
             scratch.above = above;
             scratch.held = held;
         }
+        above += held;
     }
 }
 
-// The largest key at which all items down to it reach the goal (at least 1). Keys have `bits` bits.
+// The largest key at which all items down to it reach the goal (at least 1). Keys are below 2^bits.
 template <class Items>
 DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t bits,
                      SelectScratch& scratch) {
@@ -118,7 +136,7 @@ DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t
     return reached;
 }
 
-// As above, down to a single token: items of equal keys have equal measures. `count` is below 2^24.
+// As above, down to a single token: items of equal keys have equal measures. Ids are below 2^24.
 template <class Items>
 DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, SelectScratch& scratch) {
     const Reached reached = reach(items, count, goal, 32, scratch);
@@ -131,8 +149,9 @@ DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, SelectScrat
         return {reached.key, 0xffffffffu};
     }
     const uint32_t top = (1u << 24) - 1;
-    const auto ties = [&](uint32_t id) {
-        return Item{top - id, items(id).measure != 0 && items(id).key == reached.key ? 1u : 0u};
+    const auto ties = [&](uint32_t idx) {
+        const Item item = items(idx);
+        return Item{item.id, top - item.id, item.measure != 0 && item.key == reached.key ? 1u : 0u};
     };
     return {reached.key, top - reach(ties, count, wanted, 24, scratch).key};
 }

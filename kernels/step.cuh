@@ -17,6 +17,9 @@ constexpr uint32_t INDEPENDENT = 1;  // with different noise: drafts are kept by
 // Known tokens that the drafter can catch up with in a step.
 constexpr uint32_t MAX_FED = 2;
 
+// Shared memory of a block of `sample`.
+constexpr uint32_t SAMPLE_SHARED_BYTES = 24576;
+
 // Some of the words that are uploaded beside the sequences.
 struct Span {
     uint32_t first;
@@ -29,7 +32,7 @@ struct StepSequence {
     uint64_t key;             // of the noise
     uint32_t len;             // known tokens: the prompt, then what was generated
     uint32_t num_fed;         // so many of the last known tokens go through the drafter: at most MAX_FED, 0 if
-                              // it is not kept in step
+                              // it is not kept in step or does not run at all
     uint32_t last[MAX_FED];   // the last known tokens, in order; the very last one is always given
     uint32_t draft_computed;  // reported as it is where num_fed is 0
     uint32_t draft_len;       // drafts at most
@@ -44,7 +47,8 @@ struct StepSequence {
     float repetition_penalty; // 1 is off
     float presence_penalty;
     float frequency_penalty;
-    uint32_t unused;
+    uint32_t num_given;       // drafts that the host has written, with a Drafting that counts them and a certain
+                              // Distribution each; then draft_len is 0
     Span history;     // the newest known tokens: all of them for a penalty, for bad words as many as the longest
                       // has before its last, else none
     Span biases;      // token and bits of the bias in turns; `count` pairs, stably sorted by token
@@ -53,7 +57,7 @@ struct StepSequence {
 };
 static_assert(sizeof(StepSequence) == 112, "as on the host");
 
-// How far a sequence's draft has come. Written by `sample` in each pass of the drafter.
+// How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the host.
 struct Drafting {
     uint32_t num_drafted;
     uint32_t is_going;  // whether the next position is drafted

@@ -107,6 +107,14 @@ impl Variant {
         Self { kernel: "attention", defines }
     }
 
+    /// As [`Self::attention`], with the same bits, for tiles of 64 instead of 16 packed rows: where
+    /// many rows of a sequence attend together.
+    pub fn attention_wide(kv: Format, head_dim: usize, group: usize) -> Self {
+        let mut variant = Self::attention(kv, head_dim, group);
+        variant.defines.push(("TILE_ROWS", "64".into()));
+        variant
+    }
+
     /// A kernel without compile-time constants.
     pub fn plain(kernel: &'static str) -> Self {
         Self { kernel, defines: Vec::new() }

@@ -149,7 +149,8 @@ fn requests() -> Vec<Request> {
         SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
     ];
     let request = |(idx, sampling): (usize, &SamplingParams)| Request {
-        prompt: tokens(3 + 9 * idx),
+        // Ends as it begins, so that look-up finds something to propose.
+        prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),
         max_tokens: 12,
         sampling: sampling.clone(),
         ..Request::default()
@@ -167,6 +168,7 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
         let (_dir, engine) = pair(by_lookup);
         let requests = requests();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
+        let mut engaged = false;
         for policy in [Fixed, Adaptive] {
             for draft_len in [1, 3, models::MAX_DRAFT_LEN] {
                 let requests: Vec<Request> = requests
@@ -176,7 +178,39 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
                 let mut runtime = load(&engine, policy, Schedule::PLAIN);
                 let done = running::run(&mut runtime, &requests);
                 assert_eq!(texts(&done), alone, "{policy:?}, {draft_len} drafts");
+                let count = |count: fn(&Done) -> u64| done.iter().map(count).sum::<u64>();
+                let drafted = count(|done| done.counters.drafted);
+                let accepted = count(|done| done.counters.accepted);
+                // Of what is looked up in random text hardly any is right.
+                engaged |= drafted > accepted && (by_lookup || accepted > 0);
             }
         }
+        assert!(engaged, "some drafts must be refused, and some of the model's kept");
     }
+}
+
+#[test]
+fn given_drafts_are_verified_on_the_device() {
+    for by_lookup in [false, true] {
+        let (_dir, engine) = pair(by_lookup);
+        let requests = requests();
+        let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
+        // The first half of each text is right, then comes a token that is not.
+        let guess = |(request, text): (&Request, &Vec<u32>)| Request {
+            given_draft: [&text[..3], &[(text[3] + 1) % 60]].concat(),
+            ..request.clone()
+        };
+        let given: Vec<Request> = requests.iter().zip(&alone).map(guess).collect();
+        let done = running::run(&mut load(&engine, Fixed, Schedule::PLAIN), &given);
+        assert_eq!(texts(&done), alone);
+        assert!(done.iter().all(|done| done.counters.accepted >= 3), "{done:?}");
+    }
+}
+
+#[test]
+fn texts_do_not_depend_on_what_a_gpu_leaves_open() {
+    let (_dir, engine) = pair(false);
+    let requests = &requests()[..4];
+    let done = |schedule| texts(&running::run(&mut load(&engine, Fixed, schedule), requests));
+    assert_eq!(done(Schedule::seeded(1)), done(Schedule::PLAIN));
 }

@@ -215,3 +215,6 @@ fn write_floats(mut section: SectionWriter<'_>, values: &[f32]) -> Result<()> {
     section.close();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,26 +1,43 @@
-//! `spec-build plan`: what a build would give, from the headers of the checkpoints and two measurements
-//! of this machine.
+//! `spec-build plan`: what a build would give, from the headers of the checkpoints and what is known of the device: a
+//! CPU is measured, GPUs are in a table.
+
+mod cpu;
+mod gpu;
 
 use crate::cli::PlanArgs;
 use crate::folder::Plan;
-use crate::roofline::{Product, Roofline, Step};
+use crate::roofline::{Roofline, Step};
 use crate::sizes::{self, Capacity, Sizes};
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
-use spec_core::engine::{DrafterKind, Precision};
-use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
-use spec_core::exec::cpu::{Isa, Pool};
-use spec_core::model::Dtype;
+use spec_core::engine::{Device, DrafterKind, Precision};
 use std::fmt::Write as _;
 
-/// Rows up to which the rate of the products is measured.
-const MAX_RATED_ROWS: usize = 17;
 /// Longest draft of which every length is shown; beyond it, those that double.
 const MAX_DENSE_LEN: usize = 8;
 /// Acceptances that speeds are shown for.
 const ACCEPTANCES: [f64; 3] = [0.6, 0.8, 0.9];
 /// Context that its cost is shown for.
 const CONTEXT_TOKENS: u64 = 1000;
+
+/// What passes run on.
+trait Machine {
+    /// Bytes that it reads in a second.
+    fn bandwidth(&self) -> f64;
+
+    /// What it is, for a line of the report.
+    fn describe(&self) -> String;
+
+    /// What limits the passes of a model; of at most `rows` rows.
+    fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline>;
+}
+
+/// What a prediction knows of a model.
+struct Model<'a> {
+    sizes: Sizes,
+    precision: &'a Precision,
+    num_layers: usize,
+}
 
 /// Runs the command.
 pub fn plan(args: &PlanArgs) -> Result<()> {
@@ -31,49 +48,25 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
         );
     }
     let plan = Plan::new(&args.model)?;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let machine = Machine { pool: Pool::new(threads), isa: Isa::detect() };
-    let bandwidth = match args.bandwidth {
-        Some(gigabytes) => gigabytes * 1e9,
-        None => read_bandwidth(&machine.pool)?,
+    let bandwidth = args.bandwidth.map(|gigabytes| gigabytes * 1e9);
+    let machines: Vec<Box<dyn Machine>> = match plan.device {
+        Device::Cpu => vec![Box::new(cpu::Cpu::new(bandwidth)?)],
+        Device::Cuda { .. } => gpu::Gpu::of_table(bandwidth),
     };
-    print!("{}", report(&plan, args, &machine, bandwidth)?);
+    print!("{}", report(&plan, args, &machines)?);
     Ok(())
 }
 
-/// What multiplies.
-struct Machine {
-    pool: Pool,
-    isa: Isa,
-}
-
-impl Machine {
-    fn roofline(
-        &self,
-        sizes: &Sizes,
-        precision: &Precision,
-        rows: usize,
-        bandwidth: f64,
-    ) -> Result<Roofline> {
-        let product = |dtype: Dtype, macs: u64| -> Result<Product> {
-            let rows = rows.min(MAX_RATED_ROWS);
-            let rates = multiply_rates(&self.pool, self.isa, dtype, rows)?;
-            Ok(Product { macs: macs as f64, rates })
-        };
-        let products = vec![
-            product(precision.weights, sizes.layer_macs)?,
-            product(precision.head, sizes.head_macs)?,
-        ];
-        Ok(Roofline { bytes: sizes.step_bytes as f64, bandwidth, products })
-    }
-}
-
-fn report(plan: &Plan, args: &PlanArgs, machine: &Machine, bandwidth: f64) -> Result<String> {
-    let target = Sizes::new(&plan.target.config, &plan.precision, &plan.device);
-    let draft =
-        plan.draft.as_ref().map(|d| Sizes::new(&d.config, &plan.draft_precision, &plan.device));
-    let mut engines = vec![("target", &target)];
-    engines.extend(draft.iter().map(|sizes| ("draft", sizes)));
+fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result<String> {
+    let model = |checkpoint: &crate::checkpoint::Checkpoint, precision| Model {
+        sizes: Sizes::new(&checkpoint.config, precision, &plan.device),
+        precision,
+        num_layers: checkpoint.config.num_layers,
+    };
+    let target = model(&plan.target, &plan.precision);
+    let draft = plan.draft.as_ref().map(|draft| model(draft, &plan.draft_precision));
+    let mut engines = vec![("target", &target.sizes)];
+    engines.extend(draft.iter().map(|draft| ("draft", &draft.sizes)));
     let mut text = sizes::table(&engines).to_string();
 
     let kv_bytes: u64 = engines.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum();
@@ -86,24 +79,23 @@ fn report(plan: &Plan, args: &PlanArgs, machine: &Machine, bandwidth: f64) -> Re
         table::count(capacity.tokens),
         capacity.sequences,
     )?;
-    let source = if args.bandwidth.is_some() { "given" } else { "measured" };
-    writeln!(
-        text,
-        "{:.1} GB/s ({source}), {} threads, {}; {CONTEXT_TOKENS} tokens of context add {:.3} ms to a step\n",
-        bandwidth / 1e9,
-        machine.pool.threads(),
-        machine.isa,
-        1e3 * (CONTEXT_TOKENS * target.kv_token_bytes) as f64 / bandwidth,
-    )?;
-
-    let rows = plan.limits.max_draft_len + 1;
-    let target = machine.roofline(&target, &plan.precision, rows, bandwidth)?;
-    let draft = draft.map(|sizes| machine.roofline(&sizes, &plan.draft_precision, 1, bandwidth));
-    let draft = draft.transpose()?;
-    let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
-        .map(|draft_len| Step::new(draft_len, &target, draft.as_ref()))
-        .collect();
-    write!(text, "{}", step_table(&steps))?;
+    for machine in machines {
+        let context_bytes = CONTEXT_TOKENS * target.sizes.kv_token_bytes;
+        writeln!(
+            text,
+            "{}; {CONTEXT_TOKENS} tokens of context add {:.3} ms to a step\n",
+            machine.describe(),
+            1e3 * context_bytes as f64 / machine.bandwidth(),
+        )?;
+        let rows = plan.limits.max_draft_len + 1;
+        let target = machine.roofline(&target, rows)?;
+        let draft = draft.as_ref().map(|draft| machine.roofline(draft, 1)).transpose()?;
+        let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
+            .map(|draft_len| Step::new(draft_len, &target, draft.as_ref()))
+            .collect();
+        writeln!(text, "{}", step_table(&steps))?;
+    }
+    text.truncate(text.trim_end().len() + 1);
     if matches!(plan.drafter, DrafterKind::Ngram { .. }) {
         writeln!(
             text,

@@ -14,8 +14,12 @@ pub struct Product {
 pub struct Roofline {
     /// Bytes of weights that a pass reads.
     pub bytes: f64,
+    /// Rows that share one reading of the weights.
+    pub rows_a_read: usize,
     /// Bytes a second.
     pub bandwidth: f64,
+    /// What a pass takes on top: starting its kernels.
+    pub overhead_ms: f64,
     /// Its products, one after the other.
     pub products: Vec<Product>,
 }
@@ -28,7 +32,8 @@ impl Roofline {
             rows as f64 * product.macs / rate
         };
         let multiplying: f64 = self.products.iter().map(multiply).sum();
-        1e3 * multiplying.max(self.bytes / self.bandwidth)
+        let reads = rows.div_ceil(self.rows_a_read) as f64;
+        self.overhead_ms + 1e3 * multiplying.max(reads * self.bytes / self.bandwidth)
     }
 }
 
@@ -96,7 +101,8 @@ mod tests {
     /// at twice the rate from two rows on.
     fn target() -> Roofline {
         let products = vec![Product { macs: 100.0, rates: vec![1e5, 2e5] }];
-        Roofline { bytes: 1000.0, bandwidth: 1e6, products }
+        let rows_a_read = usize::MAX;
+        Roofline { bytes: 1000.0, rows_a_read, bandwidth: 1e6, overhead_ms: 0.0, products }
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -121,6 +127,16 @@ mod tests {
     }
 
     #[test]
+    fn weights_are_read_again_for_more_rows_than_share_them_and_kernels_take_their_time() {
+        let gpu = Roofline { rows_a_read: 2, overhead_ms: 0.25, ..target() };
+        let times: Vec<f64> = (1..=4).map(|rows| gpu.ms(rows)).collect();
+        // Read once, once, twice and twice, of 1 ms each; multiplying is never longer.
+        for (time, expected) in times.into_iter().zip([1.25, 1.25, 2.25, 2.25]) {
+            assert!(close(time, expected), "{time} is not {expected}");
+        }
+    }
+
+    #[test]
     fn expected_tokens_are_the_geometric_sum() {
         assert!(close(expected_tokens(0.5, 0), 1.0));
         assert!(close(expected_tokens(0.5, 3), 1.0 + 0.5 + 0.25 + 0.125));
@@ -130,11 +146,8 @@ mod tests {
 
     #[test]
     fn a_drafter_is_run_once_a_token() {
-        let draft = Roofline {
-            bytes: 100.0,
-            bandwidth: 1e6,
-            products: vec![Product { macs: 1.0, rates: vec![1e9] }],
-        };
+        let products = vec![Product { macs: 1.0, rates: vec![1e9] }];
+        let draft = Roofline { bytes: 100.0, products, ..target() };
         let step = Step::new(3, &target(), Some(&draft));
         assert!(close(step.verify_ms, 2.0) && close(step.draft_ms, 0.3) && close(step.ms(), 2.3));
         // 1 + 0.5 + 0.25 + 0.125 tokens in 2.3 ms.

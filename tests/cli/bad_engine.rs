@@ -2,7 +2,7 @@
 //! wrong, both values, and what to do.
 
 use super::support::{Checkpoint, build_args, built, refused, spec_build, succeeds, tokenizer};
-use spec_core::engine::{Device, Engine, EngineWriter};
+use spec_core::engine::{Device, Engine, EngineWriter, code_section, needed_variants};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -76,22 +76,27 @@ fn foreign_files_and_other_versions_are_told_apart() {
 
 #[test]
 fn an_engine_for_a_gpu_is_described_but_does_not_run_on_the_cpu() {
-    let (dir, engine) = tiny();
-    let cpu = Engine::open(&engine).unwrap();
-    let mut manifest = cpu.manifest().clone();
+    let dir = built(&Checkpoint::for_gpu(1), &["--dtype", "fp16"]);
+    let engine = dir.path().join("model/1/target.engine");
+    let mut manifest = Engine::open(&engine).unwrap().manifest().clone();
     manifest.device = Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 };
-    let writer = EngineWriter::create(&engine, manifest).unwrap();
+    let names = needed_variants(&manifest.model, &manifest.precision);
+    let code = names.iter().map(|variant| (code_section("sm_90a", variant), 100)).collect();
+    let writer = EngineWriter::with_code(&engine, manifest, &code).unwrap();
     for section in writer.sections() {
         let mut out = writer.section(&section.name);
-        out.write(cpu.section(&section.name)).unwrap();
+        out.write(&vec![0; section.bytes as usize]).unwrap();
         out.close();
     }
     writer.seal().unwrap().commit().unwrap();
     let model = dir.path().join("model");
     let model = model.to_str().unwrap();
-    assert!(succeeds(&["inspect", model]).contains("cuda:sm_90a, driver 580 or newer"));
+    let text = succeeds(&["inspect", model]);
+    assert!(text.contains("cuda:sm_90a, driver 580 or newer"), "{text}");
+    assert!(text.contains(&format!("{} kernels for 1 architecture(s)", names.len())), "{text}");
+    let line = succeeds(&["verify", model]);
+    assert!(line.contains("no tokens were run: that takes a GPU of sm_90a"), "{line}");
     let parts = ["built for cuda:sm_90a, opened on the cpu", "spec-build --device cpu"];
-    refused(&["verify", model], &parts);
     refused(&["try", model, "--prompt", "x"], &parts);
 }
 

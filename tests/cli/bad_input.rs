@@ -135,7 +135,8 @@ fn options_that_contradict_each_other_or_the_model_are_refused() {
         (&["--max-seq-len", "0"], &["max_seq_len is 0", "1 to 128"]),
         (&["--max-batch-size", "0"], &["max_batch_size is 0", "1 to 65536"]),
         (&["--kv-dtype", "bf16"], &["--kv-dtype bf16", "fp32, fp16 or fp8"]),
-        (&["--device", "cuda:sm_90a"], &["--device cuda:sm_90a", "--device cpu"]),
+        (&["--device", "cuda:sm_90"], &["--device cuda:sm_90", "not one of sm_80, sm_89, sm_90a"]),
+        (&["--device", "cuda:sm_90a"], &["target: head_dim is 8", "64 or 128", "--device cpu"]),
         (&["--device", "tpu"], &["--device tpu", "cuda:ARCH"]),
         (&["--draft", "/nonexistent"], &["draft", "/nonexistent", "No such file"]),
     ] {

@@ -5,5 +5,6 @@
 mod bad_engine;
 mod bad_input;
 mod commands;
+mod cuda;
 mod killed;
 mod support;

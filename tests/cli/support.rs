@@ -33,12 +33,22 @@ impl Checkpoint {
         Self::new(seed, 32, 64, 2)
     }
 
-    /// A llama of random weights.
+    /// One layer of 128 with a head of 64, which CUDA kernels take.
+    pub(crate) fn for_gpu(seed: u64) -> Self {
+        Self::with_heads(seed, 128, 96, 1, 64)
+    }
+
+    /// A llama of random weights with heads of 8.
     pub(crate) fn new(seed: u64, hidden: usize, mlp: usize, layers: usize) -> Self {
+        Self::with_heads(seed, hidden, mlp, layers, 8)
+    }
+
+    fn with_heads(seed: u64, hidden: usize, mlp: usize, layers: usize, head_dim: usize) -> Self {
         let config = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": VOCAB_SIZE,
             "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers,
-            "num_attention_heads": hidden / 8, "num_key_value_heads": hidden / 16, "head_dim": 8,
+            "num_attention_heads": hidden / head_dim,
+            "num_key_value_heads": hidden / 2 / head_dim, "head_dim": head_dim,
             "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": MAX_POSITION,
             "rope_theta": 10000.0, "tie_word_embeddings": true, "bos_token_id": 256,
             "eos_token_id": 256,
@@ -148,6 +158,8 @@ pub(crate) struct Ended {
 pub(crate) fn command<S: AsRef<OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spec-build"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Not the user's own.
+    command.env("SPEC_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubin"));
     command
 }
 

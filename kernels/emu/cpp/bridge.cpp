@@ -36,7 +36,8 @@ void run_launches(rust::Slice<const RawLaunch> launches, const RawSchedule& sche
         launch.max_resident = raw.max_resident;
         all.push_back(std::move(launch));
     }
-    const Schedule chosen{schedule.seed, static_cast<Landing>(schedule.landing), schedule.disturbed};
+    const Landing landing = static_cast<Landing>(schedule.landing);
+    const Schedule chosen{schedule.seed, landing, schedule.disturbed};
     const std::string failure = run(all, chosen);
     if (!failure.empty()) {
         throw std::runtime_error(failure);

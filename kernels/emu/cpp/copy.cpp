@@ -1,5 +1,5 @@
-// Asynchronous copies: issued by threads, landing when the schedule wants, at the latest when a thread
-// waits for them.
+// Asynchronous copies: issued by threads, landing when the schedule wants, at the latest when a
+// thread waits for them.
 #include <cstring>
 
 #include "machine.h"
@@ -17,7 +17,8 @@ void check_copy(const void* shared, const void* global, uint32_t bytes, const ch
     const uintptr_t to = reinterpret_cast<uintptr_t>(shared);
     const uintptr_t start = reinterpret_cast<uintptr_t>(current->block->shared);
     if (to % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0 || bytes % 16 != 0) {
-        fail("%s of %u bytes from %p to %p: all must be multiples of 16", call, bytes, global, shared);
+        fail("%s of %u bytes from %p to %p: all must be multiples of 16", call, bytes, global,
+             shared);
     }
     if (to < start || to + bytes > start + limit) {
         fail("%s of %u bytes to %lld of %u bytes of shared memory", call, bytes,
@@ -63,7 +64,11 @@ void land(Pending& pending) {
         memcpy(pending.shared, pending.global, pending.bytes);
     } else {
         const uint32_t limit = pending.num_copies;
-        land_copies(*pending.thread, [&](const LaneCopy& copy) { return copy.sequence < limit; });
+        Thread& thread = *pending.thread;
+        land_copies(thread, [&](const LaneCopy& copy) { return copy.sequence < limit; });
+        // Some may have landed for a later arrival of the same thread.
+        race::release(&thread.race_sync);
+        race::acquire(&thread.race_sync);
     }
     race::release(&pending.mbar->race_sync);
     race::go_to(here);
@@ -71,7 +76,7 @@ void land(Pending& pending) {
     pending.thread->block->copies_in_flight--;
     const uint32_t arrivals = pending.bytes > 0 ? 0 : 1;
     if (!count_arrival(*pending.mbar, arrivals, -static_cast<int64_t>(pending.bytes))) {
-        fail_for(*pending.thread, "async_arrive: more arrivals in a phase than the mbarrier counts");
+        fail_for(*pending.thread, "more arrivals by async_arrive than the mbarrier counts");
     }
 }
 
@@ -80,6 +85,7 @@ void issue(Pending pending) {
     if (machine->schedule->landing == Landing::AtOnce) {
         land(pending);
     } else {
+        const race::Unseen unseen;
         machine->pending.push_back(pending);
     }
     maybe_yield();
@@ -114,6 +120,7 @@ void async_copy(void* shared, const void* global) {
         move_lane_copy(copy);
     }
     if (!at_once || race::WATCHED) {
+        const race::Unseen unseen;
         current->copies.push_back(copy);
     }
 }
@@ -121,6 +128,9 @@ void async_copy(void* shared, const void* global) {
 void async_wait(uint32_t pending) {
     const uint32_t open = current->open_group;
     land_copies(*current, [&](const LaneCopy& copy) { return copy.group + pending < open; });
+    // An arrival that comes later brings what has landed here.
+    race::release(&current->race_sync);
+    race::acquire(&current->race_sync);
     maybe_yield();
 }
 

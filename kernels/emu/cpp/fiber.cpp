@@ -60,7 +60,8 @@ void unmap_stacks(uint8_t* stacks) {
 void* fresh_stack(uint8_t* stacks, uint32_t lane, void (*entry)()) {
     uint8_t* top = stacks + GUARD_BYTES + (lane + 1) * STACK_BYTES - lane * STAGGER_BYTES;
     void** slots = reinterpret_cast<void**>(top);
-    // The address that `entry` would return to, then where the switch returns to, then six registers.
+    // The address that `entry` would return to, then where the switch returns to, then six
+    // registers.
     *--slots = nullptr;
     *--slots = reinterpret_cast<void*>(entry);
     for (int i = 0; i < 6; i++) {

@@ -1,5 +1,6 @@
-// Stacks, and the switch from one to another. A warp's stacks lie in one mapping with a guard page below;
-// they start at different offsets of a page, or all lanes' frames would share the same lines of the cache.
+// Stacks, and the switch from one to another. A warp's stacks lie in one mapping with a guard page
+// below; they start at different offsets of a page, or all lanes' frames would share the same lines
+// of the cache.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,5 @@
-// The schedule: which blocks are resident, which warp runs next, when a launch has ended or can never end.
+// The loop of the machine: which blocks are resident, when a warp runs, when a launch has ended or
+// can never end.
 #include "machine.h"
 
 #include <algorithm>
@@ -7,8 +8,10 @@
 #include <memory>
 
 #include "block.h"
+#include "crash.h"
 #include "fiber.h"
 #include "race.h"
+#include "schedule.h"
 
 namespace emu {
 
@@ -37,6 +40,7 @@ Thread* take_lane(Warp& warp) {
 
 void enqueue(Warp& warp) {
     if (!warp.queued) {
+        const race::Unseen unseen;
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
@@ -49,8 +53,8 @@ void to_scheduler(void** save) {
 
 std::string describe(const Thread& thread) {
     char text[256];
-    snprintf(text, sizeof text, "kernel %s: block %u thread %u", thread.block->grid->launch->entry->name,
-             thread.block->index, thread.index);
+    snprintf(text, sizeof text, "kernel %s: block %u thread %u",
+             thread.block->grid->launch->entry->name, thread.block->index, thread.index);
     return text;
 }
 
@@ -61,27 +65,20 @@ void set_failure(std::string message) {
 
 }  // namespace
 
-uint32_t random_below(uint32_t bound) {
-    uint64_t& state = machine->random_state;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return static_cast<uint32_t>(((state >> 32) * bound) >> 32);
-}
-
 void fail(const char* format, ...) {
     char text[512];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    set_failure(describe(*current) + ": " + text);
+    fail_for(*current, text);
     for (;;) {
         to_scheduler(&current->stack_pointer);
     }
 }
 
 void fail_for(const Thread& thread, const char* message) {
+    const race::Unseen unseen;
     set_failure(describe(thread) + ": " + message);
 }
 
@@ -147,6 +144,7 @@ void end_thread() {
     race::release(&block.grid->race_sync);
     if (block.threads_alive == 0) {
         check_ended(block);
+        const race::Unseen unseen;
         machine->ended_blocks.push_back(&block);
     }
     for (;;) {
@@ -168,8 +166,8 @@ bool may_start(const Grid& grid) {
     if (!before || before->complete) {
         return true;
     }
-    // A block that ended counts as one that has let the next kernel begin. The launch before that one
-    // must be over: two are resident at most.
+    // A block that ended counts as one that has let the next kernel begin. The launch before that
+    // one must be over: two are resident at most.
     return launch.overlap && before->triggered == before->launch->grid &&
            (!before->before || before->before->complete);
 }
@@ -180,6 +178,9 @@ void start_blocks() {
             Block& block = take_block(grid);
             for (uint32_t w = 0; w < block.num_warps; w++) {
                 enqueue(block.warps[w]);
+                if (machine->schedule->disturbed && random_below(4) == 0) {
+                    hold_back(block.warps[w]);
+                }
             }
         }
     }
@@ -206,31 +207,9 @@ void end_blocks() {
     }
 }
 
-bool preferred(const Warp& a, const Warp& b) {
-    const size_t first = a.block->grid->index;
-    const size_t second = b.block->grid->index;
-    return machine->favour > 0 ? first > second : first < second;
-}
-
 Warp* pick() {
     std::vector<Warp*>& runnable = machine->runnable;
-    const uint32_t count = static_cast<uint32_t>(runnable.size());
-    uint32_t chosen = 0;
-    if (machine->schedule->disturbed) {
-        chosen = random_below(count);
-        if (random_below(32) == 0) {
-            runnable[random_below(count)]->still_until = machine->tick + random_below(16 * count + 64);
-        }
-        for (int i = 0; i < 3; i++) {
-            const uint32_t other = random_below(count);
-            const bool still = runnable[chosen]->still_until > machine->tick;
-            if (still || (machine->favour && preferred(*runnable[other], *runnable[chosen]))) {
-                chosen = other;
-            }
-        }
-    } else {
-        chosen = count - 1;
-    }
+    const uint32_t chosen = choose_warp();
     Warp* warp = runnable[chosen];
     runnable[chosen] = runnable.back();
     runnable.pop_back();
@@ -271,8 +250,8 @@ std::string deadlock() {
             }
             const Thread& thread = warp.lanes[__builtin_ctz(warp.alive)];
             char text[256];
-            snprintf(text, sizeof text, "; %s in %s (%llu, %llu)", describe(thread).c_str(), thread.call,
-                     static_cast<unsigned long long>(thread.detail[0]),
+            snprintf(text, sizeof text, "; %s in %s (%llu, %llu)", describe(thread).c_str(),
+                     thread.call, static_cast<unsigned long long>(thread.detail[0]),
                      static_cast<unsigned long long>(thread.detail[1]));
             message += text;
             shown++;
@@ -318,15 +297,16 @@ std::string wrong(const Launch& launch) {
     const Entry& entry = *launch.entry;
     const std::string kernel = std::string("kernel ") + entry.name + ": ";
     if (launch.params.size() != entry.params_bytes) {
-        return kernel + "launched with " + std::to_string(launch.params.size()) + " bytes of arguments, takes " +
-               std::to_string(entry.params_bytes);
+        return kernel + "launched with " + std::to_string(launch.params.size()) +
+               " bytes of arguments, takes " + std::to_string(entry.params_bytes);
     }
     if (launch.block != entry.num_threads || launch.block % LANES != 0) {
-        return kernel + "launched with blocks of " + std::to_string(launch.block) + " threads, takes " +
-               std::to_string(entry.num_threads);
+        return kernel + "launched with blocks of " + std::to_string(launch.block) +
+               " threads, takes " + std::to_string(entry.num_threads);
     }
     if (race::WATCHED && launch.grid * launch.block > MAX_WATCHED_THREADS) {
-        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) + " threads cannot be watched for races";
+        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) +
+               " threads cannot be watched for races";
     }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
@@ -336,12 +316,7 @@ std::string wrong(const Launch& launch) {
 
 void prepare(const std::vector<Launch>& launches, const Schedule& schedule) {
     Machine& m = *machine;
-    m.schedule = &schedule;
-    m.random_state = (schedule.seed + 1) * 0x9e3779b97f4a7c15ull | 1;
-    for (int i = 0; i < 4; i++) {
-        random_below(2);
-    }
-    m.favour = schedule.disturbed ? static_cast<int>(random_below(3)) - 1 : 0;
+    seed_schedule(schedule);
     m.race = race::here();
     for (const Launch& launch : launches) {
         Grid grid;
@@ -372,6 +347,7 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
     }
     std::unique_ptr<Machine> here = std::make_unique<Machine>();
     machine = here.get();
+    catch_crashes();
     prepare(launches, schedule);
     while (!here->failed && !all_complete()) {
         step();

@@ -1,7 +1,7 @@
-// The machine that kernels run on in tests: threads as fibers, blocks with poisoned shared memory, and a
-// seeded schedule that decides who goes on and when asynchronous copies land. What kernels call is in
-// prims_cpu.h; this header has the state behind it. Nothing here is seen by ThreadSanitizer except
-// through race.h. One machine belongs to one thread of the host.
+// The machine that kernels run on in tests: threads as fibers, blocks with poisoned shared memory,
+// and a seeded schedule that decides who goes on and when asynchronous copies land. What kernels
+// call is in prims_cpu.h; this header has the state behind it. Nothing here is seen by
+// ThreadSanitizer except through race.h. One machine belongs to one thread of the host.
 #pragma once
 
 #include <cstddef>
@@ -54,8 +54,8 @@ struct Launch {
     uint32_t max_resident = 0;
 };
 
-// A copy of 16 bytes (from nowhere: zeros) that its thread has issued as its `sequence`-th, in its group
-// number `group`.
+// A copy of 16 bytes (from nowhere: zeros) that its thread has issued as its `sequence`-th, in its
+// group number `group`.
 struct LaneCopy {
     void* shared;
     const void* global;
@@ -78,6 +78,7 @@ struct Thread {
     std::vector<LaneCopy> copies;
     const void* polled = nullptr;
     void* race = nullptr;
+    char race_sync = 0;
 };
 
 struct WaitList {
@@ -160,7 +161,8 @@ struct Grid {
     char race_sync = 0;
 };
 
-// A bulk copy; or, with no bytes, an arrival that waits for the first `num_copies` copies of `thread`.
+// A bulk copy; or, with no bytes, an arrival that waits for the first `num_copies` copies of
+// `thread`.
 struct Pending {
     Thread* thread;
     MBarrier* mbar;
@@ -213,7 +215,8 @@ uint32_t random_below(uint32_t bound);
 // The same about a thread that is not running; the scheduler notices.
 void fail_for(const Thread& thread, const char* message);
 
-// The running thread waits in `list` until somebody wakes it. `first` and `second` are for messages.
+// The running thread waits in `list` until somebody wakes it. `first` and `second` are for
+// messages.
 void wait_in(WaitList& list, const char* call, uint64_t first, uint64_t second);
 void wake_all(WaitList& list);
 
@@ -229,7 +232,8 @@ void switch_away();
 // Lands a bulk copy, or lets an arrival happen, that the schedule chooses. One must be pending.
 void land_one();
 
-// One arrival, and bytes that the phase is to wait for (or that have come, negative). False: too many arrivals.
+// One arrival, and bytes that the phase is to wait for (or that have come, negative). False: too
+// many arrivals.
 bool count_arrival(MBarrier& mbar, uint32_t arrivals, int64_t bytes);
 
 }  // namespace emu

@@ -3,7 +3,9 @@
 //
 //     arena FILE ADDRESS BYTES
 //     schedule SEED LANDING DISTURBED
-//     launch VARIANT GRID BLOCK SHARED_BYTES OVERLAP MAX_RESIDENT PARAMS   (numbers decimal, params hexadecimal)
+//     launch VARIANT GRID BLOCK SHARED_BYTES OVERLAP MAX_RESIDENT PARAMS
+//
+// Numbers are decimal, params hexadecimal.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -31,7 +33,8 @@ void map_arena(std::istringstream& line) {
     const int descriptor = open(file.c_str(), O_RDWR);
     void* wanted = reinterpret_cast<void*>(address);
     const int flags = MAP_SHARED | MAP_FIXED_NOREPLACE;
-    if (descriptor < 0 || mmap(wanted, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0) != wanted) {
+    const int protection = PROT_READ | PROT_WRITE;
+    if (descriptor < 0 || mmap(wanted, bytes, protection, flags, descriptor, 0) != wanted) {
         stop("the arena " + file + " cannot be mapped at " + std::to_string(address));
     }
     close(descriptor);

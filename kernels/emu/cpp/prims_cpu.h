@@ -1,5 +1,5 @@
-// The CPU twins of prims.cuh: same names, same contracts. Small ones are here; whatever waits, orders
-// memory or moves data goes to the machine.
+// The CPU twins of prims.cuh: same names, same contracts. Small ones are here; whatever waits,
+// orders memory or moves data goes to the machine.
 #pragma once
 
 #include <cmath>
@@ -145,8 +145,6 @@ DEVICE uint32_t multiply_high(uint32_t a, uint32_t b) {
     return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
-#include "convert.cuh"
-
 DEVICE float half_to_float(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16;
     const uint32_t exponent = (half >> 10) & 31u;
@@ -178,6 +176,13 @@ DEVICE uint16_t float_to_half(float value) {
     magnitude += 0xfffu + ((magnitude >> 13) & 1u);
     return sign | ((magnitude >> 13) - (112u << 10));
 }
+
+DEVICE uint32_t multiply_half2(uint32_t a, uint32_t b) {
+    const uint32_t low = float_to_half(half_to_float(a & 0xffffu) * half_to_float(b & 0xffffu));
+    return low | uint32_t{float_to_half(half_to_float(a >> 16) * half_to_float(b >> 16))} << 16;
+}
+
+#include "convert.cuh"
 
 namespace emu {
 
@@ -213,6 +218,9 @@ constexpr E4m3Table E4M3;
 }  // namespace emu
 
 DEVICE uint32_t e4m3_to_half2(uint32_t pair) {
+    if (ARCH < 890) {
+        return e4m3_to_half2_bits(pair);
+    }
     return emu::E4M3.halves[pair & 0xffu] | uint32_t{emu::E4M3.halves[(pair >> 8) & 0xffu]} << 16;
 }
 

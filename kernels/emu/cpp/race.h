@@ -1,5 +1,5 @@
-// What ThreadSanitizer is told: each CUDA thread is a fiber of its own, and only what orders memory on a
-// GPU is an edge. Empty unless EMU_RACES is set; the machine itself is never instrumented.
+// What ThreadSanitizer is told: each CUDA thread is a fiber of its own, and only what orders memory
+// on a GPU is an edge. Empty unless EMU_RACES is set; the machine itself is never instrumented.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +16,10 @@ void __tsan_acquire(void* address);
 void __tsan_release(void* address);
 void __tsan_read_range(void* address, unsigned long bytes);
 void __tsan_write_range(void* address, unsigned long bytes);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
 int __tsan_atomic32_load(const volatile int* address, int order);
 void __tsan_atomic32_store(volatile int* address, int value, int order);
 int __tsan_atomic32_compare_exchange_val(volatile int* address, int expected, int value, int order,
@@ -25,6 +29,18 @@ int __tsan_atomic32_compare_exchange_val(volatile int* address, int expected, in
 namespace emu::race {
 
 constexpr bool WATCHED = true;
+
+// While it lives, what the machine allocates or copies for itself in a kernel's thread is not seen.
+struct Unseen {
+    Unseen() {
+        AnnotateIgnoreReadsBegin("", 0);
+        AnnotateIgnoreWritesBegin("", 0);
+    }
+    ~Unseen() {
+        AnnotateIgnoreWritesEnd("", 0);
+        AnnotateIgnoreReadsEnd("", 0);
+    }
+};
 
 inline void* here() {
     return __tsan_get_current_fiber();
@@ -64,8 +80,8 @@ inline uint32_t exchange(uint32_t* address, uint32_t value, bool ordered) {
     const int order = ordered ? __ATOMIC_ACQ_REL : __ATOMIC_RELAXED;
     const int failure = ordered ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
     const int old = static_cast<int>(*address);
-    return __tsan_atomic32_compare_exchange_val(reinterpret_cast<volatile int*>(address), old, value,
-                                                order, failure);
+    volatile int* place = reinterpret_cast<volatile int*>(address);
+    return __tsan_atomic32_compare_exchange_val(place, old, value, order, failure);
 }
 
 }  // namespace emu::race
@@ -75,6 +91,10 @@ inline uint32_t exchange(uint32_t* address, uint32_t value, bool ordered) {
 namespace emu::race {
 
 constexpr bool WATCHED = false;
+
+struct Unseen {
+    Unseen() {}
+};
 
 inline void* here() {
     return nullptr;

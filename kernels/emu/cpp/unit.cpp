@@ -1,5 +1,5 @@
-// One compiled kernel. EMU_FILE is its source, EMU_NAME the variant's name, EMU_ENTRY the symbol of its
-// entry. The unnamed namespace keeps what variants call alike apart.
+// One compiled kernel. EMU_FILE is its source, EMU_NAME the variant's name, EMU_ENTRY the symbol of
+// its entry. The unnamed namespace keeps what variants call alike apart.
 #include "prims_cpu.h"
 
 namespace {

@@ -3,13 +3,17 @@
 
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
-use std::process;
+use std::{process, thread};
 
 /// Alignment of every allocation, in bytes.
 const ALIGNMENT: usize = 256;
+
+/// Least bytes after every allocation that nobody may write, and what they hold.
+const FENCE_BYTES: usize = 64;
+const FENCE: u8 = 0xa5;
 
 /// What memory holds before anybody writes it: NaN in every float format.
 const POISON: u8 = 0xff;
@@ -19,12 +23,14 @@ const FIRST_PLACE: usize = 1 << 36;
 const PLACE_STEP: usize = 1 << 30;
 const LAST_PLACE: usize = 1 << 38;
 
-/// Memory that kernels may use, until it is dropped.
+/// Memory that kernels may use, until it is dropped. Panics then if a kernel wrote past an allocation.
 pub struct Arena {
     file: File,
     memory: *mut u8,
     num_bytes: usize,
     used: Cell<usize>,
+    /// Where the bytes between allocations start and end.
+    fences: RefCell<Vec<(usize, usize)>>,
 }
 
 // SAFETY: the mapping is the arena's own and is not bound to a thread.
@@ -43,17 +49,20 @@ impl Arena {
             .step_by(PLACE_STEP)
             .find_map(|place| map(&file, place, num_bytes))
             .unwrap_or_else(|| panic!("no address space for an arena of {num_bytes} bytes"));
-        Self { file, memory, num_bytes, used: Cell::new(0) }
+        Self { file, memory, num_bytes, used: Cell::new(0), fences: RefCell::default() }
     }
 
     /// Address of new memory, poisoned, aligned to 256 bytes.
     pub fn alloc(&self, num_bytes: usize) -> u64 {
         let start = self.used.get();
-        let end = start + num_bytes.max(1).next_multiple_of(ALIGNMENT);
+        let end = start + (num_bytes + FENCE_BYTES).next_multiple_of(ALIGNMENT);
         assert!(end <= self.num_bytes, "the arena of {} bytes is full", self.num_bytes);
         self.used.set(end);
         let address = self.memory as u64 + start as u64;
-        self.write(address, &vec![POISON; end - start]);
+        let mut fresh = vec![POISON; end - start];
+        fresh[num_bytes..].fill(FENCE);
+        self.write(address, &fresh);
+        self.fences.borrow_mut().push((start + num_bytes, end));
         address
     }
 
@@ -82,6 +91,25 @@ impl Arena {
     /// Forgets all allocations: the next one starts at the beginning again.
     pub fn clear(&self) {
         self.used.set(0);
+        self.fences.borrow_mut().clear();
+    }
+
+    /// Whether everything was written inside allocations; if not, where. It is told once.
+    pub fn check(&self) -> Result<(), String> {
+        let fences = self.fences.take();
+        for (start, end) in &fences {
+            let (start, end) = (*start, *end);
+            let address = self.memory as u64 + start as u64;
+            let mut bytes = vec![0; end - start];
+            self.read(address, &mut bytes);
+            if let Some(past) = bytes.iter().position(|byte| *byte != FENCE) {
+                return Err(format!(
+                    "a write {past} bytes past the allocation ending at {address:#x}"
+                ));
+            }
+        }
+        self.fences.replace(fences);
+        Ok(())
     }
 
     /// File, address and length, for another process.
@@ -105,8 +133,14 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        let checked = self.check();
         // SAFETY: the mapping is this arena's own; nothing refers to it any more.
         unsafe { libc::munmap(self.memory.cast(), self.num_bytes) };
+        if let Err(message) = checked
+            && !thread::panicking()
+        {
+            panic!("{message}");
+        }
     }
 }
 

@@ -94,7 +94,7 @@ impl Program {
         }
         let path = self.path.with_file_name(unique("job"));
         fs::write(&path, job).map_err(|e| format!("writing {}: {e}", path.display()))?;
-        let result = self.start(&path).and_then(finish);
+        let result = self.start(&path).and_then(finish).and_then(|()| arena.check());
         // A job that stays behind does no harm.
         let _ = fs::remove_file(&path);
         result

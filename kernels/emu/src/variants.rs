@@ -15,10 +15,10 @@ pub(crate) struct Unit {
 /// Query heads of a key head that tests use.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 
-/// The kernels with code of their own for architectures without bulk copies.
-const TWO_KINDS: [&str; 2] = ["gemm", "ring"];
+/// The kernels with code of their own for older architectures.
+const TWO_KINDS: [&str; 3] = ["gemm", "probe", "ring"];
 
-/// What a unit's name ends in when it is compiled without bulk copies, as for sm_80.
+/// What a unit's name ends in when it is compiled as for sm_80: without bulk copies.
 const OLD_ARCHITECTURE: &str = "@sm_80";
 
 /// Where sources and headers are: the machine's, the test kernels', the kernels'.
@@ -56,7 +56,7 @@ fn unit(variant: &Variant) -> Unit {
     }
 }
 
-/// The same for an architecture without bulk copies.
+/// The same, as for sm_80.
 fn older(unit: &Unit) -> Unit {
     let mut defines = unit.defines.clone();
     defines.push(("EMU_ARCH".into(), "800".into()));
@@ -75,6 +75,7 @@ fn variants() -> Vec<Variant> {
         for head_dim in [64, 128] {
             all.push(Variant::rope(format, head_dim));
             all.extend(GROUPS.map(|group| Variant::attention(format, head_dim, group)));
+            all.extend(GROUPS.map(|group| Variant::attention_wide(format, head_dim, group)));
         }
     }
     all

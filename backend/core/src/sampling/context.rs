@@ -39,7 +39,7 @@ pub(super) fn edits_nothing(params: &SamplingParams) -> bool {
     params.logit_bias.is_empty()
         && params.bad_words.is_empty()
         && params.min_tokens == 0
-        && !penalises(params)
+        && !params.penalises()
 }
 
 /// Applies bias, then bans (negative infinity), then penalties. Tokens beyond the logits are ignored: a
@@ -63,15 +63,9 @@ pub(super) fn edit(
             ban(logits, last);
         }
     }
-    if penalises(params) {
+    if params.penalises() {
         penalise(params, context, logits);
     }
-}
-
-fn penalises(params: &SamplingParams) -> bool {
-    params.repetition_penalty != 1.0
-        || params.presence_penalty != 0.0
-        || params.frequency_penalty != 0.0
 }
 
 /// The repetition penalty on what occurs in prompt or output, then the others on what occurs in the output.

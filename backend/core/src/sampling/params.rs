@@ -73,6 +73,13 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
+    /// Whether tokens that occurred before are made less likely, or more.
+    pub(crate) fn penalises(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+
     /// Checks every field against its limits, for a model of `vocab_size` tokens. The sampler relies on it.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
         in_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE)?;

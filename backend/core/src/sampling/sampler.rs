@@ -48,7 +48,7 @@ impl Sampler {
         self.coupling
     }
 
-    /// The tokens that `min_tokens` holds back.
+    /// What `min_tokens` holds back.
     pub fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
     }

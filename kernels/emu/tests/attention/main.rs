@@ -2,6 +2,7 @@
 //! its own query and its sequence's keys and values.
 
 mod case;
+mod mutations;
 mod twin;
 
 use std::collections::HashMap;
@@ -10,8 +11,11 @@ use case::{Case, Context, Query, Shape, UNTOUCHED, mix};
 use spec_emu::{Arena, Schedule, run};
 use spec_kernels::Format;
 
-const SMALL: Shape = Shape { kv: Format::Fp16, head_dim: 64, group: 4, kv_heads: 2 };
-const SMALL_FP8: Shape = Shape { kv: Format::Fp8, head_dim: 64, group: 3, kv_heads: 2 };
+const SMALL: Shape = Shape { kv: Format::Fp16, head_dim: 64, group: 4, kv_heads: 2, tile_rows: 16 };
+const WIDE: Shape = Shape { tile_rows: 64, ..SMALL };
+const SMALL_FP8: Shape =
+    Shape { kv: Format::Fp8, head_dim: 64, group: 3, kv_heads: 2, tile_rows: 16 };
+const WIDE_FP8: Shape = Shape { tile_rows: 64, head_dim: 128, ..SMALL_FP8 };
 
 /// Runs a pass on several schedules, compares each with the twin and all with the first.
 fn check(case: &Case, num_seeds: u64) -> Vec<u16> {
@@ -51,9 +55,10 @@ fn every_variant_agrees_with_the_twin() {
     for kv in [Format::Fp16, Format::Fp8] {
         for head_dim in [64, 128] {
             for group in [1, 2, 3, 4, 7, 8] {
-                let shape = Shape { kv, head_dim, group, kv_heads: 2 };
-                let case = Case::chains(shape, &[1, 17, 300, 95], 5);
-                check(&case, 1);
+                for tile_rows in [16, 64] {
+                    let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows };
+                    check(&Case::chains(shape, &[1, 17, 300, 95], 7), 1);
+                }
             }
         }
     }
@@ -61,7 +66,7 @@ fn every_variant_agrees_with_the_twin() {
 
 #[test]
 fn lengths_around_the_bounds_of_pages_and_splits() {
-    for shape in [SMALL, SMALL_FP8] {
+    for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8] {
         for split_tokens in [32, 64, 512] {
             let lens = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128, 129, 511, 513, 700];
             let case = Case { split_tokens, grid: 9, ..Case::chains(shape, &lens, 3) };
@@ -73,7 +78,7 @@ fn lengths_around_the_bounds_of_pages_and_splits() {
 #[test]
 fn flat_and_peaked_weights() {
     for spread in [0.0, 0.1, 20.0, 400.0] {
-        for shape in [SMALL, SMALL_FP8] {
+        for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8] {
             check(&Case { spread, ..Case::chains(shape, &[200, 33], 2) }, 1);
         }
     }
@@ -83,7 +88,7 @@ fn flat_and_peaked_weights() {
 fn a_ring_wraps_and_page_numbers_are_fetched_again() {
     // 2,200 positions in one split: 35 pages a warp, more than one fetch of their numbers.
     let shape = Shape { kv_heads: 1, ..SMALL };
-    for shape in [shape, Shape { kv: Format::Fp8, head_dim: 128, ..shape }] {
+    for shape in [shape, WIDE, Shape { kv: Format::Fp8, head_dim: 128, ..shape }] {
         let case = Case { split_tokens: 4096, grid: 2, ..Case::chains(shape, &[2200], 2) };
         check(&case, 3);
     }
@@ -98,10 +103,11 @@ fn the_last_split_takes_what_is_left() {
 #[test]
 fn trees_hide_what_is_no_ancestor() {
     for (seed, base) in [0, 1, 15, 40, 63, 64, 130].into_iter().enumerate() {
-        for shape in [SMALL, SMALL_FP8, Shape { head_dim: 128, group: 1, ..SMALL }] {
+        for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8, Shape { head_dim: 128, group: 1, ..SMALL }]
+        {
             let rows = tree(seed as u64, 0, base, 64);
             let contexts = vec![Context::new(7, base + 64)];
-            let tiles = rows.chunks(shape.tile_rows()).map(<[Query]>::to_vec).collect();
+            let tiles = rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec).collect();
             let case = Case { contexts, tiles, ..Case::chains(shape, &[], 0) };
             check(&case, 1);
         }
@@ -118,7 +124,7 @@ fn what_no_row_sees_may_be_unwritten() {
         ancestors,
     });
     let contexts = vec![Context { name: 3, len: 50, holes: vec![47] }];
-    for shape in [SMALL, SMALL_FP8] {
+    for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8] {
         let contexts = contexts.clone();
         let case = Case { contexts, tiles: vec![rows.to_vec()], ..Case::chains(shape, &[], 0) };
         check(&case, 1);
@@ -128,7 +134,7 @@ fn what_no_row_sees_may_be_unwritten() {
 #[test]
 fn prefill_in_chunks() {
     for start in [0, 50] {
-        for shape in [SMALL, SMALL_FP8] {
+        for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8] {
             let case = Case { split_tokens: 32, ..Case::chains(shape, &[start + 70, 40], 70) };
             check(&case, 1);
         }
@@ -137,7 +143,7 @@ fn prefill_in_chunks() {
 
 #[test]
 fn empty_tiles_and_inactive_rows_leave_the_others_alone() {
-    let mut case = Case::chains(SMALL, &[40, 100, 3], 2);
+    let mut case = Case { max_splits: 2, ..Case::chains(SMALL, &[40, 100, 3], 2) };
     let plain = check(&case, 0);
     let plain = by_name(&case, &plain);
     let full = std::mem::take(&mut case.tiles);
@@ -172,6 +178,8 @@ fn bits_of_a_row_depend_on_itself_alone() {
                 assert!(expected[&name] == row, "{what} changes bits of row {name}, {shape:?}");
             }
         };
+        let wide = Case::chains(Shape { tile_rows: 64, ..shape }, &[333, 60], 12);
+        same(&Case { split_tokens: 32, ..wide }, "a wide tile");
         let alone = together.rows().map(|&row| vec![row]).collect();
         same(&Case { tiles: alone, ..together.clone() }, "being alone");
         let mut turned = together.clone();
@@ -201,7 +209,7 @@ fn passes_overlap_without_mixing() {
     // Each pass asks with the results of the one before it, and all share partials and arrivals.
     let case = Case { split_tokens: 32, grid: 12, ..Case::chains(SMALL, &[150, 40], 4) };
     for seed in 0..6 {
-        let arena = Arena::new(1 << 30);
+        let arena = Arena::new(1 << 28);
         let mut images: Vec<_> = (0..3).map(|_| case.image(&arena)).collect();
         for i in 1..images.len() {
             let (before, rest) = images.split_at_mut(i);
@@ -213,7 +221,7 @@ fn passes_overlap_without_mixing() {
             images.iter().map(|image| case.launch(&variant, &image.params)).collect();
         launches[1..].iter_mut().for_each(|launch| launch.overlap = true);
         run(&launches, &Schedule::seeded(seed)).unwrap();
-        images[0].check_arrivals(&arena);
+        images[0].arrivals_are_zero(&arena).unwrap();
         let mut queries = images[0].queries.clone();
         for image in &mut images {
             image.queries = queries;

@@ -46,9 +46,8 @@ pub(crate) fn e4m3_value(code: u8) -> f64 {
 
 /// A matrix `[n][k]` of codes in natural order.
 pub(crate) struct Matrix {
-    pub(crate) format: Format,
-    pub(crate) n: usize,
-    pub(crate) k: usize,
+    format: Format,
+    k: usize,
     codes: Vec<u16>,
 }
 
@@ -59,7 +58,7 @@ impl Matrix {
             Format::Fp8 => (random.below(2) << 7 | random.below(11 * 8)) as u16,
             Format::Fp16 => f16::from_f32(random.signed() * random.signed()).to_bits(),
         };
-        Self { format, n, k, codes: (0..n * k).map(|_| code(random)).collect() }
+        Self { format, k, codes: (0..n * k).map(|_| code(random)).collect() }
     }
 
     pub(crate) fn value(&self, n: usize, k: usize) -> f64 {
@@ -70,20 +69,17 @@ impl Matrix {
         }
     }
 
-    pub(crate) fn unit_k(&self) -> usize {
-        UNIT_ROW_BYTES / bytes_of(self.format)
-    }
-
     /// The image whose row `i` is row `order[i]` of the matrix.
     pub(crate) fn pack(&self, order: &[usize]) -> Vec<u8> {
-        let (bytes, unit_k) = (bytes_of(self.format), self.unit_k());
+        let bytes = bytes_of(self.format);
+        let unit_k = UNIT_ROW_BYTES / bytes;
         let k_units = self.k.div_ceil(unit_k);
         let mut image = vec![0; order.len().div_ceil(TILE) * k_units * TILE * UNIT_ROW_BYTES];
         for (i, &row) in order.iter().enumerate() {
             for k in 0..self.k {
                 let unit = i / TILE * k_units + k / unit_k;
                 let (line, byte) = (i % TILE, k % unit_k * bytes);
-                let place = (byte / 16 ^ line % 8) * 16 + byte % 16;
+                let place = ((byte / 16) ^ (line % 8)) * 16 + byte % 16;
                 let to = unit * TILE * UNIT_ROW_BYTES + line * UNIT_ROW_BYTES + place;
                 let code = self.codes[row * self.k + k].to_le_bytes();
                 image[to..to + bytes].copy_from_slice(&code[..bytes]);

@@ -32,7 +32,13 @@ impl Plan {
         Self { weight, epilogue, n, k, has_bias: false, kv: Format::Fp16, num_heads: 0 }
     }
 
-    pub(crate) fn qkv(weight: Format, head_dim: usize, heads: [usize; 2], k: usize, kv: Format) -> Self {
+    pub(crate) fn qkv(
+        weight: Format,
+        head_dim: usize,
+        heads: [usize; 2],
+        k: usize,
+        kv: Format,
+    ) -> Self {
         let n = (heads[0] + 2 * heads[1]) * head_dim;
         let epilogue = Epilogue::Qkv { head_dim };
         Self { num_heads: heads[0], kv, ..Self::new(weight, epilogue, n, k) }

@@ -1,16 +1,18 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
-use crate::image::reorder;
+use crate::image::{bytes_of, reorder};
+use crate::params::{
+    GEMM_THREADS, GemmParams, float_bytes, format_code, gemm_partials, gemm_shared_bytes,
+    word_bytes,
+};
 use crate::problem::{Plan, Problem};
-use crate::twin;
+use crate::twin::{self, Near};
 use half::f16;
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
 
-pub(crate) const THREADS: u32 = 288;
 /// What memory holds that the kernel must not touch.
-const UNTOUCHED: u8 = 0xa5;
-const STAGES: usize = 6;
+pub(crate) const UNTOUCHED: u8 = 0xa5;
 
 /// How a problem is run.
 #[derive(Clone, Debug)]
@@ -48,141 +50,86 @@ pub(crate) struct Outcome {
     pub(crate) cache: Vec<u8>,
 }
 
-/// Dynamic shared memory that the kernel needs.
-pub(crate) fn shared_bytes(capacity: usize) -> u32 {
-    let chunk = match capacity {
-        8 => 2048,
-        16 => 1024,
-        _ => 512,
-    };
-    let (ring, x) = (STAGES * 8192, capacity * (chunk + 16) * 2);
-    let (sums, factors) = (2 * capacity * (64 + 4) * 4, capacity * 4);
-    (ring + x + sums + factors + 2 * STAGES * 8 + 16) as u32
-}
-
-/// Floats of the workspace for parts of tiles.
-pub(crate) fn partials_len(grid: u32, capacity: usize) -> usize {
-    grid as usize * 2 * capacity * 64
-}
-
 /// A problem in device memory.
-pub(crate) struct Loaded {
-    pub(crate) arena: Arena,
-    pub(crate) params: Vec<u8>,
-    pub(crate) input: u64,
-    output: u64,
+pub(crate) struct Loaded<'a> {
+    arena: &'a Arena,
+    pub(crate) params: GemmParams,
     output_bytes: usize,
-    best: u64,
-    cache: u64,
-    arrivals: u64,
 }
 
-/// Appends fields as the C++ struct has them.
-#[derive(Default)]
-pub(crate) struct Fields(pub Vec<u8>);
-
-impl Fields {
-    pub(crate) fn pointers(mut self, pointers: &[u64]) -> Self {
-        self.0.extend(pointers.iter().flat_map(|x| x.to_le_bytes()));
-        self
-    }
-
-    pub(crate) fn floats(mut self, floats: &[f32]) -> Self {
-        self.0.extend(floats.iter().flat_map(|x| x.to_le_bytes()));
-        self
-    }
-
-    pub(crate) fn words(mut self, words: &[usize]) -> Self {
-        self.0.extend(words.iter().flat_map(|&x| (x as u32).to_le_bytes()));
-        self
-    }
-}
-
-pub(crate) fn float_bytes(floats: &[f32]) -> Vec<u8> {
-    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-pub(crate) fn word_bytes(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
-pub(crate) fn format_code(format: Format) -> usize {
-    match format {
-        Format::Fp8 => 1,
-        Format::Fp16 => 2,
-    }
-}
-
-impl Loaded {
-    pub(crate) fn new(problem: &Problem, run: &Run) -> Self {
+impl<'a> Loaded<'a> {
+    pub(crate) fn new(arena: &'a Arena, problem: &Problem, run: &Run) -> Self {
         let plan = problem.plan;
-        let arena = Arena::new(1 << 30);
         let tiles = plan.n.div_ceil(64);
-        let input = arena.put(&input_bytes(problem, run));
-        let output = arena.put(&output_bytes(problem, run));
-        let best = arena.put(&vec![UNTOUCHED; (run.picks.len() + 1) * tiles * 8]);
-        let cache = arena.put(&vec![UNTOUCHED; problem.cache_bytes()]);
-        let arrivals = arena.put(&vec![0; tiles * 4]);
-        let picks: Vec<u32> = run.picks.iter().map(|&row| row as u32).collect();
+        let output = output_bytes(problem, run);
         let rows: Vec<u8> = run.picks.iter().flat_map(|&row| problem.rows[row].bytes()).collect();
-        let image = |values: &[f32]| arena.put(&float_bytes(&reorder(values, &problem.order)));
-        let is_fp8 = plan.weight == Format::Fp8;
-        let params = Fields::default()
-            .pointers(&[
-                arena.put(&problem.matrix.pack(&problem.order)),
-                if is_fp8 { image(&problem.scales) } else { 0 },
-                if plan.has_bias { image(&problem.bias) } else { 0 },
-                input,
-                arena.put(&float_bytes(&problem.norm)),
-                arena.put(&rows),
-                if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
-                arena.alloc(partials_len(run.grid, run.capacity) * 4),
-                arrivals,
-                output,
-                cache,
-                arena.put(&float_bytes(&problem.rope)),
-                arena.put(&word_bytes(&problem.pages)),
-                best,
-            ])
-            .floats(&[problem.eps, problem.k_scale, problem.v_scale])
-            .words(&[run.picks.len(), plan.n, plan.k, plan.num_heads, plan.num_kv_heads()])
-            .words(&[problem.max_pages(), format_code(plan.kv)])
-            .0;
-        let output_bytes = output_bytes(problem, run).len();
-        Self { arena, params, input, output, output_bytes, best, cache, arrivals }
+        let picks: Vec<u32> = run.picks.iter().map(|&row| row as u32).collect();
+        let in_order = |values: &[f32]| arena.put(&float_bytes(&reorder(values, &problem.order)));
+        let params = GemmParams {
+            weights: arena.put(&problem.matrix.pack(&problem.order)),
+            scales: if plan.weight == Format::Fp8 { in_order(&problem.scales) } else { 0 },
+            bias: if plan.has_bias { in_order(&problem.bias) } else { 0 },
+            input: arena.put(&input_bytes(problem, run)),
+            norm: arena.put(&float_bytes(&problem.norm)),
+            rows: arena.put(&rows),
+            row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
+            partials: arena.alloc(gemm_partials(run.grid, run.capacity) * 4),
+            arrivals: arena.put(&vec![0; tiles * 4]),
+            output: arena.put(&output),
+            cache: arena.put(&vec![UNTOUCHED; problem.cache_bytes()]),
+            rope: arena.put(&float_bytes(&problem.rope)),
+            pages: arena.put(&word_bytes(&problem.pages)),
+            best: arena.put(&vec![UNTOUCHED; (run.picks.len() + 1) * tiles * 8]),
+            eps: problem.eps,
+            k_scale: problem.k_scale,
+            v_scale: problem.v_scale,
+            num_rows: run.picks.len(),
+            n: plan.n,
+            k: plan.k,
+            num_heads: plan.num_heads,
+            num_kv_heads: plan.num_kv_heads(),
+            max_pages: problem.max_pages(),
+            kv: format_code(plan.kv),
+        };
+        Self { arena, params, output_bytes: output.len() }
     }
 
-    pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.arena.read(address, &mut bytes);
-        bytes
+    fn read(&self, address: u64, len: usize) -> Vec<u8> {
+        read(self.arena, address, len)
     }
 
     /// Takes the results, after looking at what must be as before.
     pub(crate) fn outcome(&self, problem: &Problem, run: &Run) -> Outcome {
         let (count, tiles) = (run.picks.len(), problem.plan.n.div_ceil(64));
-        let arrivals = self.read(self.arrivals, tiles * 4);
-        assert!(arrivals.iter().all(|&byte| byte == 0), "arrivals do not return to zero");
-        let output = self.read(self.output, self.output_bytes);
-        let best = self.read(self.best, (count + 1) * tiles * 8);
+        let arrivals = self.read(self.params.arrivals, tiles * 4);
+        assert!(arrivals.iter().all(|&byte| byte == 0), "{run:?}: arrivals do not return to zero");
+        let output = self.read(self.params.output, self.output_bytes);
+        let best = self.read(self.params.best, (count + 1) * tiles * 8);
         let is_head = problem.plan.epilogue == Epilogue::Head;
         let best_end = if is_head { count * tiles * 8 } else { 0 };
         let row_bytes = self.output_bytes / (count + 1);
         for (bytes, end) in [(&output, count * row_bytes), (&best, best_end)] {
-            let untouched = bytes[end..].iter().all(|&byte| byte == UNTOUCHED);
-            assert!(untouched, "writes beyond the last row");
+            let is_untouched = bytes[end..].iter().all(|&byte| byte == UNTOUCHED);
+            assert!(is_untouched, "{run:?}: writes beyond the last row");
         }
-        let entry = |bytes: &[u8]| {
-            let word = |i: usize| u32::from_le_bytes(bytes[i..i + 4].try_into().unwrap());
-            (f32::from_bits(word(0)), word(4))
-        };
         let best = best[..best_end].chunks(tiles * 8);
         Outcome {
             output: output.chunks(row_bytes).take(count).map(<[u8]>::to_vec).collect(),
-            best: best.map(|row| row.chunks(8).map(entry).collect()).collect(),
-            cache: self.read(self.cache, problem.cache_bytes()),
+            best: best.map(|row| row.chunks(8).map(best_of_bytes).collect()).collect(),
+            cache: self.read(self.params.cache, problem.cache_bytes()),
         }
     }
+}
+
+pub(crate) fn read(arena: &Arena, address: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    arena.read(address, &mut bytes);
+    bytes
+}
+
+fn best_of_bytes(bytes: &[u8]) -> (f32, u32) {
+    let word = |i: usize| u32::from_le_bytes(bytes[i..i + 4].try_into().unwrap());
+    (f32::from_bits(word(0)), word(4))
 }
 
 /// The input's rows: all of them where the kernel looks them up, or those that take part.
@@ -212,23 +159,24 @@ fn output_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
 
 /// Runs the product alone.
 pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
-    let loaded = Loaded::new(problem, run);
+    let arena = Arena::new(1 << 30);
+    let loaded = Loaded::new(&arena, problem, run);
     let launch = Launch {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
-        block: THREADS,
-        shared_bytes: shared_bytes(run.capacity),
-        params: &loaded.params,
+        block: GEMM_THREADS,
+        shared_bytes: gemm_shared_bytes(run.capacity),
+        params: &loaded.params.bytes(),
         ..Launch::default()
     };
     spec_emu::launch(&launch, &run.schedule).unwrap_or_else(|error| panic!("{run:?}: {error}"));
     loaded.outcome(problem, run)
 }
 
-/// Compares every row of a run with the twin.
-pub(crate) fn check(problem: &Problem, run: &Run, outcome: &Outcome) {
-    let plan = &problem.plan;
-    let mut cache = vec![false; problem.cache_bytes()];
+/// Runs the product and compares every row with the twin.
+pub(crate) fn check(problem: &Problem, run: &Run) {
+    let (plan, outcome) = (&problem.plan, self::run(problem, run));
+    let mut seen = vec![false; problem.cache_bytes()];
     for (i, &row_idx) in run.picks.iter().enumerate() {
         let row = &problem.rows[row_idx];
         let expected = twin::expect(problem, row_idx);
@@ -242,28 +190,33 @@ pub(crate) fn check(problem: &Problem, run: &Run, outcome: &Outcome) {
         }
         if matches!(plan.epilogue, Epilogue::Qkv { .. }) && row.is_active() {
             for (stored, places) in expected.stored.iter().zip(problem.cache_places(row)) {
-                check_stored(plan, stored, &places, &outcome.cache, &mut cache);
+                check_stored(plan.kv, stored, &places, &outcome.cache, &mut seen);
             }
         }
     }
-    let stray = outcome.cache.iter().zip(&cache).position(|(&x, seen)| !seen && x != UNTOUCHED);
-    assert_eq!(stray, None, "{plan:?} {run:?}: the cache is written where no row is");
+    check_rest(&outcome.cache, &seen);
 }
 
-/// Keys or values of a row; marks their bytes in `seen`.
+/// Compares keys or values of a row, and marks their bytes.
 pub(crate) fn check_stored(
-    plan: &Plan,
-    stored: &[twin::Near],
+    kv: Format,
+    stored: &[Near],
     places: &[usize],
     cache: &[u8],
     seen: &mut [bool],
 ) {
-    let bytes = crate::image::bytes_of(plan.kv);
+    assert_eq!(stored.len(), places.len());
     for (near, &place) in stored.iter().zip(places) {
-        let found = twin::load(cache, plan.kv, place);
-        assert!(near.has(found), "{plan:?}: element {place} of the cache: {found} for {near:?}");
-        seen[place * bytes..][..bytes].fill(true);
+        let found = twin::load(cache, kv, place);
+        assert!(near.has(found), "element {place} of the cache: {found} for {near:?}");
+        seen[place * bytes_of(kv)..][..bytes_of(kv)].fill(true);
     }
+}
+
+/// The rest of the cache is as it was.
+pub(crate) fn check_rest(cache: &[u8], seen: &[bool]) {
+    let stray = cache.iter().zip(seen).position(|(&x, &seen)| !seen && x != UNTOUCHED);
+    assert_eq!(stray, None, "a byte of the cache is written where no row is");
 }
 
 /// A row of the output as numbers.

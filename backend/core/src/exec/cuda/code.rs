@@ -2,6 +2,7 @@
 
 use super::device::{Device, Kernel};
 use super::shape;
+use super::step_params::SAMPLE_SHARED_BYTES;
 use crate::Result;
 use crate::engine::{Engine, Kernels, Matrix, code_section};
 use spec_kernels::{GEMM_ROWS, Variant};
@@ -67,7 +68,7 @@ impl StepCode {
         let mut loader = Loader::new(engine, device)?;
         Ok(Self {
             rows: loader.load(&Variant::plain("rows"), 0)?,
-            sample: loader.load(&Variant::plain("sample"), shape::SAMPLE_SHARED_BYTES)?,
+            sample: loader.load(&Variant::plain("sample"), SAMPLE_SHARED_BYTES)?,
             accept: loader.load(&Variant::plain("accept"), 0)?,
         })
     }

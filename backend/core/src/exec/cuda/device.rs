@@ -2,7 +2,7 @@
 //! emulator. Work is issued in order to one queue; only `read` and `wait` wait for it.
 #![allow(unsafe_code)]
 
-use super::params::{Plain, bytes_of};
+use super::plain::{Plain, bytes_of};
 use crate::Result;
 use std::ptr::NonNull;
 

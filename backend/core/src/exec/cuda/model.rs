@@ -6,7 +6,8 @@
 use super::code::{ByRows, Code};
 use super::device::{Address, Device, Launch, upload};
 use super::kv;
-use super::params::{AttentionParams, EmbedParams, GemmParams, Plain, RopeParams, bytes_of};
+use super::params::{AttentionParams, EmbedParams, GemmParams, RopeParams};
+use super::plain::{Plain, bytes_of};
 use super::shape;
 use super::tables::{Bounds, Tables, passes};
 use super::weights::{Layer, Matrix, Weights};

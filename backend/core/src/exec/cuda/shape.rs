@@ -17,13 +17,6 @@ pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// Threads of the kernels that work sequence by sequence.
-pub const STEP_THREADS: u32 = 128;
-/// Threads of a sampling block.
-pub const SAMPLE_THREADS: u32 = 512;
-/// Shared memory of a sampling block.
-pub const SAMPLE_SHARED_BYTES: u32 = 16 * 1024;
-
 /// Attention blocks of a multiprocessor.
 pub const ATTENTION_BLOCKS: u32 = 2;
 

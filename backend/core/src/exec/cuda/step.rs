@@ -10,8 +10,8 @@ use super::forward::Gpu;
 use super::model::Model;
 use super::step_buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use super::step_graph::{Parts, Shape};
-use super::step_input::{StepInput, num_words};
-use super::step_params::{Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult, StepSequence};
+use super::step_input::StepInput;
+use super::step_params::{Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult};
 use crate::Result;
 use crate::batch::{Emitted, Entry, Executor, Outcome, Segment};
 use crate::draft::{Drafter, Ngram};
@@ -99,7 +99,7 @@ impl Steps {
     fn split(&self, entries: &[Entry<'_>]) -> Vec<bool> {
         let mut words = 0;
         let takes = entries.iter().map(|entry| {
-            words += num_words(entry);
+            words += StepInput::num_words(entry);
             words <= MAX_WORDS && entry.sampler.params().logprobs.is_none()
         });
         takes.collect()
@@ -209,7 +209,7 @@ impl Steps {
             let used = &part.entry.pages[..part.entry.pages.len().min(self.capacity.max_pages)];
             pages[place * self.capacity.max_pages..][..used.len()].copy_from_slice(used);
         }
-        input.sequences.resize(sequences, StepSequence::default());
+        input.pad(sequences);
         self.number = self.number.wrapping_add(1);
         let buffers = &self.buffers;
         let mut device = self.on.gpu.lock();

@@ -3,10 +3,13 @@
 use super::code::StepCode;
 use super::device::{Kernel, Launch};
 use super::model::{Model, Pass};
-use super::params::{Plain, bytes_of};
+use super::plain::{Plain, bytes_of};
 use super::shape;
 use super::step_buffers::StepBuffers;
-use super::step_params::{AcceptParams, MAX_FED, RowsParams, SampleParams, VERIFY};
+use super::step_params::{
+    AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_THREADS,
+    SampleParams, VERIFY,
+};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +87,7 @@ impl Parts<'_> {
             tile_rows: tile_rows as u32,
             unused: 0,
         };
-        launch(self.code.rows, 1, shape::STEP_THREADS, 0, params)
+        launch(self.code.rows, 1, ROWS_THREADS, 0, params)
     }
 
     fn sample(&self, model: &Model, shape: Shape, pass: u32, num_rows: usize) -> Launch {
@@ -110,8 +113,8 @@ impl Parts<'_> {
             logits_stride,
             unused: 0,
         };
-        let threads = shape::SAMPLE_THREADS;
-        launch(self.code.sample, num_rows as u32, threads, shape::SAMPLE_SHARED_BYTES, params)
+        let threads = SAMPLE_THREADS;
+        launch(self.code.sample, num_rows as u32, threads, SAMPLE_SHARED_BYTES, params)
     }
 
     fn accept(&self, shape: Shape) -> Launch {
@@ -129,7 +132,7 @@ impl Parts<'_> {
             num_sequences: shape.sequences as u32,
             max_drafts: shape.drafts as u32,
         };
-        launch(self.code.accept, 1, shape::STEP_THREADS, 0, params)
+        launch(self.code.accept, 1, ROWS_THREADS, 0, params)
     }
 }
 

@@ -1,111 +1,199 @@
-//! What a step's kernels are told about its sequences, packed for the upload.
+//! What the host uploads for one step: the sequences, and the words that do not fit into them.
 
-use super::step_params::{INDEPENDENT, MAX_FED, PATH, Span, StepSequence};
+use super::step_params::{INDEPENDENT, PATH, Span, StepSequence};
 use crate::batch::Entry;
 use crate::sampling::{Coupling, SamplingParams};
 
-/// Sequences and the words that they point into.
-#[derive(Debug, Default)]
-pub(super) struct StepInput {
-    /// One a place.
-    pub(super) sequences: Vec<StepSequence>,
-    /// Tokens, biases and indices.
-    pub(super) words: Vec<u32>,
+/// The input of one step, place by place.
+#[derive(Clone, Debug, Default)]
+pub struct StepInput {
+    /// One a place of the batch.
+    pub sequences: Vec<StepSequence>,
+    /// What their spans point into.
+    pub words: Vec<u32>,
 }
 
 impl StepInput {
-    /// Adds a sequence of which `num_fed` tokens go through the drafter, that drafts up to `draft_len` or was
-    /// given `num_given`.
-    pub(super) fn push(
-        &mut self,
-        entry: &Entry<'_>,
-        num_fed: usize,
-        draft_len: usize,
-        num_given: usize,
-    ) {
+    /// Adds a sequence: its last `num_fed` tokens, at most [`MAX_FED`](super::step_params::MAX_FED), go through the drafter, which proposes up to
+    /// `draft_len` tokens; or `num_given` were written beside it.
+    pub fn push(&mut self, entry: &Entry<'_>, num_fed: usize, draft_len: usize, num_given: usize) {
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
             Coupling::Independent(key) => (INDEPENDENT, key),
         };
         let len = entry.tokens.len();
-        let mut last = [0; MAX_FED];
-        let known = len.min(MAX_FED);
-        last[MAX_FED - known..].copy_from_slice(&entry.tokens[len - known..]);
-        let held_back = if params.min_tokens > 0 { entry.sampler.end_tokens() } else { &[] };
         let sequence = StepSequence {
             key,
-            len: len as u32,
-            num_fed: num_fed as u32,
-            last,
-            draft_computed: entry.draft_computed as u32,
-            draft_len: draft_len as u32,
+            len: word(len),
+            num_fed: word(num_fed),
+            last: [len.checked_sub(2).map_or(0, |idx| entry.tokens[idx]), entry.tokens[len - 1]],
+            draft_computed: word(entry.draft_computed),
+            draft_len: word(draft_len),
             min_confidence: entry.min_confidence,
             coupling,
-            prompt_len: entry.prompt_len as u32,
-            min_tokens: params.min_tokens as u32,
+            prompt_len: word(entry.prompt_len),
+            min_tokens: word(params.min_tokens),
             temperature: params.temperature,
-            top_k: params.top_k as u32,
+            top_k: word(params.top_k),
             top_p: params.top_p,
             min_p: params.min_p,
             repetition_penalty: params.repetition_penalty,
             presence_penalty: params.presence_penalty,
             frequency_penalty: params.frequency_penalty,
-            num_given: num_given as u32,
-            history: self.span(&entry.tokens[len - history_len(params, len)..]),
-            biases: self.biases(params),
-            bad_words: self.bad_words(params),
-            end_tokens: self.span(held_back),
+            num_given: word(num_given),
+            history: self.put_history(entry),
+            biases: self.put_biases(params),
+            bad_words: self.put_bad_words(params),
+            end_tokens: self.put_end_tokens(entry),
         };
         self.sequences.push(sequence);
     }
 
-    fn span(&mut self, words: &[u32]) -> Span {
-        let first = self.words.len() as u32;
-        self.words.extend_from_slice(words);
-        Span { first, count: words.len() as u32 }
+    /// Adds unused places up to `num_places`.
+    pub fn pad(&mut self, num_places: usize) {
+        self.sequences.resize(num_places, StepSequence::default());
     }
 
-    /// Pairs of a token and the bits of its bias; entries of one token stay in order, as they add up in it.
-    fn biases(&mut self, params: &SamplingParams) -> Span {
+    /// Words that a sequence takes at most.
+    pub fn num_words(entry: &Entry<'_>) -> usize {
+        let params = entry.sampler.params();
+        let bad: usize = params.bad_words.iter().map(|word| word.len() + 1).sum();
+        let history = history_len(params, entry.tokens.len());
+        history + 2 * params.logit_bias.len() + bad + 1 + entry.sampler.end_tokens().len()
+    }
+
+    fn put(&mut self, words: impl IntoIterator<Item = u32>) -> Span {
+        let first = self.words.len();
+        self.words.extend(words);
+        Span { first: word(first), count: word(self.words.len() - first) }
+    }
+
+    fn put_history(&mut self, entry: &Entry<'_>) -> Span {
+        let num_needed = history_len(entry.sampler.params(), entry.tokens.len());
+        self.put(entry.tokens[entry.tokens.len() - num_needed..].iter().copied())
+    }
+
+    fn put_biases(&mut self, params: &SamplingParams) -> Span {
         let mut biases = params.logit_bias.clone();
+        // Stably: biases of one token add up in their order.
         biases.sort_by_key(|&(token, _)| token);
-        let first = self.words.len() as u32;
-        self.words.extend(biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
-        Span { first, count: biases.len() as u32 }
+        let span = self.put(biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
+        Span { count: word(biases.len()), ..span }
     }
 
-    /// Where each word begins, and where the last one ends; the words stand behind.
-    fn bad_words(&mut self, params: &SamplingParams) -> Span {
-        let words = &params.bad_words;
-        if words.is_empty() {
-            return Span::default();
+    fn put_bad_words(&mut self, params: &SamplingParams) -> Span {
+        let entries = &params.bad_words;
+        let table = self.put(vec![0; entries.len() + 1]);
+        let first = table.first as usize;
+        for (idx, entry) in entries.iter().enumerate() {
+            self.words[first + idx] = word(self.words.len());
+            self.words.extend(entry);
         }
-        let first = self.words.len() as u32;
-        let mut begin = first + words.len() as u32 + 1;
-        self.words.push(begin);
-        for word in words {
-            begin += word.len() as u32;
-            self.words.push(begin);
-        }
-        words.iter().for_each(|word| self.words.extend_from_slice(word));
-        Span { first, count: words.len() as u32 }
+        self.words[first + entries.len()] = word(self.words.len());
+        Span { count: word(entries.len()), ..table }
     }
-}
 
-/// Words that a sequence takes.
-pub(super) fn num_words(entry: &Entry<'_>) -> usize {
-    let params = entry.sampler.params();
-    let bad: usize = params.bad_words.iter().map(|word| word.len() + 1).sum();
-    let history = history_len(params, entry.tokens.len());
-    history + 2 * params.logit_bias.len() + bad + 1 + entry.sampler.end_tokens().len()
+    fn put_end_tokens(&mut self, entry: &Entry<'_>) -> Span {
+        let generated = entry.tokens.len() - entry.prompt_len;
+        let are_held_back = generated < entry.sampler.params().min_tokens;
+        let tokens = if are_held_back { entry.sampler.end_tokens() } else { &[] };
+        self.put(tokens.iter().copied())
+    }
 }
 
 /// Newest tokens that edits look at: all for a penalty, for bad words as many as the longest has before its last.
 fn history_len(params: &SamplingParams, len: usize) -> usize {
-    let penalises = params.repetition_penalty != 1.0
-        || params.presence_penalty != 0.0
-        || params.frequency_penalty != 0.0;
     let longest = params.bad_words.iter().map(Vec::len).max().unwrap_or(0);
-    if penalises { len } else { longest.saturating_sub(1).min(len) }
+    if params.penalises() { len } else { longest.saturating_sub(1).min(len) }
+}
+
+/// What does not fit is as good as endless: lengths are below 2^32, limits may be any number.
+fn word(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::Sampler;
+
+    const NONE: [u32; 0] = [];
+
+    const TOKENS: [u32; 5] = [7, 8, 9, 10, 11];
+
+    fn sampler(params: SamplingParams) -> Sampler {
+        Sampler::new(params, Coupling::Independent(3), vec![2, 4])
+    }
+
+    fn entry(sampler: &Sampler) -> Entry<'_> {
+        Entry {
+            id: 1,
+            tokens: &TOKENS,
+            prompt_len: 2,
+            computed: 4,
+            chunk: 1,
+            draft_computed: 3,
+            speculates: true,
+            draft_len: 4,
+            given: &[],
+            min_confidence: 0.0,
+            pages: &[],
+            sampler,
+        }
+    }
+
+    /// The words that one sequence's span points at.
+    fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
+        let sampler = sampler(params);
+        let mut input = StepInput { words: vec![99], ..StepInput::default() };
+        input.push(&entry(&sampler), 2, 4, 0);
+        let Span { first, count } = span(&input.sequences[0]);
+        input.words[first as usize..(first + count * words_each) as usize].to_vec()
+    }
+
+    #[test]
+    fn history_is_told_as_far_as_it_is_needed() {
+        let history = |params: SamplingParams| told(params, |s| s.history, 1);
+        let none = SamplingParams::default();
+        assert_eq!(history(none.clone()), NONE);
+        assert_eq!(history(SamplingParams { bad_words: vec![vec![1]], ..none.clone() }), NONE);
+        let bad_words = vec![vec![1], vec![1, 2, 3]];
+        assert_eq!(history(SamplingParams { bad_words, ..none.clone() }), [10, 11]);
+        assert_eq!(
+            history(SamplingParams { bad_words: vec![vec![1; 60]], ..none.clone() }),
+            TOKENS
+        );
+        assert_eq!(history(SamplingParams { presence_penalty: 0.1, ..none }), TOKENS);
+    }
+
+    #[test]
+    fn biases_are_sorted_by_token_and_keep_their_order() {
+        let logit_bias = vec![(5, 1.0), (3, 2.0), (5, 0.5), (3, 0.25)];
+        let params = SamplingParams { logit_bias, ..Default::default() };
+        let expected = [(3, 2.0f32), (3, 0.25), (5, 1.0), (5, 0.5)];
+        let expected: Vec<u32> =
+            expected.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]).collect();
+        assert_eq!(told(params, |s| s.biases, 2), expected);
+    }
+
+    #[test]
+    fn end_tokens_are_told_while_they_are_held_back() {
+        let ends = |min_tokens| {
+            told(SamplingParams { min_tokens, ..Default::default() }, |s| s.end_tokens, 1)
+        };
+        assert_eq!(ends(4), [2, 4]);
+        // Three were generated, and drafts only add to them.
+        assert_eq!(ends(3), NONE);
+    }
+
+    #[test]
+    fn places_beyond_the_sequences_are_unused() {
+        let sampler = sampler(SamplingParams::default());
+        let mut input = StepInput::default();
+        input.push(&entry(&sampler), 2, 4, 0);
+        input.pad(3);
+        let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
+        assert_eq!(lens, [5, 0, 0]);
+    }
 }

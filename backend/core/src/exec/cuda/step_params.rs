@@ -1,112 +1,229 @@
-//! The structs of `kernels/step.cuh`, field by field: what a speculative step is told about its sequences, what its
-//! kernels tell each other, and what it answers.
+#![allow(unsafe_code)]
+//! The structs of `kernels/step.cuh`, field by field: what a speculative step is told
+//! about its sequences, what its kernels tell each other, and what it answers. Addresses are the device's.
 
-use super::device::Address;
-use super::params::plain;
+pub use super::params::{Best, NO_SEQUENCE, Row, Tile};
+use super::plain::device_structs;
 
 /// No such token.
 pub const NO_TOKEN: u32 = u32::MAX;
 
-/// The `pass` of the target; those of the drafter count from 0.
+/// The `pass` of the target; the passes of the drafter count from 0.
 pub const VERIFY: u32 = u32::MAX;
 
 /// Drafter and target draw with the same noise.
 pub const PATH: u32 = 0;
+
 /// They draw with different noise, and drafts are kept by rejection sampling.
 pub const INDEPENDENT: u32 = 1;
 
 /// Known tokens that the drafter can catch up with in a step.
 pub const MAX_FED: usize = 2;
 
-plain! {
-    Span: 8, StepSequence: 112, Drafting: 16, Distribution: 16, Choice: 8, StepResult: 16,
-    RowsParams: 72, SampleParams: 112, AcceptParams: 72,
-}
+/// Threads of a block of `rows`, which has any number of blocks, and of the one block of `accept`.
+pub const ROWS_THREADS: u32 = 128;
 
-/// Some of the words that are uploaded beside the sequences.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct Span {
-    /// Index of the first.
-    pub first: u32,
-    /// How many.
-    pub count: u32,
-}
+/// Threads of a block of `sample`, which has a block a row of logits.
+pub const SAMPLE_THREADS: u32 = 512;
 
-/// One sequence of a step; `len` 0 is an unused place.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct StepSequence {
-    /// Of the noise.
-    pub key: u64,
-    /// Known tokens.
-    pub len: u32,
-    /// So many of the last known tokens go through the drafter, at most [`MAX_FED`].
-    pub num_fed: u32,
-    /// The last known tokens, in order.
-    pub last: [u32; MAX_FED],
-    /// Reported as it is where `num_fed` is 0.
-    pub draft_computed: u32,
-    /// Drafts at most.
-    pub draft_len: u32,
-    /// Drafting goes on while the draft is held to be this likely.
-    pub min_confidence: f32,
-    /// [`PATH`] or [`INDEPENDENT`].
-    pub coupling: u32,
-    /// Known tokens that are the prompt.
-    pub prompt_len: u32,
-    /// End tokens are banned before so many were generated.
-    pub min_tokens: u32,
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// 0 keeps all.
-    pub top_k: u32,
-    /// 1 keeps all.
-    pub top_p: f32,
-    /// 0 keeps all.
-    pub min_p: f32,
-    /// 1 is off.
-    pub repetition_penalty: f32,
-    /// 0 is off.
-    pub presence_penalty: f32,
-    /// 0 is off.
-    pub frequency_penalty: f32,
-    /// Drafts that the host has written; then the drafter proposes none.
-    pub num_given: u32,
-    /// The newest known tokens.
-    pub history: Span,
-    /// Pairs of a token and the bits of its bias, sorted by token.
-    pub biases: Span,
-    /// Where each bad word begins, and where the last one ends.
-    pub bad_words: Span,
-    /// What `min_tokens` bans.
-    pub end_tokens: Span,
-}
+/// Shared memory of a block of `sample`.
+pub const SAMPLE_SHARED_BYTES: u32 = 24_576;
 
-/// How far a sequence's draft has come.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Drafting {
-    /// Drafts so far.
-    pub num_drafted: u32,
-    /// Whether the next position is drafted.
-    pub is_going: u32,
-    /// Of the draft so far.
-    pub likelihood: f32,
-    /// Zero.
-    pub unused: u32,
-}
+/// Logits that share one [`Best`].
+pub const BEST_TILE: usize = 64;
 
-/// A distribution beside its row of weights.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Distribution {
-    /// Sum of the weights.
-    pub total: f64,
-    /// The one token that has all probability, or [`NO_TOKEN`].
-    pub certain: u32,
-    /// Zero.
-    pub unused: u32,
+device_structs! {
+    /// Some of the words that are uploaded beside the sequences.
+    Span is 8 bytes {
+        /// Index of the first one.
+        first: u32,
+        /// How many; the field says of what.
+        count: u32,
+    }
+
+    /// One sequence of a step. The default is an unused place.
+    StepSequence is 112 bytes {
+        /// Of the noise.
+        key: u64,
+        /// Known tokens: the prompt, then what was generated; 0 is an unused place.
+        len: u32,
+        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, 0 if it is not kept in step or
+        /// does not run at all.
+        num_fed: u32,
+        /// The last known tokens, in order; the very last one is always given.
+        last: [u32; MAX_FED],
+        /// Reported as it is where `num_fed` is 0.
+        draft_computed: u32,
+        /// Drafts at most.
+        draft_len: u32,
+        /// Drafting goes on while the draft is held to be this likely; 0 is always.
+        min_confidence: f32,
+        /// `PATH` or `INDEPENDENT`.
+        coupling: u32,
+        /// How many of the known tokens are the prompt.
+        prompt_len: u32,
+        /// End tokens are banned before so many were generated.
+        min_tokens: u32,
+        /// 0 is greedy.
+        temperature: f32,
+        /// 0 keeps all.
+        top_k: u32,
+        /// 1 keeps all.
+        top_p: f32,
+        /// 0 keeps all.
+        min_p: f32,
+        /// 1 is off.
+        repetition_penalty: f32,
+        /// 0 is off.
+        presence_penalty: f32,
+        /// 0 is off.
+        frequency_penalty: f32,
+        /// Drafts that the host has written beside it; then the drafter proposes none.
+        num_given: u32,
+        /// The newest known tokens: all of them for a penalty, for bad words as many as the longest has before
+        /// its last, else none.
+        history: Span,
+        /// Token and bits of the bias in turns; `count` pairs, stably sorted by token.
+        biases: Span,
+        /// `count` + 1 indices of words: entry i is the tokens from the i-th index to the next.
+        bad_words: Span,
+        /// What `min_tokens` bans.
+        end_tokens: Span,
+    }
+
+    /// How far a sequence's draft has come; the kernels' own.
+    Drafting is 16 bytes {
+        /// Tokens.
+        num_drafted: u32,
+        /// Whether the next position is drafted.
+        is_going: u32,
+        /// Of the draft so far, as the drafter holds it.
+        likelihood: f32,
+        /// Undefined.
+        unused: u32,
+    }
+
+    /// A distribution beside its row of weights; the kernels' own.
+    Distribution is 16 bytes {
+        /// Of the weights.
+        total: f64,
+        /// The token that has all probability, or `NO_TOKEN`.
+        certain: u32,
+        /// Undefined.
+        unused: u32,
+    }
+
+    /// What the target decides at one row; the kernels' own.
+    Choice is 8 bytes {
+        /// Its own token.
+        token: u32,
+        /// Whether the draft at this position is kept.
+        is_kept: u32,
+    }
+
+    /// What a step did for a sequence; its new tokens stand beside it.
+    StepResult is 16 bytes {
+        /// Accepted drafts and one more; 0 in an unused place.
+        num_tokens: u32,
+        /// Drafts that were verified.
+        drafted: u32,
+        /// How many of them were accepted.
+        accepted: u32,
+        /// Positions whose drafter KV is valid now.
+        draft_computed: u32,
+    }
+
+    /// Arguments of `rows`. Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens), else 1;
+    /// of the target's pass `max_drafts` + 1. Each has as many tiles as its rows fill.
+    RowsParams is 72 bytes {
+        /// [`StepSequence`] each.
+        sequences: u64,
+        /// [`Drafting`] each.
+        drafting: u64,
+        /// `[sequence][max_drafts]`.
+        drafts: u64,
+        /// [`Row`]s to write.
+        rows: u64,
+        /// [`Tile`]s to write.
+        tiles: u64,
+        /// Indices of the rows that get logits, to write: one a sequence when drafting, all for the target.
+        head_rows: u64,
+        /// Of the drafter, or `VERIFY`.
+        pass: u32,
+        /// Places of the batch.
+        num_sequences: u32,
+        /// Drafts at most, of any sequence.
+        max_drafts: u32,
+        /// A token beyond is fed as 0.
+        vocab: u32,
+        /// Most rows of a tile.
+        tile_rows: u32,
+        /// 0.
+        unused: u32,
+    }
+
+    /// Arguments of `sample`: one block a row of logits, which is a sequence each when drafting and
+    /// `max_drafts` + 1 each for the target.
+    SampleParams is 112 bytes {
+        /// [`StepSequence`] each.
+        sequences: u64,
+        /// What the spans point into.
+        words: u64,
+        /// `[row][logits_stride]`, f32.
+        logits: u64,
+        /// `[row][tiles of 64 logits]`, [`Best`].
+        best: u64,
+        /// `[row][vocab]`, f32: scratch.
+        scores: u64,
+        /// `[sequence][max_drafts][draft_vocab]`, f32: from the drafter's passes to `VERIFY`.
+        draft_weights: u64,
+        /// `[sequence][max_drafts]`, [`Distribution`]: likewise.
+        draft_distributions: u64,
+        /// `[row][vocab]`, f32: scratch of `VERIFY`.
+        target_weights: u64,
+        /// [`Drafting`] each.
+        drafting: u64,
+        /// `[sequence][max_drafts]`.
+        drafts: u64,
+        /// `[sequence][max_drafts + 1]`, [`Choice`]: written by `VERIFY`.
+        choices: u64,
+        /// Of the drafter, or `VERIFY`.
+        pass: u32,
+        /// Drafts at most, of any sequence.
+        max_drafts: u32,
+        /// Tokens of this pass's distributions: `draft_vocab` when drafting.
+        vocab: u32,
+        /// Tokens that both models have.
+        draft_vocab: u32,
+        /// Outputs of the head.
+        logits_stride: u32,
+        /// 0.
+        unused: u32,
+    }
+
+    /// Arguments of `accept`: one block.
+    AcceptParams is 72 bytes {
+        /// [`StepSequence`] each.
+        sequences: u64,
+        /// [`Drafting`] each.
+        drafting: u64,
+        /// `[sequence][max_drafts]`.
+        drafts: u64,
+        /// `[sequence][max_drafts + 1]`, [`Choice`].
+        choices: u64,
+        /// The number that the host gave this step, u32.
+        step: u64,
+        /// [`StepResult`] each, to write.
+        results: u64,
+        /// `[sequence][max_drafts + 1]`, to write.
+        tokens: u64,
+        /// u32, set to the step's number when everything else is written.
+        done: u64,
+        /// Places of the batch.
+        num_sequences: u32,
+        /// Drafts at most, of any sequence.
+        max_drafts: u32,
+    }
 }
 
 impl Distribution {
@@ -114,124 +231,4 @@ impl Distribution {
     pub fn certain(token: u32) -> Self {
         Self { total: 1.0, certain: token, unused: 0 }
     }
-}
-
-/// What the target decides at one row.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub struct Choice {
-    /// Its own token.
-    pub token: u32,
-    /// Whether the draft there is kept.
-    pub is_kept: u32,
-}
-
-/// What a step did for a sequence.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
-pub struct StepResult {
-    /// Accepted drafts and one more; 0 in an unused place.
-    pub num_tokens: u32,
-    /// Drafts that were verified.
-    pub drafted: u32,
-    /// Of which so many were kept.
-    pub accepted: u32,
-    /// Positions whose drafter KV is valid, where the drafter itself drafted.
-    pub draft_computed: u32,
-}
-
-/// Of `rows.cu`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct RowsParams {
-    /// [`StepSequence`] a place.
-    pub sequences: Address,
-    /// [`Drafting`] a place.
-    pub drafting: Address,
-    /// u32 `[places][max_drafts]`.
-    pub drafts: Address,
-    /// [`Row`](super::params::Row)s, written.
-    pub rows: Address,
-    /// [`Tile`](super::params::Tile)s, written.
-    pub tiles: Address,
-    /// u32: rows that get logits, written.
-    pub head_rows: Address,
-    /// Pass of the drafter, or [`VERIFY`].
-    pub pass: u32,
-    /// Places.
-    pub num_sequences: u32,
-    /// Drafts of a place.
-    pub max_drafts: u32,
-    /// A token beyond is fed as 0.
-    pub vocab: u32,
-    /// Most rows of a tile.
-    pub tile_rows: u32,
-    /// Zero.
-    pub unused: u32,
-}
-
-/// Of `sample.cu`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct SampleParams {
-    /// [`StepSequence`] a place.
-    pub sequences: Address,
-    /// What the spans point into.
-    pub words: Address,
-    /// f32 `[rows][logits_stride]`.
-    pub logits: Address,
-    /// [`Best`](super::params::Best) `[rows][tiles of 64 logits]`.
-    pub best: Address,
-    /// f32 `[rows][vocab]`, scratch.
-    pub scores: Address,
-    /// f32 `[places][max_drafts][draft_vocab]`.
-    pub draft_weights: Address,
-    /// [`Distribution`] `[places][max_drafts]`.
-    pub draft_distributions: Address,
-    /// f32 `[rows][vocab]`, scratch.
-    pub target_weights: Address,
-    /// [`Drafting`] a place.
-    pub drafting: Address,
-    /// u32 `[places][max_drafts]`.
-    pub drafts: Address,
-    /// [`Choice`] `[places][max_drafts + 1]`.
-    pub choices: Address,
-    /// Pass of the drafter, or [`VERIFY`].
-    pub pass: u32,
-    /// Drafts of a place.
-    pub max_drafts: u32,
-    /// Tokens of this pass's distributions.
-    pub vocab: u32,
-    /// Tokens that both models have.
-    pub draft_vocab: u32,
-    /// Outputs of the head.
-    pub logits_stride: u32,
-    /// Zero.
-    pub unused: u32,
-}
-
-/// Of `accept.cu`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct AcceptParams {
-    /// [`StepSequence`] a place.
-    pub sequences: Address,
-    /// [`Drafting`] a place.
-    pub drafting: Address,
-    /// u32 `[places][max_drafts]`.
-    pub drafts: Address,
-    /// [`Choice`] `[places][max_drafts + 1]`.
-    pub choices: Address,
-    /// u32: the number of the step.
-    pub step: Address,
-    /// [`StepResult`] a place, written.
-    pub results: Address,
-    /// u32 `[places][max_drafts + 1]`, written.
-    pub tokens: Address,
-    /// u32: set to the step's number at the end.
-    pub done: Address,
-    /// Places.
-    pub num_sequences: u32,
-    /// Drafts of a place.
-    pub max_drafts: u32,
 }

@@ -16,7 +16,7 @@ pub(super) struct Bounds {
 }
 
 /// The rows of one pass.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Tables {
     /// In segment order.
     pub rows: Vec<Row>,

@@ -1,0 +1,61 @@
+//! This machine's processor, measured.
+
+use super::{Machine, Model};
+use crate::roofline::{Product, Roofline};
+use anyhow::Result;
+use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
+use spec_core::exec::cpu::{Isa, Pool};
+use spec_core::model::Dtype;
+
+/// Rows up to which the rate of the products is measured.
+const MAX_RATED_ROWS: usize = 17;
+
+pub(super) struct Cpu {
+    pool: Pool,
+    isa: Isa,
+    bandwidth: f64,
+    source: &'static str,
+}
+
+impl Cpu {
+    /// With the bandwidth given, or measured.
+    pub(super) fn new(given: Option<f64>) -> Result<Self> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let pool = Pool::new(threads);
+        let (bandwidth, source) = match given {
+            Some(bandwidth) => (bandwidth, "given"),
+            None => (read_bandwidth(&pool)?, "measured"),
+        };
+        Ok(Self { pool, isa: Isa::detect(), bandwidth, source })
+    }
+}
+
+impl Machine for Cpu {
+    fn bandwidth(&self) -> f64 {
+        self.bandwidth
+    }
+
+    fn describe(&self) -> String {
+        let Self { pool, isa, bandwidth, source } = self;
+        format!("{:.1} GB/s ({source}), {} threads, {isa}", bandwidth / 1e9, pool.threads())
+    }
+
+    fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {
+        let product = |dtype: Dtype, macs: u64| -> Result<Product> {
+            let rows = rows.min(MAX_RATED_ROWS);
+            let rates = multiply_rates(&self.pool, self.isa, dtype, rows)?;
+            Ok(Product { macs: macs as f64, rates })
+        };
+        let Model { sizes, precision, .. } = model;
+        Ok(Roofline {
+            bytes: sizes.step_bytes as f64,
+            rows_a_read: usize::MAX,
+            bandwidth: self.bandwidth,
+            overhead_ms: 0.0,
+            products: vec![
+                product(precision.weights, sizes.layer_macs)?,
+                product(precision.head, sizes.head_macs)?,
+            ],
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! GPUs, from a table: nothing is measured, because the build may run on a machine without one.
+
+use super::{Machine, Model};
+use crate::roofline::{Product, Roofline};
+use anyhow::Result;
+use spec_kernels::GEMM_ROWS;
+
+/// Bytes a second that copies on the device were measured to move, read and written. The data sheets have a tenth
+/// more.
+const TABLE: [(&str, f64); 2] = [("H100", 3.0e12), ("H200", 4.3e12)];
+
+/// Multiply-adds a second of half-precision tensor cores through `mma.sync`, on Hopper: 60 % of what the data sheet
+/// gives, 989 TFLOPS, which takes other instructions.
+const MULTIPLY_RATE: f64 = 0.6 * 989e12 / 2.0;
+
+/// Kernels of a layer, and those before and after all layers.
+const LAYER_KERNELS: usize = 5;
+const OTHER_KERNELS: usize = 2;
+
+/// From the end of one kernel of a graph to the start of the next.
+const KERNEL_GAP_MS: f64 = 1.3e-3;
+
+pub(super) struct Gpu {
+    name: &'static str,
+    bandwidth: f64,
+}
+
+impl Gpu {
+    /// Those of the table, or one of a given bandwidth.
+    pub(super) fn of_table(given: Option<f64>) -> Vec<Box<dyn Machine>> {
+        let gpu = |(name, bandwidth)| Box::new(Self { name, bandwidth }) as Box<dyn Machine>;
+        match given {
+            Some(bandwidth) => vec![gpu(("a GPU", bandwidth))],
+            None => TABLE.into_iter().map(gpu).collect(),
+        }
+    }
+}
+
+impl Machine for Gpu {
+    fn bandwidth(&self) -> f64 {
+        self.bandwidth
+    }
+
+    fn describe(&self) -> String {
+        format!("{} at {:.0} GB/s, not measured here", self.name, self.bandwidth / 1e9)
+    }
+
+    fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {
+        let [_, _, most] = GEMM_ROWS;
+        // A product computes as many rows as it was compiled for, whether they are there or not.
+        let compiled = |rows: usize| {
+            let left = (rows - 1) % most + 1;
+            rows - left + GEMM_ROWS.into_iter().find(|&size| size >= left).unwrap_or(most)
+        };
+        let rates: Vec<f64> = (1..=rows.max(most))
+            .map(|rows| MULTIPLY_RATE * rows as f64 / compiled(rows) as f64)
+            .collect();
+        let product = |macs: u64| Product { macs: macs as f64, rates: rates.clone() };
+        let num_kernels = LAYER_KERNELS * model.num_layers + OTHER_KERNELS;
+        Ok(Roofline {
+            bytes: model.sizes.step_bytes as f64,
+            rows_a_read: most,
+            bandwidth: self.bandwidth,
+            overhead_ms: num_kernels as f64 * KERNEL_GAP_MS,
+            products: vec![product(model.sizes.layer_macs + model.sizes.head_macs)],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::testing::{model, tiny_config};
+    use crate::sizes::Sizes;
+    use spec_core::engine::{Device, Precision};
+    use spec_core::model::Dtype;
+
+    #[test]
+    fn rows_that_a_product_pads_take_the_time_of_full_ones() {
+        let config = model(&tiny_config("llama", "LlamaForCausalLM"));
+        let precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
+        let sizes = Sizes::new(&config, &precision, &Device::Cpu);
+        let macs = (sizes.layer_macs + sizes.head_macs) as f64;
+        let model = Model { sizes, precision: &precision, num_layers: 2 };
+        // Memory that is never waited for.
+        let gpu = Gpu { name: "a GPU", bandwidth: f64::INFINITY };
+        let roofline = gpu.roofline(&model, 40).unwrap();
+        let gaps = 12.0 * KERNEL_GAP_MS;
+        for (rows, padded) in [(1, 8.0), (8, 8.0), (9, 16.0), (17, 32.0), (32, 32.0), (33, 40.0)] {
+            let expected = gaps + 1e3 * padded * macs / MULTIPLY_RATE;
+            let ms = roofline.ms(rows);
+            assert!((ms / expected - 1.0).abs() < 1e-9, "{rows} rows: {ms}, not {expected}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! The bits of a row depend on the row, the matrix and the grid alone.
+
+use crate::image::{Random, bytes_of};
+use crate::problem::{Plan, Problem};
+use crate::run::{Outcome, Run, run};
+use crate::twin::some_rows;
+use spec_emu::Schedule;
+use spec_kernels::{Epilogue, Format, GEMM_ROWS};
+
+/// Everything that a row of a run left behind.
+fn row_bits(problem: &Problem, run: &Run, outcome: &Outcome, row: usize) -> Vec<u8> {
+    let i = run.picks.iter().position(|&pick| pick == row).unwrap();
+    let mut bits = outcome.output[i].clone();
+    if let Some(best) = outcome.best.get(i) {
+        let words = best.iter().flat_map(|(value, index)| [value.to_bits(), *index]);
+        bits.extend(words.flat_map(u32::to_le_bytes));
+    }
+    let is_stored = matches!(problem.plan.epilogue, Epilogue::Qkv { .. });
+    if is_stored && problem.rows[row].is_active() {
+        let size = bytes_of(problem.plan.kv);
+        let places = problem.cache_places(&problem.rows[row]).concat();
+        bits.extend(places.iter().flat_map(|&place| &outcome.cache[place * size..][..size]));
+    }
+    bits
+}
+
+fn does_not_depend_on_company(plan: Plan) {
+    let row = 7;
+    let problem = Problem::random(plan, 70);
+    let random = &mut Random(71);
+    for grid in [2, 5] {
+        let alone = Run::new(8, vec![row], grid);
+        let expected = row_bits(&problem, &alone, &run(&problem, &alone), row);
+        for i in 0..9 {
+            let capacity = GEMM_ROWS[i % 3];
+            let mut picks = some_rows(capacity - i / 3, random);
+            if !picks.contains(&row) {
+                let place = random.below(picks.len());
+                picks[place] = row;
+            }
+            let schedule = Schedule::seeded(random.below(1000) as u64);
+            let among = Run::new(capacity, picks, grid);
+            let among = Run { schedule, is_old: i % 2 == 0, is_indexed: i % 4 < 2, ..among };
+            let found = row_bits(&problem, &among, &run(&problem, &among), row);
+            assert_eq!(found, expected, "{plan:?} {among:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rows_queries_keys_and_values_do_not_depend_on_its_company() {
+    does_not_depend_on_company(Plan::qkv(Format::Fp8, 128, [2, 1], 704, Format::Fp16).with_bias());
+    does_not_depend_on_company(Plan::qkv(Format::Fp16, 64, [2, 1], 704, Format::Fp8));
+}
+
+#[test]
+fn a_rows_sums_do_not_depend_on_its_company() {
+    does_not_depend_on_company(Plan::new(Format::Fp8, Epilogue::Raw, 200, 704).with_bias());
+    does_not_depend_on_company(Plan::new(Format::Fp16, Epilogue::Residual, 200, 704));
+    does_not_depend_on_company(Plan::new(Format::Fp16, Epilogue::SwiGlu, 192, 2112));
+}
+
+#[test]
+fn a_rows_logits_do_not_depend_on_its_company() {
+    does_not_depend_on_company(Plan::new(Format::Fp8, Epilogue::Head, 200, 2112));
+}
+
+/// Tiles of up to seven parts, whose blocks end in any order.
+#[test]
+fn the_order_in_which_blocks_end_changes_no_bit() {
+    let problem = Problem::random(Plan::new(Format::Fp8, Epilogue::Raw, 128, 896), 80);
+    let all = |schedule| Run { schedule, ..Run::new(8, (0..8).collect(), 13) };
+    let expected = run(&problem, &all(Schedule::PLAIN)).output;
+    for seed in 0..60 {
+        let found = run(&problem, &all(Schedule::seeded(seed))).output;
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}

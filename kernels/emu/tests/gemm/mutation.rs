@@ -1,0 +1,86 @@
+//! Each thing that keeps the product's threads in order is needed: without it the results are wrong, the
+//! machine stops the kernel, or ThreadSanitizer finds a race. With all of them there is none.
+
+use crate::chain::{Chain, Size};
+use crate::mutant::{Found, MUTANTS, Mutant, OLD_MUTANTS, Scene};
+use spec_emu::{Mutation, Options, Program, Schedule};
+use spec_kernels::{Epilogue, Format};
+
+fn chain(scene: Scene, is_old: bool) -> Chain {
+    let (hidden, grid, outputs) = match scene {
+        Scene::Short => (1024, 3, vec![256, 200]),
+        Scene::Long => (2560, 5, vec![128]),
+    };
+    let weight = Format::Fp8;
+    let size = Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old };
+    let mut chain = Chain::new(size);
+    for n in outputs {
+        chain.product((Epilogue::Raw, n), chain.residual, None);
+    }
+    chain
+}
+
+fn expected(scene: Scene) -> Vec<u8> {
+    let chain = chain(scene, false);
+    spec_emu::run(&chain.launches(false), &Schedule::PLAIN).unwrap();
+    chain.bits()
+}
+
+fn build(scene: Scene, is_old: bool, options: &Options<'_>) -> Program {
+    let chain = chain(scene, is_old);
+    let mut variants = chain.variants();
+    variants.dedup();
+    Program::build(&variants, options).unwrap()
+}
+
+/// What the first of some schedules finds.
+fn find(program: &Program, scene: Scene, is_old: bool, seeds: u64) -> Option<(Found, String)> {
+    let expected = expected(scene);
+    (0..seeds).find_map(|seed| {
+        let chain = chain(scene, is_old);
+        match program.run(&chain.arena, &chain.launches(true), &Schedule::seeded(seed)) {
+            Ok(()) if chain.bits() == expected => None,
+            Ok(()) => Some((Found::Wrong, format!("other results with seed {seed}"))),
+            Err(message) if message.starts_with("race:") => Some((Found::Race, message)),
+            Err(message) => Some((Found::Stopped, message)),
+        }
+    })
+}
+
+fn all_are_found(mutants: &[Mutant], is_old: bool, by: impl Fn(Found) -> bool) {
+    for mutant in mutants.iter().filter(|mutant| by(mutant.found)) {
+        let Mutant { name, scene, file, text, replacement, .. } = *mutant;
+        let tsan = mutant.found == Found::Race;
+        let mutation = Some(Mutation { file, text, replacement });
+        let program = build(scene, is_old, &Options { tsan, mutation });
+        let found = find(&program, scene, is_old, if tsan { 3 } else { 30 });
+        let kind = found.as_ref().map(|(kind, _)| *kind);
+        assert_eq!(kind, Some(mutant.found), "{name}: {found:?}");
+    }
+}
+
+#[test]
+fn what_keeps_results_right_is_needed() {
+    all_are_found(&MUTANTS, false, |found| found != Found::Race);
+}
+
+#[test]
+fn what_orders_memory_is_needed() {
+    all_are_found(&MUTANTS, false, |found| found == Found::Race);
+}
+
+#[test]
+fn what_orders_copies_by_lanes_is_needed() {
+    all_are_found(&OLD_MUTANTS, true, |_| true);
+}
+
+#[test]
+fn the_kernels_as_they_are_have_no_race() {
+    for is_old in [false, true] {
+        let options = Options { tsan: true, mutation: None };
+        for scene in [Scene::Short, Scene::Long] {
+            let found = find(&build(scene, is_old, &options), scene, is_old, 3);
+            assert_eq!(found, None, "{scene:?}, old: {is_old}");
+        }
+    }
+}

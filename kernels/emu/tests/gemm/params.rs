@@ -1,0 +1,158 @@
+//! The params structs of the kernels, field by field, and what the host must know to launch them.
+
+use spec_kernels::Format;
+
+/// Threads of the product.
+pub(crate) const GEMM_THREADS: u32 = 288;
+/// Threads of the embedding, and of head norms and rotation.
+pub(crate) const ROW_THREADS: u32 = 256;
+const STAGES: usize = 6;
+
+/// Dynamic shared memory of the product, in bytes: the ring, the chunk of x, half of the slices' sums, the
+/// factors of the norm, the barriers and a flag.
+pub(crate) fn gemm_shared_bytes(capacity: usize) -> u32 {
+    let chunk_k = match capacity {
+        8 => 2048,
+        16 => 1024,
+        _ => 512,
+    };
+    let (ring, x) = (STAGES * 8192, capacity * (chunk_k + 16) * 2);
+    let (sums, factors) = (2 * capacity * (64 + 4) * 4, capacity * 4);
+    (ring + x + sums + factors + 2 * STAGES * 8 + 16) as u32
+}
+
+/// Floats of the workspace for parts of tiles.
+pub(crate) fn gemm_partials(grid: u32, capacity: usize) -> usize {
+    grid as usize * 2 * capacity * 64
+}
+
+/// `GemmParams` of `gemm.cu`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct GemmParams {
+    pub(crate) weights: u64,
+    pub(crate) scales: u64,
+    pub(crate) bias: u64,
+    pub(crate) input: u64,
+    pub(crate) norm: u64,
+    pub(crate) rows: u64,
+    pub(crate) row_index: u64,
+    pub(crate) partials: u64,
+    pub(crate) arrivals: u64,
+    pub(crate) output: u64,
+    pub(crate) cache: u64,
+    pub(crate) rope: u64,
+    pub(crate) pages: u64,
+    pub(crate) best: u64,
+    pub(crate) eps: f32,
+    pub(crate) k_scale: f32,
+    pub(crate) v_scale: f32,
+    pub(crate) num_rows: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) max_pages: usize,
+    pub(crate) kv: usize,
+}
+
+impl GemmParams {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { weights, scales, bias, input, norm, rows, row_index, .. } = *self;
+        let Self { partials, arrivals, output, cache, rope, pages, best, .. } = *self;
+        let Self { num_rows, n, k, num_heads, num_kv_heads, max_pages, kv, .. } = *self;
+        Fields::default()
+            .pointers(&[weights, scales, bias, input, norm, rows, row_index])
+            .pointers(&[partials, arrivals, output, cache, rope, pages, best])
+            .floats(&[self.eps, self.k_scale, self.v_scale])
+            .words(&[num_rows, n, k, num_heads, num_kv_heads, max_pages, kv])
+            .0
+    }
+}
+
+/// `EmbedParams` of `embed.cu`.
+#[derive(Clone, Debug)]
+pub(crate) struct EmbedParams {
+    pub(crate) weights: u64,
+    pub(crate) scales: u64,
+    pub(crate) rows: u64,
+    pub(crate) residual: u64,
+    pub(crate) num_rows: usize,
+    pub(crate) k: usize,
+}
+
+impl EmbedParams {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { weights, scales, rows, residual, num_rows, k } = *self;
+        Fields::default().pointers(&[weights, scales, rows, residual]).words(&[num_rows, k]).0
+    }
+}
+
+/// `RopeParams` of `rope.cu`.
+#[derive(Clone, Debug)]
+pub(crate) struct RopeParams {
+    pub(crate) input: u64,
+    pub(crate) q_norm: u64,
+    pub(crate) k_norm: u64,
+    pub(crate) rope: u64,
+    pub(crate) rows: u64,
+    pub(crate) pages: u64,
+    pub(crate) queries: u64,
+    pub(crate) cache: u64,
+    pub(crate) eps: f32,
+    pub(crate) k_scale: f32,
+    pub(crate) v_scale: f32,
+    pub(crate) num_rows: usize,
+    pub(crate) num_heads: usize,
+    pub(crate) num_kv_heads: usize,
+    pub(crate) max_pages: usize,
+}
+
+impl RopeParams {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { input, q_norm, k_norm, rope, rows, pages, queries, cache, .. } = *self;
+        let Self { num_rows, num_heads, num_kv_heads, max_pages, .. } = *self;
+        let unused = 0;
+        Fields::default()
+            .pointers(&[input, q_norm, k_norm, rope, rows, pages, queries, cache])
+            .floats(&[self.eps, self.k_scale, self.v_scale])
+            .words(&[num_rows, num_heads, num_kv_heads, max_pages, unused])
+            .0
+    }
+}
+
+/// Appends fields as a C++ struct has them.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn pointers(mut self, pointers: &[u64]) -> Self {
+        self.0.extend(pointers.iter().flat_map(|x| x.to_le_bytes()));
+        self
+    }
+
+    fn floats(mut self, floats: &[f32]) -> Self {
+        self.0.extend(float_bytes(floats));
+        self
+    }
+
+    fn words(mut self, words: &[usize]) -> Self {
+        self.0.extend(words.iter().flat_map(|&x| (x as u32).to_le_bytes()));
+        self
+    }
+}
+
+pub(crate) fn float_bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+pub(crate) fn word_bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// As `types.cuh` numbers them.
+pub(crate) fn format_code(format: Format) -> usize {
+    match format {
+        Format::Fp8 => 1,
+        Format::Fp16 => 2,
+    }
+}

@@ -1,0 +1,363 @@
+//! The kernels of a step on the emulator. The models stand in for the layers: they are fed what the tables of
+//! rows say, and what they answer stands where the head would have written it.
+
+use crate::host::fed;
+use crate::world::{Model, Sequence, World};
+use spec_core::exec::cuda::plain::{Plain, bytes_of, bytes_of_mut};
+use spec_core::exec::cuda::step_input::StepInput;
+use spec_core::exec::cuda::step_params::*;
+use spec_emu::{Arena, Launch, Program, Schedule};
+
+/// Rows of a tile: not a divisor of what a sequence has, as a rule.
+const TILE_ROWS: usize = 3;
+
+/// The number of every step.
+const STEP: u32 = 0x5eed;
+
+/// What a step did for a place of the batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) drafted: usize,
+    pub(crate) accepted: usize,
+    pub(crate) draft_computed: usize,
+}
+
+/// How the kernels are run.
+#[derive(Clone, Copy)]
+pub(crate) struct Run<'a> {
+    /// Variant of the sampling kernel, and its threads.
+    pub(crate) sample: (&'static str, u32),
+    pub(crate) schedule: Schedule,
+    /// Places of the batch beyond the sequences.
+    pub(crate) unused: usize,
+    /// Runs them in place of this process.
+    pub(crate) program: Option<&'a Program>,
+}
+
+impl Run<'_> {
+    /// As it is shipped.
+    pub(crate) const WHOLE: Self = Self {
+        sample: ("sample", SAMPLE_THREADS),
+        schedule: Schedule::PLAIN,
+        unused: 1,
+        program: None,
+    };
+
+    /// In blocks that take the emulator less time.
+    pub(crate) const SMALL: Self = Self { sample: ("sample_small", 64), ..Self::WHOLE };
+
+    /// In the smallest blocks.
+    pub(crate) const WARP: Self = Self { sample: ("sample_warp", 32), ..Self::WHOLE };
+}
+
+/// A launch to be.
+struct Job {
+    variant: &'static str,
+    grid: u32,
+    block: u32,
+    params: Vec<u8>,
+}
+
+/// What `rows` writes for a pass.
+struct Tables {
+    pass: u32,
+    per_sequence: usize,
+    heads_each: usize,
+    rows: u64,
+    tiles: u64,
+    head_rows: u64,
+}
+
+struct Device<'a> {
+    world: &'a World,
+    run: Run<'a>,
+    arena: Arena,
+    places: usize,
+    sequences: u64,
+    words: u64,
+    drafting: u64,
+    drafts: u64,
+    draft_weights: u64,
+    draft_distributions: u64,
+    choices: u64,
+    results: u64,
+    tokens: u64,
+    done: u64,
+}
+
+impl<'a> Device<'a> {
+    fn new(world: &'a World, run: Run<'a>, input: &StepInput) -> Self {
+        let arena = Arena::new(1 << 30);
+        let places = input.sequences.len();
+        let num_drafts = places * world.max_drafts;
+        Self {
+            world,
+            run,
+            places,
+            sequences: arena.put(bytes_of(&input.sequences)),
+            words: arena.put(bytes_of(&input.words)),
+            drafting: arena.alloc(places * size_of::<Drafting>()),
+            drafts: arena.alloc(4 * num_drafts),
+            draft_weights: arena.alloc(4 * num_drafts * world.shared_vocab()),
+            draft_distributions: arena.alloc(num_drafts * size_of::<Distribution>()),
+            choices: arena.alloc((places + num_drafts) * size_of::<Choice>()),
+            results: arena.alloc(places * size_of::<StepResult>()),
+            tokens: arena.alloc(4 * (places + num_drafts)),
+            done: arena.put(bytes_of(&[0u32])),
+            arena,
+        }
+    }
+
+    /// Runs kernels that may begin before the one before has ended.
+    fn launch(&self, jobs: &[Job]) -> Result<(), String> {
+        let launches: Vec<_> = jobs
+            .iter()
+            .map(|job| Launch {
+                variant: job.variant,
+                grid: job.grid,
+                block: job.block,
+                shared_bytes: if job.variant.starts_with("sample") {
+                    SAMPLE_SHARED_BYTES
+                } else {
+                    0
+                },
+                params: &job.params,
+                overlap: true,
+                max_resident: 8,
+            })
+            .collect();
+        match self.run.program {
+            Some(program) => program.run(&self.arena, &launches, &self.run.schedule),
+            None => spec_emu::run(&launches, &self.run.schedule),
+        }
+    }
+
+    fn read<T: Plain + Default>(&self, address: u64, num: usize) -> Vec<T> {
+        let mut values = vec![T::default(); num];
+        self.arena.read(address, bytes_of_mut(&mut values));
+        values
+    }
+
+    fn tables(&self, pass: u32) -> Tables {
+        let (per_sequence, heads_each) = match pass {
+            0 => (MAX_FED, 1),
+            VERIFY => (self.world.max_drafts + 1, self.world.max_drafts + 1),
+            _ => (1, 1),
+        };
+        let num_tiles = per_sequence.div_ceil(TILE_ROWS);
+        Tables {
+            pass,
+            per_sequence,
+            heads_each,
+            rows: self.arena.alloc(self.places * per_sequence * size_of::<Row>()),
+            tiles: self.arena.alloc(self.places * num_tiles * size_of::<Tile>()),
+            head_rows: self.arena.alloc(4 * self.places * heads_each),
+        }
+    }
+
+    fn rows(&self, tables: &Tables) -> Job {
+        let vocab = match tables.pass {
+            VERIFY => self.world.target_vocab,
+            _ => self.world.shared_vocab(),
+        };
+        let params = RowsParams {
+            sequences: self.sequences,
+            drafting: self.drafting,
+            drafts: self.drafts,
+            rows: tables.rows,
+            tiles: tables.tiles,
+            head_rows: tables.head_rows,
+            pass: tables.pass,
+            num_sequences: self.places as u32,
+            max_drafts: self.world.max_drafts as u32,
+            vocab: vocab as u32,
+            tile_rows: TILE_ROWS as u32,
+            unused: 0,
+        };
+        job("rows", 2, ROWS_THREADS, params)
+    }
+
+    /// Feeds the rows of a table to a model; what it says after each row that gets logits, nothing where that
+    /// is inactive. The error names what cannot be.
+    fn forward(
+        &self,
+        model: &Model,
+        fed: &mut [Vec<u32>],
+        tables: &Tables,
+    ) -> Result<Vec<Option<Vec<f32>>>, String> {
+        let rows: Vec<Row> = self.read(tables.rows, self.places * tables.per_sequence);
+        let num_tiles = self.places * tables.per_sequence.div_ceil(TILE_ROWS);
+        check_tiles(&rows, tables.per_sequence, &self.read(tables.tiles, num_tiles))?;
+        let mut answers = Vec::new();
+        for row in &rows {
+            let Some(fed) = fed.get_mut(row.sequence as usize) else {
+                ensure(row.sequence == NO_SEQUENCE, || format!("whose row is {row:?}"))?;
+                answers.push(None);
+                continue;
+            };
+            let (slot, length) = (row.slot as usize, fed.len());
+            ensure(slot <= length, || format!("{length} tokens in the cache of {row:?}"))?;
+            let expected = Row {
+                token: row.token,
+                position: row.slot,
+                slot: row.slot,
+                base: row.slot + 1,
+                ancestors: 0,
+                sequence: row.sequence,
+                unused: 0,
+            };
+            ensure(*row == expected, || format!("{row:?}, not {expected:?}"))?;
+            fed.truncate(slot);
+            fed.push(row.token);
+            answers.push(Some(model(row.sequence as usize, fed)));
+        }
+        let heads: Vec<u32> = self.read(tables.head_rows, self.places * tables.heads_each);
+        let answer = |&row: &u32| answers.get(row as usize).cloned();
+        heads.iter().map(|row| answer(row).ok_or_else(|| format!("logits of row {row}"))).collect()
+    }
+
+    /// `sample` on logits; rows without any hold garbage.
+    fn sample(&self, pass: u32, logits: &[Option<Vec<f32>>]) -> Job {
+        let (stride, vocab) = match pass {
+            VERIFY => (self.world.target_vocab, self.world.target_vocab),
+            _ => (self.world.drafter_vocab, self.world.shared_vocab()),
+        };
+        let garbage = vec![7e8; stride];
+        let rows: Vec<&[f32]> =
+            logits.iter().map(|row| row.as_deref().unwrap_or(&garbage)).collect();
+        let tiles = rows.iter().flat_map(|row| row.chunks(BEST_TILE).zip(0..));
+        let best: Vec<Best> = tiles.map(best).collect();
+        let scratch = 4 * rows.len() * vocab;
+        let params = SampleParams {
+            sequences: self.sequences,
+            words: self.words,
+            logits: self.arena.put(bytes_of(&rows.concat())),
+            best: self.arena.put(bytes_of(&best)),
+            scores: self.arena.alloc(scratch),
+            draft_weights: self.draft_weights,
+            draft_distributions: self.draft_distributions,
+            target_weights: self.arena.alloc(scratch),
+            drafting: self.drafting,
+            drafts: self.drafts,
+            choices: self.choices,
+            pass,
+            max_drafts: self.world.max_drafts as u32,
+            vocab: vocab as u32,
+            draft_vocab: self.world.shared_vocab() as u32,
+            logits_stride: stride as u32,
+            unused: 0,
+        };
+        let (variant, threads) = self.run.sample;
+        job(variant, rows.len() as u32, threads, params)
+    }
+
+    fn accept(&self) -> Job {
+        let params = AcceptParams {
+            sequences: self.sequences,
+            drafting: self.drafting,
+            drafts: self.drafts,
+            choices: self.choices,
+            step: self.arena.put(bytes_of(&[STEP])),
+            results: self.results,
+            tokens: self.tokens,
+            done: self.done,
+            num_sequences: self.places as u32,
+            max_drafts: self.world.max_drafts as u32,
+        };
+        job("accept", 1, ROWS_THREADS, params)
+    }
+
+    /// All kernels of a step, in order.
+    fn step(&self, sequences: &[Sequence]) -> Result<Vec<Outcome>, String> {
+        let (mut fed_target, mut fed_drafter) = fed(self.world, sequences);
+        let passes: Vec<u32> = (0..self.world.max_drafts as u32).chain([VERIFY]).collect();
+        let mut tables = self.tables(passes[0]);
+        self.launch(&[self.rows(&tables)])?;
+        for (&pass, &next) in passes.iter().zip(&passes[1..]) {
+            let logits = self.forward(&self.world.drafter, &mut fed_drafter, &tables)?;
+            tables = self.tables(next);
+            self.launch(&[self.sample(pass, &logits), self.rows(&tables)])?;
+        }
+        let logits = self.forward(&self.world.target, &mut fed_target, &tables)?;
+        self.launch(&[self.sample(VERIFY, &logits), self.accept()])?;
+        self.outcomes()
+    }
+
+    fn outcomes(&self) -> Result<Vec<Outcome>, String> {
+        let done = self.read::<u32>(self.done, 1)[0];
+        ensure(done == STEP, || format!("step {done} is done, not {STEP}"))?;
+        let stride = self.world.max_drafts + 1;
+        let results: Vec<StepResult> = self.read(self.results, self.places);
+        let tokens: Vec<u32> = self.read(self.tokens, self.places * stride);
+        let outcomes = results.iter().zip(tokens.chunks(stride)).map(|(result, tokens)| {
+            let tokens = tokens.get(..result.num_tokens as usize);
+            Ok(Outcome {
+                tokens: tokens.ok_or_else(|| format!("{result:?}"))?.to_vec(),
+                drafted: result.drafted as usize,
+                accepted: result.accepted as usize,
+                draft_computed: result.draft_computed as usize,
+            })
+        });
+        outcomes.collect()
+    }
+}
+
+fn job(variant: &'static str, grid: u32, block: u32, params: impl Plain) -> Job {
+    Job { variant, grid, block, params: bytes_of(&[params]).to_vec() }
+}
+
+fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(message()) }
+}
+
+/// What the head says of a tile of logits.
+fn best((logits, tile): (&[f32], u32)) -> Best {
+    let first = tile * BEST_TILE as u32;
+    let mut best = Best { value: f32::NEG_INFINITY, index: first };
+    for (index, &value) in (first..).zip(logits) {
+        if value > best.value {
+            best = Best { value, index };
+        }
+    }
+    best
+}
+
+/// Tiles hold each active row of a sequence once, and no other.
+fn check_tiles(rows: &[Row], per_sequence: usize, tiles: &[Tile]) -> Result<(), String> {
+    let num_tiles = per_sequence.div_ceil(TILE_ROWS);
+    for (sequence, tiles) in tiles.chunks(num_tiles).enumerate() {
+        let mut held = Vec::new();
+        for tile in tiles {
+            ensure(tile.num_rows as usize <= TILE_ROWS, || format!("{tile:?} is too large"))?;
+            let first = tile.first_row as usize;
+            held.extend(first..first + tile.num_rows as usize);
+        }
+        let own = sequence * per_sequence..(sequence + 1) * per_sequence;
+        let active: Vec<usize> = own.filter(|&row| rows[row].sequence != NO_SEQUENCE).collect();
+        ensure(held == active, || format!("tiles hold rows {held:?}, not {active:?}"))?;
+        let is_own = |&row: &usize| rows[row].sequence as usize == sequence;
+        ensure(active.iter().all(is_own), || format!("rows of others in place {sequence}"))?;
+    }
+    Ok(())
+}
+
+/// One step of all sequences. The error says what is wrong with the kernels.
+pub(crate) fn step(
+    world: &World,
+    sequences: &[Sequence],
+    run: Run<'_>,
+) -> Result<Vec<Outcome>, String> {
+    let mut input = StepInput::default();
+    for (idx, sequence) in sequences.iter().enumerate() {
+        let entry = sequence.entry(idx);
+        let unseen = entry.tokens.len() - entry.draft_computed;
+        let num_fed = if entry.speculates { unseen } else { 0 };
+        input.push(&entry, num_fed, entry.draft_len, 0);
+    }
+    input.pad(sequences.len() + run.unused);
+    let mut outcomes = Device::new(world, run, &input).step(sequences)?;
+    let unused = outcomes.split_off(sequences.len());
+    ensure(unused.iter().all(|place| *place == Outcome::default()), || format!("{unused:?}"))?;
+    Ok(outcomes)
+}

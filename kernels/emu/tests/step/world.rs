@@ -1,0 +1,100 @@
+//! Two models that are functions of the tokens before, and sequences to be continued with them.
+
+use spec_core::batch::Entry;
+use spec_core::sampling::{Coupling, Sampler, SamplingParams};
+use std::sync::Arc;
+
+/// The logits of a sequence (by its place) after some tokens.
+pub(crate) type Model = Arc<dyn Fn(usize, &[u32]) -> Vec<f32> + Send + Sync>;
+
+/// A target, a drafter, and how many drafts a step has room for.
+pub(crate) struct World {
+    pub(crate) target: Model,
+    pub(crate) target_vocab: usize,
+    pub(crate) drafter: Model,
+    pub(crate) drafter_vocab: usize,
+    pub(crate) max_drafts: usize,
+}
+
+impl World {
+    /// Tokens that both models have.
+    pub(crate) fn shared_vocab(&self) -> usize {
+        self.target_vocab.min(self.drafter_vocab)
+    }
+}
+
+/// A sequence in the middle of its generation.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    pub(crate) draft_computed: usize,
+    pub(crate) speculates: bool,
+    pub(crate) draft_len: usize,
+    pub(crate) min_confidence: f32,
+    pub(crate) sampler: Sampler,
+}
+
+impl Sequence {
+    /// One generated token less than the drafter knows of, `draft_len` drafts wanted.
+    pub(crate) fn new(tokens: &[u32], params: &SamplingParams, coupling: Coupling) -> Self {
+        Self {
+            tokens: tokens.to_vec(),
+            prompt_len: 1,
+            draft_computed: tokens.len() - 1,
+            speculates: true,
+            draft_len: 0,
+            min_confidence: 0.0,
+            sampler: Sampler::new(params.clone(), coupling, Vec::new()),
+        }
+    }
+
+    pub(crate) fn entry(&self, id: usize) -> Entry<'_> {
+        Entry {
+            id: id as u64,
+            tokens: &self.tokens,
+            prompt_len: self.prompt_len,
+            computed: self.tokens.len() - 1,
+            chunk: 1,
+            draft_computed: self.draft_computed,
+            speculates: self.speculates,
+            draft_len: self.draft_len,
+            given: &[],
+            min_confidence: self.min_confidence,
+            pages: &[],
+            sampler: &self.sampler,
+        }
+    }
+}
+
+/// SplitMix64: test inputs from a seed.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// In 0 to `end`, without it.
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        (self.bits() % end as u64) as usize
+    }
+
+    /// Uniform.
+    pub(crate) fn within(&mut self, low: f32, high: f32) -> f32 {
+        low + (high - low) * (self.bits() >> 40) as f32 / (1u64 << 24) as f32
+    }
+
+    pub(crate) fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}

@@ -1,0 +1,61 @@
+//! Which variants are checked: those of real models, in the number formats that change their code.
+
+use spec_core::engine::{Precision, needed_variants};
+use spec_core::model::{Dtype, Family, ModelConfig};
+use spec_kernels::Variant;
+use std::collections::BTreeSet;
+
+const FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
+const ALL_FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp8, kv: Dtype::Fp8 };
+const FP16: Precision = Precision { weights: Dtype::Fp16, head: Dtype::Fp16, kv: Dtype::Fp8 };
+
+/// A model by its sizes: hidden, MLP, query heads, key heads, elements of a head, vocabulary.
+fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
+    let [hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size] = sizes;
+    ModelConfig {
+        family: if qk_norm { Family::Qwen3 } else { Family::Llama },
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        num_layers: 1,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+        max_position: 8192,
+        tied_head: true,
+        qkv_bias: false,
+        out_bias: false,
+        mlp_bias: false,
+        qk_norm,
+    }
+}
+
+/// The variants, each once.
+pub(crate) fn variants() -> Vec<Variant> {
+    let smollm2 = model([576, 1536, 9, 3, 64, 49152], false);
+    let qwen2 = model([896, 4864, 14, 2, 64, 151_936], false);
+    let llama = model([4096, 14336, 32, 8, 128, 128_256], false);
+    let qwen3 = model([1024, 3072, 16, 8, 128, 151_936], true);
+    let mut variants = BTreeSet::new();
+    for (model, precision) in
+        [(&smollm2, &FP8), (&qwen2, &ALL_FP8), (&qwen3, &FP8), (&llama, &FP8), (&llama, &FP16)]
+    {
+        variants.extend(needed_variants(model, precision));
+    }
+    variants.into_iter().collect()
+}
+
+/// Of variants that differ in their shape alone, the first: they are made of the same instructions.
+pub(crate) fn one_shape_each() -> BTreeSet<Variant> {
+    let mut seen = BTreeSet::new();
+    let mut variants = variants();
+    variants.retain(|variant| {
+        let mut shapeless = variant.clone();
+        shapeless.defines.retain(|(name, _)| !name.starts_with("SHAPE_"));
+        seen.insert(shapeless)
+    });
+    variants.into_iter().collect()
+}

@@ -1,0 +1,96 @@
+//! The machine code of every kernel, for every architecture: it compiles, keeps to its registers, has no stack, adds no
+//! floats atomically, and is made of the instructions that it was written for. No GPU is needed; where NVRTC is missing
+//! the tests say so.
+// All of it is test code, helpers included.
+#![allow(clippy::unwrap_used)]
+
+mod code;
+mod kernels;
+mod rules;
+
+use code::{Listing, compiler, disassembler, in_parallel};
+use spec_build::cuda::{Compiler, Cubin, Kernel};
+use spec_kernels::{ARCHS, SOURCES, Variant};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::OnceLock;
+
+/// A kernel for an architecture.
+type Job = (Variant, &'static str);
+
+/// The code of a kernel, or why there is none.
+type Outcome = Result<Vec<u8>, String>;
+
+fn complaint((variant, arch): &Job, what: impl std::fmt::Display) -> String {
+    format!("{variant} for {arch}: {what}")
+}
+
+/// Everything compiled, once for all tests.
+fn compiled(compiler: &Compiler) -> &'static [(Job, Outcome)] {
+    static COMPILED: OnceLock<Vec<(Job, Outcome)>> = OnceLock::new();
+    COMPILED.get_or_init(|| {
+        let variants = kernels::variants().into_iter();
+        let jobs: Vec<Job> =
+            variants.flat_map(|variant| ARCHS.map(|arch| (variant.clone(), arch))).collect();
+        let compile = |(variant, arch): &Job| -> Outcome {
+            compiler.compile(arch, variant).map_err(|error| format!("{error:#}"))
+        };
+        let outcomes = in_parallel(&jobs, compile);
+        jobs.into_iter().zip(outcomes).collect()
+    })
+}
+
+fn assert_none(complaints: Vec<String>) {
+    assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
+}
+
+#[test]
+fn kernels_keep_to_their_registers_and_have_no_stack() {
+    let Some(compiler) = compiler() else { return };
+    let mut most = BTreeMap::new();
+    let mut complaints = Vec::new();
+    for (job @ (variant, arch), outcome) in compiled(&compiler) {
+        let kernel = outcome.as_ref().map_err(String::clone).and_then(|cubin| {
+            let kernel = Cubin::parse(cubin).and_then(|cubin| cubin.kernel(variant.kernel));
+            kernel.map_err(|error| format!("{error:#}"))
+        });
+        let checked = kernel.and_then(|kernel| {
+            let registers = most.entry((variant.kernel, *arch)).or_insert(0);
+            *registers = kernel.registers.max(*registers);
+            rules::check_resources(variant.kernel, &kernel)
+        });
+        complaints.extend(checked.err().map(|what| complaint(job, what)));
+    }
+    for ((kernel, arch), registers) in most {
+        println!("{kernel:10} {arch:8} {registers:4} registers at most");
+    }
+    assert_none(complaints);
+}
+
+#[test]
+fn kernels_are_made_of_the_instructions_that_they_were_written_for() {
+    let Some(compiler) = compiler() else { return };
+    let Some(disassembler) = disassembler(&compiler) else { return };
+    let representative = kernels::one_shape_each();
+    let jobs: Vec<_> =
+        compiled(&compiler).iter().filter(|((v, _), _)| representative.contains(v)).collect();
+    let check = |(job, outcome): &&(Job, Outcome)| {
+        // The other test reports what does not compile.
+        let cubin = outcome.as_ref().ok()?;
+        let listing = Listing::of(&disassembler, cubin);
+        let complaints = rules::check_instructions(&job.0, job.1, &listing);
+        (!complaints.is_empty()).then(|| complaint(job, complaints.join(", ")))
+    };
+    assert_none(in_parallel(&jobs, check).into_iter().flatten().collect());
+}
+
+/// A kernel that nobody lists would go unchecked.
+#[test]
+fn every_source_is_checked() {
+    let sources = SOURCES.iter().filter_map(|(name, _)| name.strip_suffix(".cu"));
+    let sources: BTreeSet<&str> = sources.collect();
+    let checked: BTreeSet<&str> = kernels::variants().iter().map(|v| v.kernel).collect();
+    assert_eq!(sources, checked);
+    for kernel in checked {
+        assert!(rules::registers(kernel).is_some(), "kernel {kernel} has no budget");
+    }
+}

@@ -1,0 +1,129 @@
+//! What the machine code of a kernel must and must not be.
+
+use super::code::Listing;
+use spec_build::cuda::Kernel;
+use spec_kernels::Variant;
+
+/// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 288 threads, or three
+/// attentions, of 128, must fit, so that one kernel starts under the one before it.
+const REGISTERS: [(&str, u32); 7] = [
+    ("accept", 64),
+    ("attention", 168),
+    ("embed", 64),
+    ("gemm", 112),
+    ("rope", 64),
+    ("rows", 64),
+    ("sample", 128),
+];
+
+/// Operations on the thread's own memory, which is the GPU's: spilled registers.
+const SPILLS: [&str; 2] = ["LDL", "STL"];
+
+/// Operations that add to memory from any thread, and the number formats in which the result depends on their order.
+const ATOMICS: [&str; 5] = ["RED", "REDG", "ATOM", "ATOMG", "ATOMS"];
+const FLOATS: [&str; 6] = ["F32", "F64", "F16", "F16x2", "BF16", "BF16x2"];
+
+/// Waiting for the kernel before, and letting the next one start.
+const OVERLAP: [&str; 2] = ["ACQBULK", "PREEXIT"];
+
+/// Unpacks two e4m3 values.
+const UNPACK: &str = "F2FP.F16.E4M3.UNPACK_B";
+
+pub(crate) fn registers(kernel: &str) -> Option<u32> {
+    REGISTERS.iter().find(|(name, _)| *name == kernel).map(|(_, registers)| *registers)
+}
+
+pub(crate) fn check_resources(name: &str, kernel: &Kernel) -> Result<(), String> {
+    let most = registers(name).expect("every kernel has a budget");
+    if kernel.registers > most {
+        return Err(format!("takes {} registers, at most {most}", kernel.registers));
+    }
+    if kernel.stack > 0 {
+        return Err(format!("takes {} bytes of stack, expected none", kernel.stack));
+    }
+    Ok(())
+}
+
+/// Operations that a kernel must have, and those that it must not.
+struct Expected {
+    present: Vec<&'static str>,
+    absent: Vec<&'static str>,
+}
+
+impl Expected {
+    fn of(variant: &Variant, arch: &str) -> Self {
+        let is_hopper_or_later = !matches!(arch, "sm_80" | "sm_89");
+        let mut expected = Self { present: Vec::new(), absent: SPILLS.into() };
+        expected.list(is_hopper_or_later, &OVERLAP);
+        match variant.kernel {
+            "gemm" => {
+                expected.list(true, &["HMMA", "LDSM"]);
+                expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
+                expected.list(!is_hopper_or_later, &["LDGSTS"]);
+            }
+            "attention" => expected.list(true, &["HMMA", "LDGSTS", "MUFU"]),
+            // The host draws in double precision, and the device must draw the same.
+            "sample" => expected.list(true, &["DFMA", "DADD"]),
+            _ => {}
+        }
+        expected
+    }
+
+    fn list(&mut self, present: bool, operations: &[&'static str]) {
+        let list = if present { &mut self.present } else { &mut self.absent };
+        list.extend(operations);
+    }
+}
+
+pub(crate) fn check_instructions(variant: &Variant, arch: &str, listing: &Listing) -> Vec<String> {
+    let Expected { present, absent } = Expected::of(variant, arch);
+    let missing = present.into_iter().filter(|operation| listing.count(operation) == 0);
+    let surplus = absent.into_iter().filter(|operation| listing.count(operation) > 0);
+    let mut complaints: Vec<String> = missing.map(|operation| format!("no {operation}")).collect();
+    complaints.extend(surplus.map(|operation| format!("{operation}")));
+    complaints.extend(listing.names().filter(|name| adds_floats(name)).map(String::from));
+    let is_fp8 = ["WEIGHT", "KV"].iter().any(|name| is_defined(variant, name, "FP8"));
+    if is_fp8
+        && arch != "sm_80"
+        && has_e4m3_tiles(variant)
+        && !listing.names().any(|n| n.starts_with(UNPACK))
+    {
+        complaints.push(format!("no {UNPACK}"));
+    }
+    complaints
+}
+
+/// Kernels whose inner loop unpacks e4m3.
+fn has_e4m3_tiles(variant: &Variant) -> bool {
+    matches!(variant.kernel, "gemm" | "attention")
+}
+
+fn is_defined(variant: &Variant, name: &str, value: &str) -> bool {
+    variant.defines.iter().any(|(define, found)| *define == name && found == value)
+}
+
+fn adds_floats(instruction: &str) -> bool {
+    let mut parts = instruction.split('.');
+    parts.next().is_some_and(|operation| ATOMICS.contains(&operation))
+        && parts.any(|part| FLOATS.contains(&part))
+}
+
+#[test]
+fn only_atomic_additions_of_floats_are_told() {
+    for name in ["RED.E.ADD.F32.FTZ.RN.STRONG.GPU", "ATOMG.E.ADD.F16x2.RN", "ATOM.E.ADD.F64"] {
+        assert!(adds_floats(name), "{name}");
+    }
+    for name in ["ATOMG.E.ADD.STRONG.GPU", "RED.E.ADD.S64", "FADD.F32", "ATOMS.POPC.INC.32"] {
+        assert!(!adds_floats(name), "{name}");
+    }
+}
+
+#[test]
+fn resources_over_the_budget_are_told() {
+    let kernel = |registers, stack| Kernel { registers, stack, shared: 0, params: 0 };
+    assert_eq!(check_resources("gemm", &kernel(112, 0)), Ok(()));
+    let many = check_resources("gemm", &kernel(113, 0)).unwrap_err();
+    assert_eq!(many, "takes 113 registers, at most 112");
+    let spilled = check_resources("gemm", &kernel(80, 8)).unwrap_err();
+    assert_eq!(spilled, "takes 8 bytes of stack, expected none");
+}
