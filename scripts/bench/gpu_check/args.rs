@@ -5,20 +5,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// What there is to do, in this order.
-const PARTS: [&str; 5] = ["logits", "texts", "sanitizer", "kernels", "steps"];
+const PARTS: [&str; 6] = ["logits", "texts", "sanitizer", "kernels", "steps", "peer"];
 
-/// Seconds after which nothing more is begun: the whole run shall end within ten minutes.
-const BUDGET: u64 = 540;
+/// Seconds after which no model is begun: with PyTorch's part the whole run shall end within ten minutes.
+const BUDGET: u64 = 420;
 
 const USAGE: &str = "\
 gpu_check [--emulate] [--gpu N] [--small] [--only PART,...] [--model NAME] [--budget SECONDS]
-          [--results DIR] [--date TIME] [--commit ID]
+          [--peer SCRIPT] [--server PROGRAM] [--results DIR] [--date TIME] [--commit ID]
   --emulate   an emulated GPU: no times, small shapes
   --gpu N     number of the GPU [0]
   --small     only models that a sanitizer gets through
-  --only      parts, separated by commas [all]: logits texts sanitizer kernels steps
+  --only      parts, separated by commas [all]: logits texts sanitizer kernels steps peer
   --model     only models whose name holds this, such as 8B or FP16
-  --budget    begin nothing more after so long [540]
+  --budget    begin to measure nothing more after so long [420]
+  --peer      script that measures the same in PyTorch
+  --server    program that serves a repository and asks it
   --results   folder for a JSON file of all that was found [none is written]
   --date, --commit   what the file says about when, and of what";
 
@@ -30,6 +32,8 @@ pub(crate) struct Args {
     pub(crate) date: String,
     pub(crate) commit: String,
     pub(crate) budget: Duration,
+    pub(crate) peer: Option<String>,
+    pub(crate) server: Option<String>,
     only: Vec<String>,
     model: String,
 }
@@ -44,6 +48,8 @@ impl Args {
             date: "undated".into(),
             commit: "unknown".into(),
             budget: Duration::from_secs(BUDGET),
+            peer: None,
+            server: None,
             only: Vec::new(),
             model: String::new(),
         };
@@ -58,6 +64,8 @@ impl Args {
                     parsed.machine = Machine::Driver(ordinal);
                 }
                 "--only" => parsed.only = parts(&value()?)?,
+                "--peer" => parsed.peer = Some(value()?),
+                "--server" => parsed.server = Some(value()?),
                 "--model" => parsed.model = value()?,
                 "--budget" => {
                     let text = value()?;
@@ -67,6 +75,7 @@ impl Args {
                 "--results" => parsed.results = Some(value()?.into()),
                 "--date" => parsed.date = value()?,
                 "--commit" => parsed.commit = value()?,
+                "--help" | "-h" => return Err(USAGE.into()),
                 _ => return Err(format!("unknown argument {arg}\n{USAGE}")),
             }
         }

@@ -8,7 +8,7 @@ use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_build::cuda::{Cache, Compiler, Places};
 use spec_core::exec::cuda::device::{Address, Device, Kernel, Launch};
-use spec_core::exec::cuda::params::bytes_of;
+use spec_core::exec::cuda::plain::bytes_of;
 use spec_kernels::{SOURCES, Variant};
 use std::error::Error;
 
@@ -103,7 +103,8 @@ impl Kernels {
         }
         let copy = self.copy(from, &block, device)?;
         let read = self.read(from, &block, device)?;
-        let gb_per_s = |bytes: usize, timing: &Timing| rounded(bytes as f64 / timing.median() / 1e3);
+        let gb_per_s =
+            |bytes: usize, timing: &Timing| rounded(bytes as f64 / timing.median() / 1e3);
         let (multiply, flops) = self.multiply(device)?;
         Ok(json!({
             "bytes": STREAM_BYTES,
@@ -148,7 +149,8 @@ impl Kernels {
         let timing = self.stream("stream", &[from, words, (count / 16) as u64], device)?;
         let mut found = vec![0u8; num_words * 4];
         device.read(words, &mut found)?;
-        let found = found.as_chunks::<4>().0.iter().fold(0, |all, &word| all ^ u32::from_le_bytes(word));
+        let found =
+            found.as_chunks::<4>().0.iter().fold(0, |all, &word| all ^ u32::from_le_bytes(word));
         let expected = block.iter().fold(0, |all, word| all ^ word);
         if found != expected {
             return Err(format!("the words read give {found:#x}, expected {expected:#x}").into());
@@ -178,8 +180,8 @@ impl Kernels {
     fn multiply(&self, device: &mut dyn Device) -> Result<(Timing, f64), Box<dyn Error>> {
         let grid = device.describe().num_sms * BLOCKS;
         let halves = random_halves(2 * FRAGMENT_WORDS * MULTIPLY_THREADS as usize, 0.1);
-        let fragments = device.alloc(size_of_val(&halves[..]))?;
-        device.write(fragments, bytes_of(&halves))?;
+        let fragments = device.alloc(halves.len())?;
+        device.write(fragments, &halves)?;
         let sums = device.alloc((grid * MULTIPLY_THREADS * 4) as usize)?;
         let mut params: Vec<u8> =
             [fragments, sums].iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -47,7 +47,9 @@ pub(crate) fn rows_ratio(rows: usize, bytes: f64) -> Option<f64> {
 
 /// The most milliseconds of a token on this GPU; none is set for others.
 pub(crate) fn token_ms(model: &Model, gpu: &str) -> Option<f64> {
-    let found = TOKEN_MS.iter().find(|(name, dtype, ..)| (*name, *dtype) == (model.shape.name, model.dtype));
+    let found = TOKEN_MS
+        .iter()
+        .find(|(name, dtype, ..)| (*name, *dtype) == (model.shape.name, model.dtype));
     let &(_, _, h100, h200) = found?;
     let is_h200 = gpu.contains("H200");
     (is_h200 || gpu.contains("H100")).then_some(if is_h200 { h200 } else { h100 })

@@ -11,7 +11,8 @@ use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::engine::{Engine, Manifest};
 use spec_core::exec::cuda::device::{Address, Device, Launch};
-use spec_core::exec::cuda::params::{Row, Tile, bytes_of};
+use spec_core::exec::cuda::params::{Row, Tile};
+use spec_core::exec::cuda::plain::bytes_of;
 use spec_core::exec::cuda::{Model, Pass, kv, shape};
 use spec_core::model::Dtype;
 use spec_core::pages::PAGE_TOKENS;
@@ -193,7 +194,7 @@ fn fill_cache(
     }
     let block: Vec<u8> = match manifest.precision.kv {
         Dtype::Fp8 => random_e4m3(4 << 20),
-        _ => random_halves(2 << 20, 1.0).into_iter().flat_map(u16::to_le_bytes).collect(),
+        _ => random_halves(2 << 20, 1.0),
     };
     for offset in (0..bytes).step_by(block.len()) {
         let len = block.len().min(bytes - offset);

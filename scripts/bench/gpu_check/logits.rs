@@ -42,9 +42,7 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
         report.check(&format!("bits of a row, beside others: {name}"), || {
             the_same_beside_others(&pair.cuda, bed)
         });
-        report.check(&format!("bits of two runs: {name}"), || {
-            the_same_again(&pair.cuda, bed)
-        });
+        report.check(&format!("bits of two runs: {name}"), || the_same_again(&pair.cuda, bed));
     }
 }
 
@@ -71,9 +69,9 @@ fn near_the_cpu(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
         for (position, row) in found.iter().enumerate() {
             let pairs = row.iter().zip(expected.row(position));
             // NaN counts as far off.
-            let off = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, |most: f32, off| {
-                if off <= most { most } else { off }
-            });
+            let off = pairs
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, |most: f32, off| if off <= most { most } else { off });
             if off.is_nan() || off > tolerance {
                 let message =
                     format!("position {position} is off by {off}, at most {tolerance}, {parts:?}");
@@ -138,7 +136,12 @@ fn the_same_beside_others(engine: &Engine, bed: Bed) -> Outcome {
     let segments: Vec<Segment<'_>> = sequences
         .iter()
         .zip(&pages)
-        .map(|(tokens, pages)| Segment { tokens, first_position: 0, pages, num_logits: tokens.len() })
+        .map(|(tokens, pages)| Segment {
+            tokens,
+            first_position: 0,
+            pages,
+            num_logits: tokens.len(),
+        })
         .collect();
     let mut model = load(engine, bed, most_pages * BATCH)?;
     let together = rows(&model.forward(&segments)?);

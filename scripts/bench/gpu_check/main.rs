@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod case;
 mod ceiling;
+mod external;
 mod goal;
 mod gpu;
 mod kernels;
@@ -18,6 +19,8 @@ mod random_engine;
 mod report;
 mod sanitizer;
 mod steps;
+#[cfg(test)]
+mod tests;
 mod texts;
 mod timing;
 
@@ -28,7 +31,10 @@ use serde_json::{Map, Value, json};
 use spec_core::exec::cuda::device::{Description, Device};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// What is left of ten minutes for PyTorch.
+const PEER_BUDGET: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let args = match Args::parse(std::env::args().skip(1)) {
@@ -73,6 +79,12 @@ fn run(args: &Args, description: &Description) -> Result<bool, String> {
     }
     if args.wants("kernels") || args.wants("steps") {
         bench::run(&mut report, args, &description.name, arch, start);
+    }
+    if let Some(script) = args.peer.as_deref().filter(|_| args.wants("peer")) {
+        external::peer(&mut report, script, bed, PEER_BUDGET);
+    }
+    if let Some(program) = &args.server {
+        external::with_engine(&mut report, "an engine behind tritonserver", program, bed);
     }
     let (line, is_good) = report.finish();
     if let Some(file) = file {

@@ -33,10 +33,11 @@ pub(crate) fn random_words(count: usize) -> Vec<u32> {
     (0..count).map(|_| noise.next() as u32).collect()
 }
 
-/// Bits of half-precision numbers of this standard deviation.
-pub(crate) fn random_halves(count: usize, deviation: f64) -> Vec<u16> {
+/// Half-precision numbers of this standard deviation, as bytes.
+pub(crate) fn random_halves(count: usize, deviation: f64) -> Vec<u8> {
     let mut noise = Noise::new(2);
-    (0..count).map(|_| f16::from_f64(noise.bell(deviation)).to_bits()).collect()
+    let number = |_| f16::from_f64(noise.bell(deviation)).to_le_bytes();
+    (0..count).flat_map(number).collect()
 }
 
 /// Standard deviation of [`random_e4m3`]: 99.6, nearly all of it from the largest numbers.

@@ -15,6 +15,9 @@ use std::path::Path;
 use std::sync::Mutex;
 use tempfile::TempDir;
 
+/// Of weights: products of thousands of inputs stay near 1.
+const WEIGHT_DEVIATION: f64 = 1.0 / 64.0;
+
 /// Random bytes that matrices repeat.
 const BLOCK_BYTES: usize = 4 << 20;
 
@@ -151,13 +154,13 @@ impl RandomEngines {
         let compiler = Compiler::open(&Places::of_process(None), Cache::of_user())?;
         let maker = Maker { compiler, limits, arch, folder: folder.path() };
         let peer = |file: &str| Peer { file: file.into(), identity: String::new() };
-        let drafter =
-            draft.map_or(DrafterKind::None, |_| DrafterKind::Model(peer(DRAFT_FILE)));
+        let drafter = draft.map_or(DrafterKind::None, |_| DrafterKind::Model(peer(DRAFT_FILE)));
         let sealed = maker.write(&target, TARGET_FILE, Role::Target, drafter, None)?;
         match &draft {
             Some(draft) => {
                 let target = Some(peer(TARGET_FILE));
-                let draft = maker.write(draft, DRAFT_FILE, Role::Draft, DrafterKind::None, target)?;
+                let draft =
+                    maker.write(draft, DRAFT_FILE, Role::Draft, DrafterKind::None, target)?;
                 commit_pair(sealed, draft)?;
             }
             None => sealed.commit()?,
@@ -219,7 +222,10 @@ impl Maker<'_> {
 
 /// Writes every section but the code, several at a time: hashing takes longer than writing.
 fn fill(writer: &EngineWriter) -> spec_core::Result<()> {
-    let noise = Blocks { e4m3: random_e4m3(BLOCK_BYTES), halves: halves() };
+    let noise = Blocks {
+        e4m3: random_e4m3(BLOCK_BYTES),
+        halves: random_halves(BLOCK_BYTES / 2, WEIGHT_DEVIATION),
+    };
     let sections = writer.sections().iter().filter(|section| section.kind != SectionKind::Code);
     let queue = Mutex::new(sections);
     let work = || {
@@ -234,11 +240,6 @@ fn fill(writer: &EngineWriter) -> spec_core::Result<()> {
         let threads: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("it returns errors"))
     })
-}
-
-/// Halves whose standard deviation is 1/64: products of thousands of inputs stay near 1.
-fn halves() -> Vec<u8> {
-    random_halves(BLOCK_BYTES / 2, 1.0 / 64.0).into_iter().flat_map(u16::to_le_bytes).collect()
 }
 
 /// What sections are filled with.
@@ -256,7 +257,11 @@ impl Blocks {
             (SectionKind::Weight, Some(Dtype::Fp8)) => &self.e4m3,
             (SectionKind::Weight, _) => &self.halves,
             (kind, _) => {
-                let value = if kind == SectionKind::Scale { 1.0 / 64.0 / E4M3_DEVIATION } else { 1.0 };
+                let value = if kind == SectionKind::Scale {
+                    WEIGHT_DEVIATION / E4M3_DEVIATION
+                } else {
+                    1.0
+                };
                 floats = (value as f32).to_le_bytes().repeat(left / 4);
                 &floats
             }

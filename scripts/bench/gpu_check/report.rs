@@ -55,8 +55,7 @@ impl Report {
         }
         eprintln!("{status} ({seconds:.1} s): {detail}");
         let seconds = (seconds * 100.0).round() / 100.0;
-        let entry =
-            json!({ "name": name, "status": status, "detail": detail, "seconds": seconds });
+        let entry = json!({ "name": name, "status": status, "detail": detail, "seconds": seconds });
         self.push("checks", entry);
     }
 
@@ -85,7 +84,9 @@ impl Report {
         let Some(file) = &self.file else { return };
         let partial = file.with_extension("partial");
         let text = serde_json::to_string_pretty(&self.json).expect("plain data becomes JSON");
-        if let Err(error) = fs::write(&partial, text + "\n").and_then(|()| fs::rename(&partial, file)) {
+        if let Err(error) =
+            fs::write(&partial, text + "\n").and_then(|()| fs::rename(&partial, file))
+        {
             eprintln!("gpu-check: {}: {error}", file.display());
         }
     }

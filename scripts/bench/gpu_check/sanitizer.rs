@@ -31,7 +31,8 @@ fn under(tool: &str, machine: Machine) -> Outcome {
         .arg(std::env::current_exe()?)
         .args(["--small", "--only", "logits,texts", "--gpu", &ordinal.to_string()])
         .output()?;
-    let printed = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    let printed =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
     // Its own lines begin like this.
     let lines: Vec<&str> = printed[0].lines().filter(|line| line.starts_with("=====")).collect();
     if lines.iter().any(|line| line.contains("Device not supported")) {

@@ -34,8 +34,7 @@ impl Timing {
         run(graph, 3, device)?;
         let once = run(graph, 3, device)? * 1e-6;
         let replays = (SAMPLE_SECONDS / once).ceil().clamp(1.0, 10_000.0) as usize;
-        let samples: Result<Vec<f64>> =
-            (0..SAMPLES).map(|_| run(graph, replays, device)).collect();
+        let samples: Result<Vec<f64>> = (0..SAMPLES).map(|_| run(graph, replays, device)).collect();
         Ok(Self::new(samples?, replays))
     }
 
@@ -53,7 +52,8 @@ impl Timing {
     /// With the tenth and the ninetieth of a hundred beside the median.
     pub(crate) fn json(&self) -> Value {
         let Self { samples, replays } = self;
-        let at = |share: f64| rounded(samples[((samples.len() - 1) as f64 * share).round() as usize]);
+        let at =
+            |share: f64| rounded(samples[((samples.len() - 1) as f64 * share).round() as usize]);
         json!({
             "us": rounded(self.median()), "low_us": at(0.1), "high_us": at(0.9),
             "samples": samples.len(), "replays": replays,
