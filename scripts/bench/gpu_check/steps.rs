@@ -270,8 +270,11 @@ fn prompt(idx: usize, len: usize, vocab_size: usize) -> Vec<u32> {
     words.into_iter().map(|word| word % vocab_size as u32).collect()
 }
 
-/// Microseconds of a step, and how many tokens it brought to whom.
-fn step(runtime: &mut Runtime) -> Result<(f64, Vec<(SequenceId, usize)>), Box<dyn Error>> {
+/// How many tokens a step brought, and to whom.
+type Brought = Vec<(SequenceId, usize)>;
+
+/// Microseconds of a step, and what it brought.
+fn step(runtime: &mut Runtime) -> Result<(f64, Brought), Box<dyn Error>> {
     let start = Instant::now();
     let step = runtime.step();
     let us = start.elapsed().as_secs_f64() * 1e6;

@@ -117,7 +117,7 @@ pub fn gemm_partials(grid: usize) -> usize {
 }
 
 /// Positions that one block attends to: a function of the engine alone, so that the sums of a row are split in the
-/// same places whatever else is in the batch. At most [`MAX_SPLITS`] of them cover a sequence.
+/// same places whatever else is in the batch. A bounded number of them covers a sequence.
 pub fn split_tokens(max_seq_len: usize) -> usize {
     max_seq_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_TOKENS).next_multiple_of(MIN_SPLIT_TOKENS)
 }
