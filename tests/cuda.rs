@@ -4,10 +4,10 @@
 
 mod common;
 
-use common::models::Recipe;
+use common::models::{Recipe, SMOLLM2};
 use common::running::{self, Done};
 use common::tiny::{self, Sizes};
-use common::{golden, models};
+use common::{golden, models, turn};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
@@ -16,6 +16,7 @@ use spec_core::model::Dtype;
 use spec_core::pages::PageId;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
+use spec_core::tokenizer::Tokenizer;
 use spec_emu::{Emulator, Schedule};
 use std::path::Path;
 use std::sync::Arc;
@@ -324,4 +325,26 @@ fn texts_do_not_depend_on_what_a_gpu_leaves_open() {
     let requests = &requests()[..4];
     let done = |schedule| texts(&running::run(&mut load(&engine, Fixed, schedule), requests));
     assert_eq!(done(Schedule::seeded(1)), done(Schedule::PLAIN));
+}
+
+/// A model of 135 million weights. The closest of its choices here is decided by more than the formats differ.
+#[test]
+fn a_real_model_writes_what_it_writes_on_the_cpu() {
+    let _turn = turn();
+    let Some(checkpoint) = models::hf(SMOLLM2) else { return };
+    let recipe = Recipe::ngram(checkpoint, Dtype::Fp16);
+    let cpu = recipe.engine("smollm2-135m-fp16-ngram");
+    let cuda = recipe.on("cuda:sm_90a").engine("smollm2-135m-fp16-ngram-cuda");
+    let tokenizer = Tokenizer::open(cuda.path().parent().expect("a folder")).expect("opens");
+    let count = "One, two, three, four, one, two, three, four, one,";
+    let request = Request {
+        prompt: tokenizer.encode_prompt(count).expect("encodes"),
+        max_tokens: 8,
+        ..Request::default()
+    };
+    let expected =
+        running::run(&mut running::load(&cpu, &running::options(Fixed)), &[request.clone()]);
+    let found = running::run(&mut load(&cuda, Fixed, Schedule::PLAIN), &[request]);
+    assert_eq!(texts(&found), texts(&expected));
+    assert!(found[0].counters.accepted > 0, "drafts engage: {:?}", found[0].counters);
 }
