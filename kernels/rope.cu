@@ -1,16 +1,19 @@
-// For models that norm each query and key head: takes the plain qkv product, norms and rotates queries and
-// keys, writes f16 queries and stores keys and values in the cache, as the product's own epilogue does
-// elsewhere. A warp takes a head of a row; any grid. Rows without a sequence store nothing in the cache.
+// Takes the plain qkv product of models that norm each query and key head, or of many rows: norms where there
+// are norms, rotates queries and keys, writes f16 queries and stores keys and values in the cache, as the
+// few-row product's own epilogue does elsewhere. A warp takes a head of a row; any grid. Rows without a
+// sequence store nothing in the cache.
 #include "prims.cuh"
 #include "types.cuh"
 
 #include "kv_cache.cuh"
 #include "rotary.cuh"
+#include "scaling.cuh"
 
 struct RopeParams {
     const float* input;      // [row][all heads], heads in the order of the qkv image
-    const float* q_norm;     // [HEAD_DIM]
-    const float* k_norm;     // [HEAD_DIM]
+    Scaling scaling;         // of the input
+    const float* q_norm;     // [HEAD_DIM], or null: no norm
+    const float* k_norm;     // [HEAD_DIM], or null
     const float* rope;       // [position][cos | sin]
     const Row* rows;
     const uint32_t* pages;   // [sequence][max_pages]
@@ -25,7 +28,7 @@ struct RopeParams {
     uint32_t max_pages;
     uint32_t unused;
 };
-static_assert(sizeof(RopeParams) == 96, "as on the host");
+static_assert(sizeof(RopeParams) == 120, "as on the host");
 
 constexpr uint32_t THREADS = 256;
 
@@ -34,11 +37,15 @@ struct Head {
     Pair of[HEAD_TILES];
 };
 
-DEVICE Head load_head(const float* input) {
+DEVICE Head load_head(const RopeParams& p, uint32_t row, uint32_t head_idx) {
+    const uint32_t num_heads = p.num_heads + 2 * p.num_kv_heads;
+    const float* input = p.input + uint64_t(row) * num_heads * HEAD_DIM;
     Head head;
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
-        const float* from = input + tile * 2 * HALF_TILE + lane_index();
-        head.of[tile] = {from[0], from[HALF_TILE]};
+        const uint32_t n = head_idx * HEAD_DIM + tile * 2 * HALF_TILE + lane_index();
+        const uint32_t partner = n + HALF_TILE;
+        head.of[tile] = {
+            scaled(p.scaling, row, n, input[n]), scaled(p.scaling, row, partner, input[partner])};
     }
     return head;
 }
@@ -102,17 +109,18 @@ DEVICE void store_value_head(
 
 DEVICE void finish_head(const RopeParams& p, uint32_t row_idx, uint32_t head_idx) {
     const Row& row = p.rows[row_idx];
-    const uint32_t num_heads = p.num_heads + 2 * p.num_kv_heads;
     if (row.sequence == NO_SEQUENCE) {
         return;
     }
-    Head head = load_head(p.input + (uint64_t(row_idx) * num_heads + head_idx) * HEAD_DIM);
+    Head head = load_head(p, row_idx, head_idx);
     if (head_idx >= p.num_heads + p.num_kv_heads) {
         store_value_head(p, row, head_idx - p.num_heads - p.num_kv_heads, head);
         return;
     }
     const bool is_query = head_idx < p.num_heads;
-    norm_head(head, is_query ? p.q_norm : p.k_norm, p.eps);
+    if (p.q_norm) {
+        norm_head(head, is_query ? p.q_norm : p.k_norm, p.eps);
+    }
     rotate_head(head, p.rope, row.position);
     if (is_query) {
         store_query(p, row_idx, head_idx, head);

@@ -57,21 +57,26 @@ impl Format {
     }
 }
 
+impl Epilogue {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Qkv { .. } => "QKV",
+            Self::Raw => "RAW",
+            Self::Residual => "RESIDUAL",
+            Self::SwiGlu => "SWIGLU",
+            Self::Head => "HEAD",
+        }
+    }
+}
+
 impl Variant {
     /// The product of few rows with a packed matrix, for at most `rows` rows, one of [`GEMM_ROWS`].
     pub fn gemm(weight: Format, rows: usize, epilogue: Epilogue) -> Self {
         assert!(GEMM_ROWS.contains(&rows), "no product is compiled for {rows} rows");
-        let name = match epilogue {
-            Epilogue::Qkv { .. } => "QKV",
-            Epilogue::Raw => "RAW",
-            Epilogue::Residual => "RESIDUAL",
-            Epilogue::SwiGlu => "SWIGLU",
-            Epilogue::Head => "HEAD",
-        };
         let mut defines = vec![
             ("WEIGHT", weight.name().into()),
             ("ROWS", rows.to_string()),
-            ("EPILOGUE", name.into()),
+            ("EPILOGUE", epilogue.name().into()),
         ];
         if let Epilogue::Qkv { head_dim } = epilogue {
             defines.push(("HEAD_DIM", head_dim.to_string()));
@@ -88,6 +93,17 @@ impl Variant {
     /// The token rows of the embedding.
     pub fn embed(weight: Format) -> Self {
         Self { kernel: "embed", defines: vec![("WEIGHT", weight.name().into())] }
+    }
+
+    /// A matrix row by row, for products of many rows.
+    pub fn unpack(weight: Format) -> Self {
+        Self { kernel: "unpack", defines: vec![("WEIGHT", weight.name().into())] }
+    }
+
+    /// What follows a product of many rows: [`Epilogue::Residual`] or [`Epilogue::SwiGlu`].
+    pub fn finish(epilogue: Epilogue) -> Self {
+        assert!(matches!(epilogue, Epilogue::Residual | Epilogue::SwiGlu), "not {epilogue:?}");
+        Self { kernel: "finish", defines: vec![("EPILOGUE", epilogue.name().into())] }
     }
 
     /// Head norms and rotation of what the plain product wrote.

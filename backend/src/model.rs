@@ -117,6 +117,7 @@ impl Model {
                 Policy::MaxUtilization => AdmissionPolicy::MaxUtilization,
             },
             max_num_tokens: Some(settings.max_num_tokens.unwrap_or_else(|| self.default_rows())),
+            many_rows: settings.prefill,
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,
             gpu,

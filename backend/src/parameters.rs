@@ -6,6 +6,7 @@
 use crate::contract::Profile;
 use crate::triton::{Error, Result};
 use serde_json::Value;
+use spec_core::runtime::ManyRows;
 
 mod keys;
 #[cfg(test)]
@@ -62,6 +63,8 @@ pub struct Settings {
     pub kv_reuse: bool,
     /// Rows in a step.
     pub max_num_tokens: Option<usize>,
+    /// Who multiplies the rows of long chunks of prompts on a GPU.
+    pub prefill: ManyRows,
     /// Whether the output leaves out the prompt, where a request does not say.
     pub exclude_prompt: bool,
     /// Tokens to generate, where a request does not say; `None` leaves it to the profile.
@@ -114,6 +117,7 @@ impl Default for Settings {
             max_queue_size: 64,
             kv_reuse: true,
             max_num_tokens: None,
+            prefill: ManyRows::default(),
             exclude_prompt: true,
             default_max_tokens: None,
             sampling: SamplingDefaults::default(),

@@ -6,7 +6,7 @@
 use crate::checkpoint::{Checkpoint, TokenizerSource};
 use crate::cli::{BuildArgs, DraftSource, ModelArgs};
 use crate::compile::compile;
-use crate::cuda::{Cache, Code, Compiler, Places};
+use crate::cuda::{Cache, Code, Compiler};
 use crate::device;
 use crate::pair::check_pair;
 use crate::pbtxt::ModelConfigText;
@@ -17,6 +17,7 @@ use anyhow::{Context, Result, ensure};
 use spec_core::engine::{
     Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
 };
+use spec_core::exec::cuda::Places;
 use spec_core::model::Dtype;
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use spec_core::tokenizer::Tokenizer;
@@ -48,6 +49,9 @@ pub fn build(args: &BuildArgs) -> Result<()> {
     let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
         let mut manifest = plan.manifest(checkpoint, role, &tokenizer);
         manifest.builder = kernels.built_by(&manifest.builder);
+        if let (Device::Cuda { archs, .. }, false) = (&plan.device, args.quiet) {
+            eprintln!("{file}: compiling kernels for {}", archs.join(", "));
+        }
         let code = kernels.compile(&manifest)?;
         let lengths = code.iter().map(|code| (code.section.clone(), code.cubin.len() as u64));
         let path = staging.path().join(file);

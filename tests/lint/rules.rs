@@ -6,14 +6,18 @@ use spec_kernels::Variant;
 
 /// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 288 threads, or three
 /// attentions, of 128, must fit, so that one kernel starts under the one before it.
-const REGISTERS: [(&str, u32); 7] = [
+const REGISTERS: [(&str, u32); 11] = [
     ("accept", 64),
     ("attention", 168),
     ("embed", 64),
+    ("finish", 64),
     ("gemm", 112),
+    ("normalise", 64),
+    ("quantise", 64),
     ("rope", 64),
     ("rows", 64),
     ("sample", 128),
+    ("unpack", 64),
 ];
 
 /// Operations on the thread's own memory, which is the GPU's: spilled registers.
@@ -80,7 +84,7 @@ pub(crate) fn check_instructions(variant: &Variant, arch: &str, listing: &Listin
     let missing = present.into_iter().filter(|operation| listing.count(operation) == 0);
     let surplus = absent.into_iter().filter(|operation| listing.count(operation) > 0);
     let mut complaints: Vec<String> = missing.map(|operation| format!("no {operation}")).collect();
-    complaints.extend(surplus.map(|operation| format!("{operation}")));
+    complaints.extend(surplus.map(String::from));
     complaints.extend(listing.names().filter(|name| adds_floats(name)).map(String::from));
     let is_fp8 = ["WEIGHT", "KV"].iter().any(|name| is_defined(variant, name, "FP8"));
     if is_fp8

@@ -2,6 +2,7 @@
 
 use super::{Policy, ResponseStatistics, Settings};
 use crate::contract::Profile;
+use spec_core::runtime::ManyRows;
 use std::str::FromStr;
 
 /// A parameter of the model configuration.
@@ -112,6 +113,14 @@ pub(crate) static KEYS: &[Key] = &[
         "128, or twice the engine's `max_batch_size` if that is more",
         |s, v| put(&mut s.max_num_tokens, positive(v)),
         "rows of a step at most",
+    ),
+    key(
+        "prefill",
+        "`exact`, `cublaslt`",
+        "`exact`",
+        prefill,
+        "on a GPU, chunks of prompts of 128 tokens and more: through the products of decoding, or faster through \
+         cuBLASLt, where a text may depend on how its prompt was cut into chunks",
     ),
     key(
         "exclude_input_in_output",
@@ -340,6 +349,15 @@ fn draft_len(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
     settings.draft_len = match value {
         "auto" => None,
         _ => Some(parsed(value, "auto or a whole number of at least 0")?),
+    };
+    Ok(())
+}
+
+fn prefill(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.prefill = match value {
+        "exact" => ManyRows::Exact,
+        "cublaslt" => ManyRows::CublasLt,
+        _ => return Err("exact or cublaslt"),
     };
     Ok(())
 }

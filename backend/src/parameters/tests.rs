@@ -37,6 +37,7 @@ fn every_setting_is_read() {
         ("max_num_tokens", "512"),
         ("exclude_input_in_output", "0"),
         ("default_max_tokens", "32"),
+        ("prefill", "cublaslt"),
         ("default_temperature", "0.5"),
         ("default_top_k", "4"),
         ("default_top_p", "0.5"),
@@ -66,6 +67,7 @@ fn every_setting_is_read() {
         max_queue_size: 7,
         kv_reuse: false,
         max_num_tokens: Some(512),
+        prefill: ManyRows::CublasLt,
         exclude_prompt: false,
         default_max_tokens: Some(32),
         sampling: SamplingDefaults {
@@ -145,6 +147,7 @@ fn a_wrong_value_is_refused_with_what_is_expected() {
             "NaN",
             "parameter 'kv_cache_free_gpu_mem_fraction' is 'NaN', expected a number above 0 and at most 1",
         ),
+        ("prefill", "fast", "parameter 'prefill' is 'fast', expected exact or cublaslt"),
         ("verify_engine", "yes", "parameter 'verify_engine' is 'yes', expected true or false"),
         (
             "enable_chunked_context",

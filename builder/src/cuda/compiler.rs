@@ -3,11 +3,11 @@
 
 use super::cache::Cache;
 use super::cubin::Cubin;
-use super::find::Places;
 use super::nvrtc::{Nvrtc, Source};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use spec_core::engine::{Precision, code_section, needed_variants};
+use spec_core::exec::cuda::Places;
 use spec_core::model::ModelConfig;
 use spec_kernels::{SOURCES, Variant};
 use std::path::PathBuf;

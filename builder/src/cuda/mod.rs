@@ -4,10 +4,8 @@
 mod cache;
 mod compiler;
 mod cubin;
-mod find;
 mod nvrtc;
 
 pub use cache::Cache;
 pub use compiler::{Code, Compiler};
 pub use cubin::{Cubin, Kernel};
-pub use find::Places;

@@ -1,13 +1,18 @@
 //! The library NVRTC, loaded at run time: source text in, machine code out. The only file that calls it.
 #![allow(unsafe_code)]
 
-use super::find::{LIBRARY, Places, not_found};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use libloading::Library;
+use spec_core::exec::cuda::Places;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The library, by the name of its major version.
+const LIBRARY: &str = "libnvrtc.so.13";
+/// What to say where it was not found.
+const REMEDY: &str = "install it with scripts/setup-cuda, or with `pip install nvidia-cuda-nvrtc==13.0.88`, and name \
+     its folder by --cuda-lib or SPEC_CUDA_LIB";
 /// The library that NVRTC opens by name on its own: it is there already where it was opened by its path.
 const BUILTINS: &str = "libnvrtc-builtins.so.13.";
 /// The major version whose functions are called and whose code `min_driver` names.
@@ -46,7 +51,7 @@ pub(super) type Source<'a> = (&'a str, &'a str);
 impl Nvrtc {
     /// Finds and loads the library.
     pub(super) fn open(places: &Places) -> Result<Self> {
-        let folder = places.folder()?;
+        let folder = places.folder(LIBRARY).map_err(|missing| anyhow!("{missing}: {REMEDY}"))?;
         let _builtins = match &folder {
             Some(folder) => builtins(folder)?,
             None => None,
@@ -54,7 +59,7 @@ impl Nvrtc {
         let name = folder.as_ref().map_or(LIBRARY.into(), |folder| folder.join(LIBRARY));
         let _library = load(&name).map_err(|error| match &folder {
             Some(_) => error,
-            None => not_found(error),
+            None => anyhow!("NVRTC, the compiler of the kernels, is missing ({error}): {REMEDY}"),
         })?;
         let api = Api::of(&_library).with_context(|| name.display().to_string())?;
         let mut nvrtc = Self { api, version: (0, 0), folder, _library, _builtins };

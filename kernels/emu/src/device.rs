@@ -2,7 +2,10 @@
 
 use crate::arena::Arena;
 use crate::machine::{self, Schedule};
-use spec_core::exec::cuda::device::{Address, Description, Device, Graph, Kernel, Launch, Shared};
+use crate::product;
+use spec_core::exec::cuda::device::{
+    Address, Description, Device, Graph, Kernel, Launch, Product, Shared,
+};
 use spec_core::{Error, Result};
 use std::ptr::NonNull;
 
@@ -110,6 +113,16 @@ impl Device for Emulator {
 
     fn launch(&mut self, launch: &Launch) -> Result<()> {
         self.queue.push(launch.clone());
+        Ok(())
+    }
+
+    fn enable_products(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn product(&mut self, product: &Product) -> Result<()> {
+        self.drain()?;
+        product::multiply(&self.arena, product);
         Ok(())
     }
 

@@ -5,6 +5,7 @@ mod arena;
 mod compile;
 mod device;
 mod machine;
+mod product;
 mod program;
 mod variants;
 

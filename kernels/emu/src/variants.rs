@@ -64,9 +64,11 @@ fn older(unit: &Unit) -> Unit {
 }
 
 fn variants() -> Vec<Variant> {
-    let mut all: Vec<_> = ["rows", "sample", "accept"].map(Variant::plain).into();
+    let mut all: Vec<_> =
+        ["rows", "sample", "accept", "normalise", "quantise"].map(Variant::plain).into();
+    all.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     for format in [Format::Fp8, Format::Fp16] {
-        all.push(Variant::embed(format));
+        all.extend([Variant::embed(format), Variant::unpack(format)]);
         for rows in GEMM_ROWS {
             let qkv = [64, 128].map(|head_dim| Epilogue::Qkv { head_dim });
             let others = [Epilogue::Raw, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::Head];

@@ -3,7 +3,9 @@
 
 use spec_core::Result;
 use spec_core::exec::cuda::Driver;
-use spec_core::exec::cuda::device::{Address, Description, Device, Graph, Kernel, Launch, Shared};
+use spec_core::exec::cuda::device::{
+    Address, Description, Device, Graph, Kernel, Launch, Product, Shared,
+};
 use spec_emu::{Emulator, Schedule};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -169,6 +171,14 @@ impl Device for Watched {
 
     fn launch(&mut self, launch: &Launch) -> Result<()> {
         self.inner().launch(launch)
+    }
+
+    fn enable_products(&mut self) -> Result<()> {
+        self.inner().enable_products()
+    }
+
+    fn product(&mut self, product: &Product) -> Result<()> {
+        self.inner().product(product)
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Graph> {

@@ -14,7 +14,8 @@ use spec_core::engine::{Engine, Manifest};
 use spec_core::exec::cuda::device::{Address, Device, Launch};
 use spec_core::exec::cuda::params::{Row, Tile};
 use spec_core::exec::cuda::plain::bytes_of;
-use spec_core::exec::cuda::{Model, Pass, kv, shape};
+use spec_core::exec::cuda::shape::Tiling;
+use spec_core::exec::cuda::{Model, Pass, kv};
 use spec_core::model::Dtype;
 use spec_core::pages::PAGE_TOKENS;
 use std::collections::{BTreeMap, HashMap};
@@ -215,7 +216,9 @@ fn write_tables(
 ) -> spec_core::Result<Pass> {
     let Sight { sequences, rows, context } = *sight;
     let config = model.config();
-    let tile_rows = shape::tile_rows(config.num_heads / config.num_kv_heads);
+    let group = config.num_heads / config.num_kv_heads;
+    let tiling = Tiling::of(rows, group);
+    let tile_rows = tiling.rows(group);
     let max_pages = context.div_ceil(PAGE_TOKENS);
     let (mut all, mut tiles) = (Vec::new(), Vec::new());
     for sequence in 0..sequences {
@@ -237,5 +240,6 @@ fn write_tables(
     device.write(work.logit_rows, bytes_of(&logit_rows))?;
     device.write(work.pages, bytes_of(&pages))?;
     let (num_rows, num_tiles) = (all.len(), tiles.len());
-    Ok(Pass { num_rows, num_tiles, num_logits: num_rows, pages: work.pages, max_pages })
+    let pages = work.pages;
+    Ok(Pass { num_rows, num_tiles, tiling, num_logits: num_rows, pages, max_pages })
 }

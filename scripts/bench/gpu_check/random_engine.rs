@@ -2,11 +2,12 @@
 //! the bytes take. They generate nothing sensible and have no tokenizer.
 
 use crate::noise::{E4M3_DEVIATION, random_e4m3, random_halves};
-use spec_build::cuda::{Cache, Compiler, Places};
+use spec_build::cuda::{Cache, Compiler};
 use spec_core::engine::{
     Device, DrafterKind, Engine, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed,
     Section, SectionKind, commit_pair,
 };
+use spec_core::exec::cuda::Places;
 use spec_core::model::{Dtype, Family, ModelConfig};
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use std::collections::HashMap;

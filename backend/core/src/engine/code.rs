@@ -71,15 +71,25 @@ impl Kernels<'_> {
     }
 
     /// Norms and rotation of the heads, where the product does not rotate.
-    pub fn rope(&self) -> Option<Variant> {
-        let rope = || Variant::rope(format(self.precision.kv), self.model.head_dim);
-        self.model.qk_norm.then(rope)
+    pub fn rope(&self) -> Variant {
+        Variant::rope(format(self.precision.kv), self.model.head_dim)
     }
 
-    /// The attention.
-    pub fn attention(&self) -> Variant {
+    /// The matrices, row by row, for products of many rows.
+    pub fn unpack(&self) -> Variant {
+        Variant::unpack(format(self.precision.weights))
+    }
+
+    /// The attention's output as what is multiplied; FP16 weights take it as it is.
+    pub fn quantise(&self) -> Option<Variant> {
+        (self.precision.weights == Dtype::Fp8).then(|| Variant::plain("quantise"))
+    }
+
+    /// The attention, in narrow tiles and in wide ones.
+    pub fn attention(&self) -> [Variant; 2] {
+        let (kv, head_dim) = (format(self.precision.kv), self.model.head_dim);
         let group = self.model.num_heads / self.model.num_kv_heads;
-        Variant::attention(format(self.precision.kv), self.model.head_dim, group)
+        [Variant::attention(kv, head_dim, group), Variant::attention_wide(kv, head_dim, group)]
     }
 }
 
@@ -90,9 +100,12 @@ pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Varian
     for matrix in Matrix::ALL {
         variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(matrix, rows)));
     }
-    variants.extend(kernels.rope());
-    variants.push(kernels.attention());
+    variants.push(kernels.rope());
+    variants.extend(kernels.attention());
     variants.extend(["rows", "sample", "accept"].map(Variant::plain));
+    variants.extend([kernels.unpack(), Variant::plain("normalise")]);
+    variants.extend(kernels.quantise());
+    variants.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     // Two matrices of one shape share their kernel.
     let mut seen = std::collections::HashSet::new();
     variants.retain(|variant| seen.insert(variant.clone()));
@@ -160,7 +173,7 @@ mod tests {
     #[test]
     fn every_matrix_has_its_kernel_for_every_number_of_rows() {
         let names = names(&small_llama());
-        assert_eq!(names.len(), 1 + 5 * 3 + 1 + 3);
+        assert_eq!(names.len(), 1 + 5 * 3 + 3 + 3 + 5);
         for name in [
             "embed.WEIGHT=FP16",
             "gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=QKV.HEAD_DIM=64.SHAPE_N=512.SHAPE_K=96",
@@ -168,7 +181,14 @@ mod tests {
             "gemm.WEIGHT=FP8.ROWS=16.EPILOGUE=SWIGLU.SHAPE_N=320.SHAPE_K=96",
             "gemm.WEIGHT=FP8.ROWS=32.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160",
             "gemm.WEIGHT=FP16.ROWS=8.EPILOGUE=HEAD.SHAPE_N=100.SHAPE_K=96",
+            "rope.KV=FP16.HEAD_DIM=64",
             "attention.KV=FP16.HEAD_DIM=64.GROUP=2",
+            "attention.KV=FP16.HEAD_DIM=64.GROUP=2.TILE_ROWS=64",
+            "unpack.WEIGHT=FP8",
+            "normalise",
+            "quantise",
+            "finish.EPILOGUE=RESIDUAL",
+            "finish.EPILOGUE=SWIGLU",
             "rows",
             "sample",
             "accept",
@@ -178,9 +198,8 @@ mod tests {
     }
 
     #[test]
-    fn head_norms_need_the_plain_product_and_the_rotation() {
+    fn head_norms_need_the_plain_product() {
         let names = names(&ModelConfig { qk_norm: true, ..small_llama() });
-        assert!(names.contains(&"rope.KV=FP16.HEAD_DIM=64".into()), "{names:?}");
         let raw = "gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=RAW.SHAPE_N=512.SHAPE_K=96";
         assert!(names.contains(&raw.into()), "{names:?}");
         assert!(!names.iter().any(|name| name.contains("QKV")), "{names:?}");
@@ -189,6 +208,6 @@ mod tests {
     #[test]
     fn matrices_of_one_shape_share_their_kernel() {
         let names = names(&ModelConfig { intermediate_size: 256, ..small_llama() });
-        assert_eq!(names.len(), 1 + 4 * 3 + 1 + 3);
+        assert_eq!(names.len(), 1 + 4 * 3 + 3 + 3 + 5);
     }
 }

@@ -27,6 +27,7 @@ use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
+pub use crate::exec::cuda::ManyRows;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
@@ -63,6 +64,8 @@ pub struct Options {
     pub gpu: usize,
     /// Number of the GPU of the drafter; `None` is that of the target.
     pub draft_gpu: Option<usize>,
+    /// Who multiplies the rows of long chunks of prompts on a GPU.
+    pub many_rows: ManyRows,
 }
 
 impl Default for Options {
@@ -81,6 +84,7 @@ impl Default for Options {
             isa: None,
             gpu: 0,
             draft_gpu: None,
+            many_rows: ManyRows::default(),
         }
     }
 }

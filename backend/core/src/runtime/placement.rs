@@ -2,7 +2,6 @@
 
 use super::Options;
 use super::memory::{self, Source};
-use crate::Result;
 use crate::adapt::DraftPolicy;
 use crate::batch::{Executor, Forward};
 use crate::draft::{self, Drafter};
@@ -10,7 +9,8 @@ use crate::engine::{Device as Built, DrafterKind, Engine};
 use crate::exec::Host;
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, Capacity, Gpu, OnHost, Weights, Workspace};
+use crate::exec::cuda::{self, Gpu, ManyRows, OnHost, Weights};
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
@@ -39,6 +39,7 @@ pub(super) struct Placement<'a> {
     engines: Vec<(&'a Engine, Place)>,
     isa: Isa,
     pool: Arc<Pool>,
+    many_rows: ManyRows,
 }
 
 impl<'a> Placement<'a> {
@@ -63,11 +64,17 @@ impl<'a> Placement<'a> {
             };
             engines.push((engine, place));
         }
+        let has_gpu = engines.iter().any(|(_, place)| place.number().is_some());
+        if options.many_rows == ManyRows::CublasLt && !has_gpu {
+            let message = "prefill = cublaslt on an engine that was built for the cpu";
+            return Err(Error::Unsupported(message.into()));
+        }
         let threads = options.threads.unwrap_or_else(super::num_cores);
         Ok(Self {
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Arc::new(Pool::new(threads)),
+            many_rows: options.many_rows,
         })
     }
 
@@ -144,7 +151,8 @@ impl<'a> Placement<'a> {
                 Loaded::Cpu(Box::new(cpu::Model::load(engine, num_pages, self.isa, pool)?))
             }
             Place::Gpu(number, gpu) => {
-                let model = cuda::Model::load(engine, num_pages, &mut **gpu.lock())?;
+                let device = &mut **gpu.lock();
+                let model = cuda::Model::load_with(engine, num_pages, self.many_rows, device)?;
                 Loaded::Gpu(Arc::new(model), *number, gpu.clone())
             }
         })
@@ -161,8 +169,7 @@ impl<'a> Placement<'a> {
         let (engine, place) = &self.engines[idx];
         let Place::Gpu(_, gpu) = place else { return 0 };
         let manifest = engine.manifest();
-        let grid = gpu.lock().describe().num_sms as usize;
-        let passes = Workspace::bytes(manifest, &Capacity::of(manifest), grid);
+        let passes = cuda::Model::working_bytes(engine, self.many_rows, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.shared_vocab()) } else { 0 };
         Weights::bytes(engine) + passes + steps
     }

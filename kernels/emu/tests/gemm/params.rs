@@ -91,6 +91,8 @@ impl EmbedParams {
 #[derive(Clone, Debug)]
 pub(crate) struct RopeParams {
     pub(crate) input: u64,
+    /// Of outputs, of rows, and the bias.
+    pub(crate) scaling: [u64; 3],
     pub(crate) q_norm: u64,
     pub(crate) k_norm: u64,
     pub(crate) rope: u64,
@@ -109,11 +111,13 @@ pub(crate) struct RopeParams {
 
 impl RopeParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { input, q_norm, k_norm, rope, rows, pages, queries, cache, .. } = *self;
+        let Self { input, scaling, q_norm, k_norm, rope, rows, pages, queries, cache, .. } = *self;
         let Self { num_rows, num_heads, num_kv_heads, max_pages, .. } = *self;
         let unused = 0;
         Fields::default()
-            .pointers(&[input, q_norm, k_norm, rope, rows, pages, queries, cache])
+            .pointers(&[input])
+            .pointers(&scaling)
+            .pointers(&[q_norm, k_norm, rope, rows, pages, queries, cache])
             .floats(&[self.eps, self.k_scale, self.v_scale])
             .words(&[num_rows, num_heads, num_kv_heads, max_pages, unused])
             .0

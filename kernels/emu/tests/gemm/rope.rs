@@ -1,4 +1,4 @@
-//! Head norms and rotation after a plain qkv product, against the twin.
+//! Scales, head norms and rotation after a plain qkv product, against the twin.
 
 use crate::image::{Random, image_order, reorder};
 use crate::params::{ROW_THREADS, RopeParams, float_bytes, word_bytes};
@@ -11,11 +11,20 @@ use spec_kernels::{Format, Variant};
 /// What sums and factors in f32 may lose.
 const NORM_ERROR: f64 = 1e-6;
 
+/// What the product has left undone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Left {
+    /// Norms of the heads.
+    Norms,
+    /// Scales and bias.
+    Scales,
+}
+
 struct Twin<'a> {
     problem: &'a Problem,
-    q_norm: &'a [f32],
-    k_norm: &'a [f32],
-    /// A row of the product, in natural order.
+    /// Of query and key heads.
+    norms: Option<[&'a [f32]; 2]>,
+    /// A row of the product's outputs, in natural order.
     qkv: Vec<f32>,
 }
 
@@ -33,14 +42,46 @@ impl Twin<'_> {
         values.map(|value| Near { value, error: value.abs() * NORM_ERROR }).collect()
     }
 
-    fn turned(&self, heads: &[f32], weight: &[f32], position: u32) -> Vec<Near> {
+    /// Query heads are kind 0, key heads 1.
+    fn turned(&self, heads: &[f32], kind: usize, position: u32) -> Vec<Near> {
         let d = self.problem.plan.head_dim();
         let table = &self.problem.rope[position as usize * d..][..d];
-        heads.chunks(d).flat_map(|head| rotate(&self.norm(head, weight), table)).collect()
+        let plain = |&x: &f32| Near { value: x.into(), error: f64::from(x.abs()) * NORM_ERROR };
+        let normed = |head: &[f32]| match self.norms {
+            Some(norms) => self.norm(head, norms[kind]),
+            None => head.iter().map(plain).collect(),
+        };
+        heads.chunks(d).flat_map(|head| rotate(&normed(head), table)).collect()
     }
 }
 
-fn is_right(kv: Format, head_dim: usize, heads: [usize; 2], count: usize, grid: u32) {
+/// The scales of outputs and rows and the bias that turn sums into outputs.
+struct Scales {
+    outputs: Vec<f32>,
+    rows: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Scales {
+    fn random(n: usize, count: usize, random: &mut Random) -> Self {
+        Self {
+            outputs: random.floats(n, |x| 1.5 + x),
+            rows: random.floats(count, |x| 0.1 + 0.05 * x),
+            bias: random.floats(n, |x| x),
+        }
+    }
+
+    fn apply(&self, row: usize, sums: &[f32]) -> Vec<f32> {
+        let factors = self.outputs.iter().zip(&self.bias);
+        let scaled = |(&sum, (&of_output, &bias)): (&f32, (&f32, &f32))| {
+            (f64::from(sum) * f64::from(self.rows[row]) * f64::from(of_output) + f64::from(bias))
+                as f32
+        };
+        sums.iter().zip(factors).map(scaled).collect()
+    }
+}
+
+fn is_right(left: Left, kv: Format, head_dim: usize, heads: [usize; 2], count: usize, grid: u32) {
     let problem = Problem::random(Plan::qkv(Format::Fp16, head_dim, heads, 64, kv), 90);
     let plan = problem.plan;
     let random = &mut Random(91);
@@ -50,15 +91,24 @@ fn is_right(kv: Format, head_dim: usize, heads: [usize; 2], count: usize, grid: 
         (0..count).map(|i| random.floats(plan.n, |x| x * [1.0, 100.0, 0.01][i % 3])).collect();
     let (q_norm, k_norm) =
         (random.floats(head_dim, |x| 1.0 + 0.5 * x), random.floats(head_dim, |x| 2.0 + x));
+    let scales = Scales::random(plan.n, count, random);
 
     let arena = Arena::new(1 << 26);
     let image: Vec<u8> = input.iter().flat_map(|row| float_bytes(&reorder(row, &order))).collect();
     let rows: Vec<u8> = picks.iter().flat_map(|&row| problem.rows[row].bytes()).collect();
     let queries_len = count * heads[0] * head_dim * 2;
+    let put = |wanted: Left, values: &[f32]| {
+        if left == wanted { arena.put(&float_bytes(values)) } else { 0 }
+    };
     let params = RopeParams {
         input: arena.put(&image),
-        q_norm: arena.put(&float_bytes(&q_norm)),
-        k_norm: arena.put(&float_bytes(&k_norm)),
+        scaling: [
+            put(Left::Scales, &reorder(&scales.outputs, &order)),
+            put(Left::Scales, &scales.rows),
+            put(Left::Scales, &reorder(&scales.bias, &order)),
+        ],
+        q_norm: put(Left::Norms, &q_norm),
+        k_norm: put(Left::Norms, &k_norm),
         rope: arena.put(&float_bytes(&problem.rope)),
         rows: arena.put(&rows),
         pages: arena.put(&word_bytes(&problem.pages)),
@@ -88,15 +138,20 @@ fn is_right(kv: Format, head_dim: usize, heads: [usize; 2], count: usize, grid: 
             assert!(found.iter().all(|&byte| byte == UNTOUCHED), "row {i} is nobody's");
             continue;
         }
-        let twin = Twin { problem: &problem, q_norm: &q_norm, k_norm: &k_norm, qkv };
+        let (norms, qkv) = match left {
+            Left::Norms => (Some([&q_norm[..], &k_norm]), qkv),
+            Left::Scales => (None, scales.apply(i, &qkv)),
+        };
+        let twin = Twin { problem: &problem, norms, qkv };
         let [q, kv_heads] = heads;
-        let expected = twin.turned(twin.heads(0..q), twin.q_norm, row.position);
+        let expected = twin.turned(twin.heads(0..q), 0, row.position);
         for (near, found) in expected.iter().zip(values(found, 2)) {
             assert!(near.to_half().has(found), "row {i}: {found} for {near:?}");
         }
-        let keys = twin.turned(twin.heads(q..q + kv_heads), twin.k_norm, row.position);
+        let keys = twin.turned(twin.heads(q..q + kv_heads), 1, row.position);
         let values = twin.heads(q + kv_heads..q + 2 * kv_heads).iter();
-        let values = values.map(|&x| Near { value: x.into(), error: 0.0 });
+        let values =
+            values.map(|&x| Near { value: x.into(), error: f64::from(x.abs()) * NORM_ERROR });
         let stored = [
             keys.iter().map(|&v| store(v, kv, problem.k_scale)).collect::<Vec<_>>(),
             values.map(|v| store(v, kv, problem.v_scale)).collect(),
@@ -108,12 +163,21 @@ fn is_right(kv: Format, head_dim: usize, heads: [usize; 2], count: usize, grid: 
     check_rest(&cache, &seen);
 }
 
-#[test]
-fn heads_are_normed_turned_and_stored() {
+fn is_right_in_every_shape(left: Left) {
     for kv in [Format::Fp8, Format::Fp16] {
         for (count, grid) in [(1, 1), (7, 3), (32, 2), (20, 100)] {
-            is_right(kv, 64, [3, 1], count, grid);
-            is_right(kv, 128, [4, 2], count, grid);
+            is_right(left, kv, 64, [3, 1], count, grid);
+            is_right(left, kv, 128, [4, 2], count, grid);
         }
     }
+}
+
+#[test]
+fn heads_are_normed_turned_and_stored() {
+    is_right_in_every_shape(Left::Norms);
+}
+
+#[test]
+fn sums_are_scaled_turned_and_stored() {
+    is_right_in_every_shape(Left::Scales);
 }

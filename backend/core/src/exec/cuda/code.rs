@@ -1,11 +1,11 @@
 //! The kernels of one model, loaded from its engine.
 
 use super::device::{Device, Kernel};
-use super::shape;
+use super::shape::{self, Tiling};
 use super::step_params::SAMPLE_SHARED_BYTES;
 use crate::Result;
 use crate::engine::{Engine, Kernels, Matrix, code_section};
-use spec_kernels::{GEMM_ROWS, Variant};
+use spec_kernels::{Epilogue, GEMM_ROWS, Variant};
 
 /// A product compiled for each number of rows.
 pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
@@ -17,10 +17,12 @@ pub(super) struct Code {
     pub(super) embed: Kernel,
     /// Queries, keys and values: with the rotation, or plain where `rope` follows.
     pub(super) qkv: ByRows,
-    /// Head norms and rotation, for models that have head norms.
-    pub(super) rope: Option<Kernel>,
-    /// Attention.
-    pub(super) attention: Kernel,
+    /// Head norms and rotation, where the product does not rotate.
+    pub(super) rope: Kernel,
+    /// Attention, in narrow tiles.
+    attention: Kernel,
+    /// In wide ones.
+    attention_wide: Kernel,
     /// Output of the attention.
     pub(super) out: ByRows,
     /// Gate and up.
@@ -37,17 +39,29 @@ impl Code {
         let mut loader = Loader::new(engine, device)?;
         let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
         let kernels = Kernels { model, precision };
-        let attention = shape::attention_shared_bytes(precision.kv, model.head_dim);
+        let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
+        let [narrow, wide] = kernels.attention();
         Ok(Self {
             embed: loader.load(&kernels.embed(), 0)?,
             qkv: loader.by_rows(&kernels, Matrix::Qkv)?,
-            rope: kernels.rope().map(|rope| loader.load(&rope, 0)).transpose()?,
-            attention: loader.load(&kernels.attention(), attention)?,
+            rope: loader.load(&kernels.rope(), 0)?,
+            attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
+            attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
             out: loader.by_rows(&kernels, Matrix::Out)?,
             gate_up: loader.by_rows(&kernels, Matrix::GateUp)?,
             down: loader.by_rows(&kernels, Matrix::Down)?,
             head: loader.by_rows(&kernels, Matrix::Head)?,
         })
+    }
+}
+
+impl Code {
+    /// Attention in tiles of this width.
+    pub(super) fn attention(&self, tiling: Tiling) -> Kernel {
+        match tiling {
+            Tiling::Narrow => self.attention,
+            Tiling::Wide => self.attention_wide,
+        }
     }
 }
 
@@ -70,6 +84,39 @@ impl StepCode {
             rows: loader.load(&Variant::plain("rows"), 0)?,
             sample: loader.load(&Variant::plain("sample"), SAMPLE_SHARED_BYTES)?,
             accept: loader.load(&Variant::plain("accept"), 0)?,
+        })
+    }
+}
+
+/// The kernels around products of many rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ManyCode {
+    /// Packed matrices row by row.
+    pub(super) unpack: Kernel,
+    /// Norms.
+    pub(super) normalise: Kernel,
+    /// From the attention to the product, where the weights are FP8.
+    pub(super) quantise: Option<Kernel>,
+    /// Adds to the residual stream.
+    pub(super) residual: Kernel,
+    /// silu(gate) * up.
+    pub(super) swiglu: Kernel,
+}
+
+impl ManyCode {
+    /// Loads them.
+    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        let mut loader = Loader::new(engine, device)?;
+        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
+        let kernels = Kernels { model, precision };
+        let shared_bytes = shape::OPERAND_SHARED_BYTES;
+        let quantise = kernels.quantise();
+        Ok(Self {
+            unpack: loader.load(&kernels.unpack(), 0)?,
+            normalise: loader.load(&Variant::plain("normalise"), shared_bytes)?,
+            quantise: quantise.map(|code| loader.load(&code, shared_bytes)).transpose()?,
+            residual: loader.load(&Variant::finish(Epilogue::Residual), shared_bytes)?,
+            swiglu: loader.load(&Variant::finish(Epilogue::SwiGlu), shared_bytes)?,
         })
     }
 }

@@ -4,6 +4,7 @@
 
 use super::plain::{Plain, bytes_of};
 use crate::Result;
+use crate::model::Dtype;
 use std::ptr::NonNull;
 
 /// An address in the device's memory.
@@ -74,6 +75,36 @@ pub struct Launch {
     pub overlap: bool,
 }
 
+/// The product of many rows with a matrix, by a library: `output[m][n] = sum over k of input[m][k] * weights[n][k]`, f32
+/// from elements of one format as they are. Rows follow each other; `n` and `k` are multiples of 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Of weights and input: FP16, or FP8 where [`Description::multiplies_fp8`].
+    pub format: Dtype,
+    /// `[n][k]`.
+    pub weights: Address,
+    /// `[m][k]`.
+    pub input: Address,
+    /// f32 `[m][n]`.
+    pub output: Address,
+    /// Rows.
+    pub m: usize,
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+}
+
+/// Memory that a device takes for what its library works in.
+pub const PRODUCT_BYTES: usize = 32 << 20;
+
+impl Description {
+    /// Whether there is hardware for products of FP8 with FP8.
+    pub fn multiplies_fp8(&self) -> bool {
+        self.capability >= (8, 9)
+    }
+}
+
 /// A GPU.
 pub trait Device: Send {
     /// What it is.
@@ -106,6 +137,12 @@ pub trait Device: Send {
 
     /// Issues a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<()>;
+
+    /// Gets what products take: a library, and [`PRODUCT_BYTES`]. The error says what is missing.
+    fn enable_products(&mut self) -> Result<()>;
+
+    /// Issues a product. They have been enabled.
+    fn product(&mut self, product: &Product) -> Result<()>;
 
     /// Makes a graph of launches; nothing runs.
     fn record(&mut self, launches: &[Launch]) -> Result<Graph>;

@@ -1,8 +1,12 @@
-//! A GPU through the CUDA driver. The only file that names cudarc; the driver's library is looked up when a device is
-//! opened, so that one build serves machines with and without a GPU.
+//! A GPU through the CUDA driver. With `cublas` the only file that names cudarc; the driver's library is looked up when
+//! a device is opened, so that one build serves machines with and without a GPU.
 #![allow(unsafe_code)]
 
-use super::device::{Address, Description, Device, Graph, Kernel, Launch, Shared};
+use super::cublas::Cublas;
+use super::device::{
+    Address, Description, Device, Graph, Kernel, Launch, PRODUCT_BYTES, Product, Shared,
+};
+use super::places::Places;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_void};
@@ -25,6 +29,7 @@ pub struct Driver {
     modules: Vec<sys::CUmodule>,
     functions: Vec<sys::CUfunction>,
     graphs: Vec<sys::CUgraphExec>,
+    products: Option<Cublas>,
 }
 
 // SAFETY: handles of the driver may be used from any thread; every method makes the context current first.
@@ -71,6 +76,7 @@ impl Driver {
                 modules: Vec::new(),
                 functions: Vec::new(),
                 graphs: Vec::new(),
+                products: None,
             };
             driver.enter()?;
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -216,6 +222,21 @@ impl Device for Driver {
         self.issue(launch)
     }
 
+    fn enable_products(&mut self) -> Result<()> {
+        if self.products.is_none() {
+            let workspace = self.alloc(PRODUCT_BYTES)?;
+            // The context is current: `alloc` has seen to that.
+            self.products = Some(Cublas::open(&Places::of_process(None), workspace)?);
+        }
+        Ok(())
+    }
+
+    fn product(&mut self, product: &Product) -> Result<()> {
+        self.enter()?;
+        let products = self.products.as_mut().expect("products have been enabled");
+        products.multiply(product, self.stream.cast())
+    }
+
     fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
         self.enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -259,6 +280,7 @@ impl Drop for Driver {
         // SAFETY: nothing runs on the stream any more, and each handle is released once.
         unsafe {
             sys::cuStreamSynchronize(self.stream);
+            self.products = None;
             self.graphs.iter().for_each(|&graph| _ = sys::cuGraphExecDestroy(graph));
             self.modules.iter().for_each(|&module| _ = sys::cuModuleUnload(module));
             self.shared.iter().for_each(|&host| _ = sys::cuMemFreeHost(host));

@@ -1,15 +1,21 @@
 //! The CUDA executor: engines with compiled kernels, run on a GPU, or in the tests on an emulator of one.
 //!
-//! `device` is what it needs of a GPU, `driver` the real one. `model` makes the launches of a forward pass; `forward`
-//! runs passes for the executor on the host, `step` whole speculative steps as one graph.
+//! `device` is what it needs of a GPU, `driver` the real one. `pass` makes the launches of a forward pass, `many` those of
+//! one whose products a library computes; `forward` runs passes for the executor on the host, `step` whole speculative
+//! steps as one graph.
 
 mod code;
+mod cublas;
 pub mod device;
 mod driver;
 mod forward;
 pub mod kv;
+mod many;
+pub mod many_params;
 mod model;
 pub mod params;
+mod pass;
+mod places;
 pub mod plain;
 pub mod shape;
 mod step;
@@ -23,7 +29,9 @@ mod workspace;
 
 pub use driver::{Driver, is_present};
 pub use forward::{Gpu, OnHost};
+pub use many::ManyRows;
 pub use model::{Model, Pass};
+pub use places::Places;
 pub use step::{DraftModel, OnGpu, Steps};
 pub use weights::Weights;
 pub use workspace::{Capacity, Workspace};

@@ -1,43 +1,42 @@
-//! One model on a GPU: its weights, its KV cache, and the launches of a forward pass over prepared rows.
+//! One model on a GPU: its weights, its KV cache, and its forward passes over prepared rows.
 //!
 //! A pass is a fixed sequence of launches for given numbers of rows; everything else (tokens, positions, pages) is
 //! read on the device. So passes can be recorded once and replayed.
 
-use super::code::{ByRows, Code};
-use super::device::{Address, Device, Launch, upload};
+use super::code::Code;
+use super::device::{Address, Description, Device, Launch, upload};
 use super::kv;
-use super::params::{AttentionParams, EmbedParams, GemmParams, RopeParams};
-use super::plain::{Plain, bytes_of};
-use super::shape;
+use super::many::{Many, ManyRows};
+use super::pass::Launches;
+use super::plain::bytes_of;
+use super::shape::Tiling;
 use super::tables::{Bounds, Tables, passes};
-use super::weights::{Layer, Matrix, Weights};
+use super::weights::Weights;
 use super::workspace::{Capacity, Workspace};
 use crate::Result;
 use crate::batch::Segment;
 use crate::engine::{Engine, Precision};
 use crate::model::Dtype;
 use crate::model::{ModelConfig, RopeTable};
-use spec_kernels::GEMM_ROWS;
-
-/// Rows that one launch of a product takes.
-const MOST_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
 
 /// A model on a device.
 #[derive(Debug)]
 pub struct Model {
-    config: ModelConfig,
-    precision: Precision,
-    weights: Weights,
-    code: Code,
+    pub(super) config: ModelConfig,
+    pub(super) precision: Precision,
+    pub(super) weights: Weights,
+    pub(super) code: Code,
     /// f32 `[positions][head_dim]`: cosines, then sines.
-    rope: Address,
-    cache: Address,
+    pub(super) rope: Address,
+    pub(super) cache: Address,
     /// Bytes of one layer's cache.
     layer_bytes: usize,
-    workspace: Workspace,
+    pub(super) workspace: Workspace,
     capacity: Capacity,
-    max_seq_len: usize,
-    num_sms: u32,
+    pub(super) max_seq_len: usize,
+    pub(super) num_sms: u32,
+    /// For passes of many rows, where a library multiplies those.
+    many: Option<Many>,
 }
 
 /// The rows of a pass; their tables are in the workspace.
@@ -47,6 +46,8 @@ pub struct Pass {
     pub num_rows: usize,
     /// Places for tiles.
     pub num_tiles: usize,
+    /// Their width.
+    pub tiling: Tiling,
     /// Rows that want logits, the first entries of `logit_rows`.
     pub num_logits: usize,
     /// u32 `[sequences][max_pages]`.
@@ -58,6 +59,16 @@ pub struct Pass {
 impl Model {
     /// Loads the engine's code and weights and makes a cache of `num_pages` pages.
     pub fn load(engine: &Engine, num_pages: usize, device: &mut dyn Device) -> Result<Self> {
+        Self::load_with(engine, num_pages, ManyRows::Exact, device)
+    }
+
+    /// As `load`, with a choice of who multiplies many rows.
+    pub fn load_with(
+        engine: &Engine,
+        num_pages: usize,
+        many_rows: ManyRows,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
         let manifest = engine.manifest();
         let (config, precision) = (manifest.model.clone(), manifest.precision.clone());
         let num_sms = device.describe().num_sms;
@@ -65,7 +76,8 @@ impl Model {
         let weights = Weights::upload(engine, device)?;
         let max_seq_len = manifest.limits.max_seq_len;
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
-        let capacity = Capacity::of(manifest);
+        let capacity = Capacity::of(manifest, many_rows);
+        let many = capacity.many.map(|rows| Many::load(engine, rows, device)).transpose()?;
         let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
         let cache_bytes = num_pages * kv::page_bytes(precision.kv, &config);
         let cache = device.alloc(cache_bytes)?;
@@ -80,6 +92,7 @@ impl Model {
             capacity,
             max_seq_len,
             num_sms,
+            many,
             config,
         })
     }
@@ -99,6 +112,14 @@ impl Model {
         &self.capacity
     }
 
+    /// Bytes that a model takes on a GPU besides weights and cache.
+    pub fn working_bytes(engine: &Engine, many_rows: ManyRows, device: &Description) -> usize {
+        let manifest = engine.manifest();
+        let capacity = Capacity::of(manifest, many_rows);
+        let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
+        passes + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
+    }
+
     /// Runs segments for their keys and values alone; does not wait.
     pub fn run_without_logits(
         &self,
@@ -113,9 +134,9 @@ impl Model {
 
     /// How large the tables of a pass may be.
     pub(super) fn bounds(&self) -> Bounds {
+        let Capacity { few: rows, many, sequences, .. } = self.capacity;
         let group = self.config.num_heads / self.config.num_kv_heads;
-        let Capacity { rows, sequences, .. } = self.capacity;
-        Bounds { rows, sequences, tile_rows: shape::tile_rows(group) }
+        Bounds { rows, many, sequences, group }
     }
 
     /// Uploads the tables of a pass and runs it; does not wait.
@@ -128,24 +149,36 @@ impl Model {
         let pass = Pass {
             num_rows: tables.rows.len(),
             num_tiles: tables.tiles.len(),
+            tiling: tables.tiling,
             num_logits: tables.logit_rows.len(),
             pages: work.pages,
             max_pages: tables.max_pages,
         };
-        self.pass(&pass).iter().try_for_each(|launch| device.launch(launch))
+        match &self.many {
+            Some(many) if tables.is_many => many.issue(self, &pass, device),
+            _ => self.pass(&pass).iter().try_for_each(|launch| device.launch(launch)),
+        }
     }
 
-    /// The launches of a pass: embedding, layers, head.
+    /// The launches of a pass: embedding, layers, head. Its products take few rows each, however many it has.
     pub fn pass(&self, pass: &Pass) -> Vec<Launch> {
-        let mut steps = Steps { model: self, pass, launches: Vec::new() };
-        steps.embed();
-        for (idx, layer) in self.weights.layers.iter().enumerate() {
-            steps.attend(idx, layer);
-            steps.mlp(layer);
-        }
-        steps.head();
-        steps.launches
+        Launches::new(self, pass).all()
     }
+
+    /// The cache of one layer.
+    pub(super) fn layer_cache(&self, idx: usize) -> Address {
+        self.cache + (idx * self.layer_bytes) as Address
+    }
+
+    /// The format of the cache as `types.cuh` numbers it.
+    pub(super) fn kv_format(&self) -> u32 {
+        format_code(self.precision.kv)
+    }
+}
+
+/// A number format as `types.cuh` numbers it.
+pub(super) fn format_code(format: Dtype) -> u32 {
+    if format == Dtype::Fp8 { 1 } else { 2 }
 }
 
 fn upload_rope(table: &RopeTable, len: usize, device: &mut dyn Device) -> Result<Address> {
@@ -158,247 +191,4 @@ fn upload_rope(table: &RopeTable, len: usize, device: &mut dyn Device) -> Result
     let address = device.alloc(size_of_val(&values[..]))?;
     device.write(address, bytes_of(&values))?;
     Ok(address)
-}
-
-/// A pass in the making.
-struct Steps<'a> {
-    model: &'a Model,
-    pass: &'a Pass,
-    launches: Vec<Launch>,
-}
-
-impl Steps<'_> {
-    fn embed(&mut self) {
-        let (model, work) = (self.model, &self.model.workspace);
-        let embed = &model.weights.embed;
-        let params = EmbedParams {
-            weights: embed.weights,
-            scales: embed.scales,
-            rows: work.rows,
-            residual: work.residual,
-            num_rows: self.pass.num_rows as u32,
-            k: embed.k as u32,
-        };
-        let grid = self.pass.num_rows as u32;
-        self.push(model.code.embed, grid, shape::ROW_THREADS, 0, params);
-    }
-
-    /// `residual += out(attention(qkv(norm(residual))))`
-    fn attend(&mut self, idx: usize, layer: &Layer) {
-        let (model, work) = (self.model, self.model.workspace);
-        let cache = model.cache + (idx * model.layer_bytes) as Address;
-        let product = Product {
-            input: work.residual,
-            norm: layer.input_norm,
-            output: if model.config.qk_norm { work.raw } else { work.queries },
-            output_bytes: match model.config.qk_norm {
-                true => model.config.qkv_size() * size_of::<f32>(),
-                false => model.config.q_size() * size_of::<u16>(),
-            },
-            cache,
-            ..Product::new(&layer.qkv, &model.code.qkv, model.config.hidden_size, F32)
-        };
-        self.product(&product, self.pass.num_rows);
-        self.rotate(layer, cache);
-        self.attention(cache);
-        let product = Product {
-            input: work.attended,
-            output: work.residual,
-            output_bytes: model.config.hidden_size * size_of::<f32>(),
-            ..Product::new(&layer.out, &model.code.out, model.config.q_size(), F16)
-        };
-        self.product(&product, self.pass.num_rows);
-    }
-
-    /// `residual += down(silu(gate) * up)`
-    fn mlp(&mut self, layer: &Layer) {
-        let (model, work) = (self.model, self.model.workspace);
-        let (hidden, wide) = (model.config.hidden_size, model.config.intermediate_size);
-        let product = Product {
-            input: work.residual,
-            norm: layer.post_norm,
-            output: work.activated,
-            output_bytes: wide * size_of::<u16>(),
-            ..Product::new(&layer.gate_up, &model.code.gate_up, hidden, F32)
-        };
-        self.product(&product, self.pass.num_rows);
-        let product = Product {
-            input: work.activated,
-            output: work.residual,
-            output_bytes: hidden * size_of::<f32>(),
-            ..Product::new(&layer.down, &model.code.down, wide, F16)
-        };
-        self.product(&product, self.pass.num_rows);
-    }
-
-    fn head(&mut self) {
-        let (model, work) = (self.model, self.model.workspace);
-        let vocab_size = model.config.vocab_size;
-        let product = Product {
-            input: work.residual,
-            norm: model.weights.final_norm,
-            output: work.logits,
-            output_bytes: vocab_size * size_of::<f32>(),
-            row_index: work.logit_rows,
-            best: work.best,
-            ..Product::new(&model.weights.head, &model.code.head, model.config.hidden_size, F32)
-        };
-        self.product(&product, self.pass.num_logits);
-    }
-
-    /// The product of all rows, as many launches as it takes.
-    fn product(&mut self, product: &Product<'_>, num_rows: usize) {
-        for first in (0..num_rows).step_by(MOST_ROWS) {
-            self.few_rows(product, first, (num_rows - first).min(MOST_ROWS));
-        }
-    }
-
-    fn few_rows(&mut self, product: &Product<'_>, first: usize, num_rows: usize) {
-        let (model, work) = (self.model, &self.model.workspace);
-        let Matrix { weights, scales, bias, n, k } = *product.matrix;
-        let vocab_tiles = n.div_ceil(shape::TILE_OUTPUTS);
-        // With an index the input stays whole: the index says which of its rows.
-        let is_indexed = product.row_index != 0;
-        let skipped = if is_indexed { 0 } else { first };
-        let params = GemmParams {
-            weights,
-            scales,
-            bias,
-            input: at(product.input, skipped, product.input_bytes),
-            norm: product.norm,
-            rows: at(work.rows, first, 32),
-            row_index: at(product.row_index, first, if is_indexed { 4 } else { 0 }),
-            partials: work.gemm_partials,
-            arrivals: work.gemm_arrivals,
-            output: at(product.output, first, product.output_bytes),
-            cache: product.cache,
-            rope: model.rope,
-            pages: self.pass.pages,
-            best: at(product.best, first, if product.best == 0 { 0 } else { 8 * vocab_tiles }),
-            eps: model.config.rms_norm_eps,
-            k_scale: 1.0,
-            v_scale: 1.0,
-            num_rows: num_rows as u32,
-            n: n as u32,
-            k: k as u32,
-            num_heads: model.config.num_heads as u32,
-            num_kv_heads: model.config.num_kv_heads as u32,
-            max_pages: self.pass.max_pages as u32,
-            kv: model.kv_format(),
-        };
-        let idx = shape::gemm_rows_idx(num_rows);
-        let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx]);
-        self.push(product.kernels[idx], model.num_sms, shape::GEMM_THREADS, shared_bytes, params);
-    }
-
-    /// Head norms and rotation where the product has left them undone.
-    fn rotate(&mut self, layer: &Layer, cache: Address) {
-        let (model, work) = (self.model, &self.model.workspace);
-        let Some(kernel) = model.code.rope else { return };
-        let params = RopeParams {
-            input: work.raw,
-            q_norm: layer.q_norm,
-            k_norm: layer.k_norm,
-            rope: model.rope,
-            rows: work.rows,
-            pages: self.pass.pages,
-            queries: work.queries,
-            cache,
-            eps: model.config.rms_norm_eps,
-            k_scale: 1.0,
-            v_scale: 1.0,
-            num_rows: self.pass.num_rows as u32,
-            num_heads: model.config.num_heads as u32,
-            num_kv_heads: model.config.num_kv_heads as u32,
-            max_pages: self.pass.max_pages as u32,
-            unused: 0,
-        };
-        self.push(kernel, self.pass.num_rows as u32, shape::ROW_THREADS, 0, params);
-    }
-
-    fn attention(&mut self, cache: Address) {
-        let (model, work) = (self.model, &self.model.workspace);
-        let params = AttentionParams {
-            queries: work.queries,
-            cache,
-            rows: work.rows,
-            tiles: work.tiles,
-            pages: self.pass.pages,
-            output: work.attended,
-            partials: work.attention_partials,
-            arrivals: work.attention_arrivals,
-            scale: 1.0 / (model.config.head_dim as f32).sqrt(),
-            v_scale: 1.0,
-            num_tiles: self.pass.num_tiles as u32,
-            num_kv_heads: model.config.num_kv_heads as u32,
-            max_pages: self.pass.max_pages as u32,
-            split_tokens: shape::split_tokens(model.max_seq_len) as u32,
-            max_splits: shape::max_splits(model.max_seq_len) as u32,
-            unused: 0,
-        };
-        let grid = model.num_sms * shape::ATTENTION_BLOCKS;
-        let shared_bytes = shape::attention_shared_bytes(model.precision.kv, model.config.head_dim);
-        self.push(model.code.attention, grid, shape::ATTENTION_THREADS, shared_bytes, params);
-    }
-
-    fn push<P: Plain>(
-        &mut self,
-        kernel: super::device::Kernel,
-        grid: u32,
-        block: u32,
-        shared_bytes: u32,
-        params: P,
-    ) {
-        let params = bytes_of(&[params]).to_vec();
-        self.launches.push(Launch { kernel, grid, block, shared_bytes, params, overlap: true });
-    }
-}
-
-impl Model {
-    /// As `types.cuh` numbers the formats.
-    fn kv_format(&self) -> u32 {
-        if self.precision.kv == Dtype::Fp8 { 1 } else { 2 }
-    }
-}
-
-/// A product with a matrix: from where to where.
-struct Product<'a> {
-    matrix: &'a Matrix,
-    kernels: &'a ByRows,
-    input: Address,
-    /// Bytes of an input row.
-    input_bytes: usize,
-    norm: Address,
-    row_index: Address,
-    output: Address,
-    /// Bytes of an output row.
-    output_bytes: usize,
-    cache: Address,
-    best: Address,
-}
-
-/// Bytes of an element.
-const F32: usize = 4;
-const F16: usize = 2;
-
-impl<'a> Product<'a> {
-    fn new(matrix: &'a Matrix, kernels: &'a ByRows, width: usize, element_bytes: usize) -> Self {
-        Self {
-            matrix,
-            kernels,
-            input: 0,
-            input_bytes: width * element_bytes,
-            norm: 0,
-            row_index: 0,
-            output: 0,
-            output_bytes: 0,
-            cache: 0,
-            best: 0,
-        }
-    }
-}
-
-/// The address of an element of an array.
-fn at(array: Address, idx: usize, element_bytes: usize) -> Address {
-    array + (idx * element_bytes) as Address
 }

@@ -111,13 +111,25 @@ device_structs! {
         kv: u32,
     }
 
+    /// What turns plain sums into the outputs of a product; none of it is none.
+    Scaling is 24 bytes {
+        /// f32 an output, in image order.
+        outputs: Address,
+        /// f32 a row.
+        rows: Address,
+        /// f32 an output, in image order.
+        bias: Address,
+    }
+
     /// Of `rope.cu`.
-    RopeParams is 96 bytes {
+    RopeParams is 120 bytes {
         /// f32 `[rows][qkv]` in image order.
         input: Address,
-        /// Weights of the norm of each query head.
+        /// Of the input.
+        scaling: Scaling,
+        /// Weights of the norm of each query head, or none.
         q_norm: Address,
-        /// Weights of the norm of each key head.
+        /// Weights of the norm of each key head, or none.
         k_norm: Address,
         /// f32 `[positions][head_dim]`: cosines, then sines.
         rope: Address,

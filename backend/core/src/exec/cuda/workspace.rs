@@ -1,8 +1,9 @@
 //! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
 
 use super::device::{Address, Device};
+use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
-use super::shape;
+use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::Manifest;
 use crate::pages::pages_for;
@@ -15,25 +16,40 @@ const MIN_PASS_ROWS: usize = 256;
 pub struct Capacity {
     /// Rows of a pass.
     pub rows: usize,
+    /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
+    pub few: usize,
+    /// Rows of a pass that a library multiplies, where one does.
+    pub many: Option<usize>,
     /// Sequences of a pass.
     pub sequences: usize,
-    /// Tiles of a pass: each sequence may have one that is not full.
-    pub tiles: usize,
+    /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
+    pub tiles: [usize; 2],
     /// Width of a full page table.
     pub max_pages: usize,
 }
 
 impl Capacity {
     /// What the engine's steps need.
-    pub fn of(manifest: &Manifest) -> Self {
+    pub fn of(manifest: &Manifest, many_rows: ManyRows) -> Self {
         let limits = &manifest.limits;
         let verify = limits.max_batch_size * (limits.max_draft_len + 1);
-        let rows = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let many = match many_rows {
+            ManyRows::Exact => None,
+            ManyRows::CublasLt => {
+                let most = shape::padded_rows(limits.max_num_tokens);
+                Some(most.min(shape::MOST_MANY_ROWS))
+            }
+        };
+        let rows = few.max(many.unwrap_or(0));
         let group = manifest.model.num_heads / manifest.model.num_kv_heads;
         Self {
             rows,
+            few,
+            many,
             sequences: limits.max_batch_size,
-            tiles: limits.max_batch_size + rows.div_ceil(shape::tile_rows(group)),
+            tiles: [Tiling::Narrow, Tiling::Wide]
+                .map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
             max_pages: pages_for(limits.max_seq_len),
         }
     }
@@ -52,9 +68,9 @@ pub struct Workspace {
     pub attended: Address,
     /// f16 `[rows][intermediate]`.
     pub activated: Address,
-    /// f32 `[rows][vocabulary]`.
+    /// f32 `[few][vocabulary]`.
     pub logits: Address,
-    /// [`Best`] `[rows][tiles of the vocabulary]`.
+    /// [`Best`] `[few][tiles of the vocabulary]`.
     pub best: Address,
     /// Of the products.
     pub gemm_partials: Address,
@@ -78,25 +94,27 @@ impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
     fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 15] {
         let model = &manifest.model;
-        let Capacity { rows, sequences, tiles, max_pages } = *capacity;
+        let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
         let widest = model.vocab_size.max(2 * model.intermediate_size).max(model.qkv_size());
         let splits = shape::max_splits(manifest.limits.max_seq_len);
-        let of_tile = model.num_kv_heads * splits * shape::attention_partial(model.head_dim);
+        let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
+        let [narrow, wide] = tiles;
+        let partials = partial(Tiling::Narrow, narrow).max(partial(Tiling::Wide, wide));
         [
             rows * model.hidden_size * size_of::<f32>(),
             if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
             rows * model.intermediate_size * size_of::<u16>(),
-            rows * model.vocab_size * size_of::<f32>(),
-            rows * vocab_tiles * size_of::<Best>(),
+            few * model.vocab_size * size_of::<f32>(),
+            few * vocab_tiles * size_of::<Best>(),
             shape::gemm_partials(grid) * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
-            tiles * of_tile * size_of::<f32>(),
-            tiles * model.num_kv_heads * size_of::<u32>(),
+            partials * model.num_kv_heads * splits * size_of::<f32>(),
+            narrow * model.num_kv_heads * size_of::<u32>(),
             rows * size_of::<Row>(),
-            tiles * size_of::<Tile>(),
+            narrow * size_of::<Tile>(),
             rows * size_of::<u32>(),
             sequences * max_pages * size_of::<u32>(),
         ]

@@ -1,21 +1,14 @@
-//! Where NVRTC may be. The wheel of `pip install nvidia-cuda-nvrtc` and a CUDA toolkit are found alike.
+//! Where the libraries of CUDA may be that are loaded when they are needed: compiler and products. The wheels of
+//! `pip install nvidia-cuda-nvrtc nvidia-cublas` and a CUDA toolkit are found alike.
 
-use anyhow::{Result, bail};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-
-/// The library, by the name of its major version.
-pub(super) const LIBRARY: &str = "libnvrtc.so.13";
 
 /// Places inside a named folder: the folder itself, a toolkit's, a wheel's.
 const WITHIN: [&str; 4] = ["", "lib64", "lib", "nvidia/cu13/lib"];
 
 /// Where `scripts/setup-cuda` installs, beside the folders of cargo's profiles.
 const PROJECT_VENV: &str = "cuda/venv";
-
-/// What to say where nothing was found.
-const REMEDY: &str = "install it with scripts/setup-cuda, or with `pip install nvidia-cuda-nvrtc==13.0.88`, and name \
-     its folder by --cuda-lib or SPEC_CUDA_LIB";
 
 /// What tells where to look.
 #[derive(Clone, Debug, Default)]
@@ -31,7 +24,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// Those of this process; `option` is `--cuda-lib`.
+    /// Those of this process; `option` comes before `SPEC_CUDA_LIB`.
     pub fn of_process(option: Option<&Path>) -> Self {
         let var = |name| std::env::var_os(name).filter(|value: &OsString| !value.is_empty());
         let path = |name| var(name).map(PathBuf::from);
@@ -43,30 +36,24 @@ impl Places {
         }
     }
 
-    /// The first folder that holds the library; `None` leaves it to the loader.
-    pub(super) fn folder(&self) -> Result<Option<PathBuf>> {
+    /// The first folder that holds a library of this name; `None` leaves it to the loader. The error says that the folder
+    /// that the user named does not.
+    pub fn folder(&self, library: &str) -> Result<Option<PathBuf>, String> {
         if let Some(named) = &self.named {
-            let Some(folder) = within(named) else {
-                bail!("{} holds no {LIBRARY}: {REMEDY}", named.display());
-            };
-            return Ok(Some(folder));
+            let missing = || format!("{} holds no {library}", named.display());
+            return within(named, library).ok_or_else(missing).map(Some);
         }
         let project = self.program.iter().flat_map(|program| program.ancestors().skip(1));
         let project = project.map(|folder| folder.join(PROJECT_VENV));
         let venvs = self.venv.iter().cloned().chain(project).flat_map(site_packages);
         let standard = PathBuf::from("/usr/local/cuda");
         let folders = self.toolkit.iter().cloned().chain(venvs).chain([standard]);
-        Ok(folders.into_iter().find_map(|folder| within(&folder)))
+        Ok(folders.into_iter().find_map(|folder| within(&folder, library)))
     }
 }
 
-/// The error where not even the loader knows the library.
-pub(super) fn not_found(error: impl std::fmt::Display) -> anyhow::Error {
-    anyhow::anyhow!("NVRTC, the compiler of the kernels, is missing ({error}): {REMEDY}")
-}
-
-fn within(folder: &Path) -> Option<PathBuf> {
-    WITHIN.iter().map(|part| folder.join(part)).find(|folder| folder.join(LIBRARY).is_file())
+fn within(folder: &Path, library: &str) -> Option<PathBuf> {
+    WITHIN.iter().map(|part| folder.join(part)).find(|folder| folder.join(library).is_file())
 }
 
 /// The package folders of a Python environment.
@@ -82,6 +69,8 @@ fn site_packages(venv: PathBuf) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use std::fs;
+
+    const LIBRARY: &str = "libnvrtc.so.13";
 
     fn library_in(folder: &Path) -> PathBuf {
         fs::create_dir_all(folder).unwrap();
@@ -101,11 +90,12 @@ mod tests {
             ..Places::default()
         };
         for named in [&lib, &dir.path().join("wheel")] {
-            assert_eq!(places(named).folder().unwrap().as_deref(), Some(lib.as_path()));
+            assert_eq!(places(named).folder(LIBRARY).unwrap().as_deref(), Some(lib.as_path()));
         }
-        let error = places(&dir.path().join("empty")).folder().unwrap_err().to_string();
-        assert!(error.contains("empty holds no libnvrtc.so.13"), "{error}");
-        assert!(error.contains("pip install nvidia-cuda-nvrtc==13.0.88"), "{error}");
+        let error = places(&dir.path().join("empty")).folder(LIBRARY).unwrap_err();
+        assert!(error.ends_with("empty holds no libnvrtc.so.13"), "{error}");
+        let error = places(&lib).folder("libcublasLt.so.13").unwrap_err();
+        assert!(error.ends_with("holds no libcublasLt.so.13"), "{error}");
     }
 
     #[test]
@@ -117,12 +107,12 @@ mod tests {
             program: Some(dir.path().join("target/debug/deps/test")),
             ..Places::default()
         };
-        assert_eq!(places.folder().unwrap(), Some(project));
+        assert_eq!(places.folder(LIBRARY).unwrap(), Some(project));
         let active = library_in(&dir.path().join("active").join(site));
         places.venv = Some(dir.path().join("active"));
-        assert_eq!(places.folder().unwrap(), Some(active));
+        assert_eq!(places.folder(LIBRARY).unwrap(), Some(active));
         let toolkit = library_in(&dir.path().join("cuda/lib64"));
         places.toolkit = Some(dir.path().join("cuda"));
-        assert_eq!(places.folder().unwrap(), Some(toolkit));
+        assert_eq!(places.folder(LIBRARY).unwrap(), Some(toolkit));
     }
 }

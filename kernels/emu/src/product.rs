@@ -1,0 +1,48 @@
+//! What a library of products computes, by the definition: every sum in f32, its terms in order. The terms themselves
+//! are exact in f32.
+
+use crate::arena::Arena;
+use half::f16;
+use spec_core::exec::cuda::device::Product;
+use spec_core::model::Dtype;
+
+/// Reads both matrices, writes their product.
+pub(crate) fn multiply(arena: &Arena, product: &Product) {
+    let Product { format, weights, input, output, m, n, k } = *product;
+    assert!(n % 64 == 0 && k % 64 == 0, "{n} outputs of {k} inputs are not whole tiles");
+    let read = |address, len: usize| {
+        let mut bytes = vec![0; len * format.bytes()];
+        arena.read(address, &mut bytes);
+        values(&bytes, format)
+    };
+    let (weights, input) = (read(weights, n * k), read(input, m * k));
+    let mut sums = Vec::with_capacity(m * n * size_of::<f32>());
+    for row in input.chunks_exact(k) {
+        for of_output in weights.chunks_exact(k) {
+            let sum = row.iter().zip(of_output).fold(0f32, |sum, (x, w)| sum + x * w);
+            sums.extend(sum.to_le_bytes());
+        }
+    }
+    arena.write(output, &sums);
+}
+
+fn values(bytes: &[u8], format: Dtype) -> Vec<f32> {
+    match format {
+        Dtype::Fp8 => bytes.iter().map(|&code| e4m3(code)).collect(),
+        Dtype::Fp16 => {
+            bytes.as_chunks().0.iter().map(|&two| f16::from_le_bytes(two).to_f32()).collect()
+        }
+        other => panic!("no library multiplies {other}"),
+    }
+}
+
+/// Four bits of exponent, three of fraction, one NaN and no infinity.
+fn e4m3(code: u8) -> f32 {
+    let fraction = f32::from(code & 7) / 8.0;
+    let magnitude = match code >> 3 & 15 {
+        _ if code & 0x7f == 0x7f => f32::NAN,
+        0 => fraction * 2f32.powi(-6),
+        exponent => (1.0 + fraction) * 2f32.powi(i32::from(exponent) - 7),
+    };
+    if code & 0x80 == 0 { magnitude } else { -magnitude }
+}

@@ -1,0 +1,72 @@
+// What follows a product of many rows that a library has made: from its plain sums, in image order, to the
+// residual stream or to the operand of the next product. Any grid: a CTA takes every num_blocks-th row. A row's
+// bits depend on that row alone.
+#include "prims.cuh"
+#include "types.cuh"
+
+#include "operand.cuh"
+#include "scaling.cuh"
+
+#define RESIDUAL 1   // adds to f32 [row][n]
+#define SWIGLU 2     // silu(gate) * up, an operand of n / 2 elements
+
+struct FinishParams {
+    const float* sums;   // [row][n up to whole tiles]
+    Scaling scaling;
+    float* residual;     // RESIDUAL: [row][n]
+    Operand output;      // SWIGLU; its scales are not those of `scaling`
+    uint32_t num_rows;
+    uint32_t n;          // a multiple of 4; SWIGLU: of 64
+};
+static_assert(sizeof(FinishParams) == 72, "as on the host");
+
+constexpr uint32_t TILE = 64;
+
+DEVICE Float4 scaled_four(const FinishParams& p, uint32_t row, const float* sums, uint32_t n) {
+    const Float4 v = *(const Float4*)(sums + n);
+    return {
+        scaled(p.scaling, row, n, v.x),
+        scaled(p.scaling, row, n + 1, v.y),
+        scaled(p.scaling, row, n + 2, v.z),
+        scaled(p.scaling, row, n + 3, v.w),
+    };
+}
+
+#if EPILOGUE == RESIDUAL
+DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
+    float* residual = p.residual + uint64_t(row) * p.n;
+    for (uint32_t n = 4 * thread_index(); n < p.n; n += 4 * THREADS) {
+        const Float4 v = scaled_four(p, row, sums, n);
+        const Float4 old = *(const Float4*)(residual + n);
+        *(Float4*)(residual + n) = {old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w};
+    }
+}
+#endif
+
+#if EPILOGUE == SWIGLU
+constexpr float LOG2_E = 1.44269504f;
+
+DEVICE float swiglu(float gate, float up) {
+    return gate / (1.0f + ex2(-gate * LOG2_E)) * up;
+}
+
+// Tile t of the image has gates [32t, 32t + 32), then their ups.
+DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
+    store_operand(p.output, row, p.n / 2, [&](uint32_t k) {
+        const uint32_t n = k / (TILE / 2) * TILE + k % (TILE / 2);
+        const Float4 gate = scaled_four(p, row, sums, n);
+        const Float4 up = scaled_four(p, row, sums, n + TILE / 2);
+        return Float4{
+            swiglu(gate.x, up.x), swiglu(gate.y, up.y), swiglu(gate.z, up.z), swiglu(gate.w, up.w)};
+    });
+}
+#endif
+
+KERNEL(finish, FinishParams, THREADS, 4) {
+    grid_wait();
+    grid_launch_dependents();
+    const uint64_t stride = uint64_t(divide_up(p.n, TILE)) * TILE;
+    for (uint32_t row = block_index(); row < p.num_rows; row += num_blocks()) {
+        finish_row(p, row, p.sums + row * stride);
+    }
+}

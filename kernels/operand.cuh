@@ -1,0 +1,97 @@
+// A row of what a library multiplies: f16, or e4m3 with the factor that undoes its scale. A block writes a row;
+// between its end and the stride it gets zeros.
+#pragma once
+
+struct Operand {
+    uint8_t* values;   // [row][stride]
+    float* scales;     // [row], of FP8 alone
+    uint32_t stride;   // elements, a multiple of 4
+    uint32_t format;   // FP8 or FP16
+};
+static_assert(sizeof(Operand) == 24, "as on the host");
+
+constexpr uint32_t THREADS = 256;
+constexpr uint32_t WARPS = THREADS / 32;
+// What a block needs to reduce.
+constexpr uint32_t SHARED_BYTES = WARPS * 4;
+// The largest e4m3.
+constexpr float E4M3_MOST = 448.0f;
+// A row of zeros has to have a scale too.
+constexpr float LEAST_SCALE = 1e-12f;
+
+// Every thread gets the result; its bits depend on the values of the threads alone.
+template <class Combine>
+DEVICE float block_reduce(float value, Combine combine) {
+    float* parts = (float*)shared_memory();
+    // Nobody reads an earlier result any more.
+    barrier_all();
+    if (lane_index() == 0) {
+        parts[warp_index()] = value;
+    }
+    barrier_all();
+    float total = parts[0];
+    for (uint32_t warp = 1; warp < WARPS; ++warp) {
+        total = combine(total, parts[warp]);
+    }
+    return total;
+}
+
+DEVICE float block_sum(float value) {
+    return block_reduce(warp_sum(value), [](float a, float b) { return a + b; });
+}
+
+DEVICE float block_max(float value) {
+    return block_reduce(warp_max(value), [](float a, float b) { return maximum(a, b); });
+}
+
+DEVICE float magnitude(const Float4& v) {
+    return maximum(maximum(fabsf(v.x), fabsf(v.y)), maximum(fabsf(v.z), fabsf(v.w)));
+}
+
+DEVICE Uint2 four_halves(const Float4& v) {
+    return {
+        float_to_half_sat(v.x) | uint32_t(float_to_half_sat(v.y)) << 16,
+        float_to_half_sat(v.z) | uint32_t(float_to_half_sat(v.w)) << 16,
+    };
+}
+
+DEVICE uint32_t four_e4m3(const Float4& v, float factor) {
+    return float_to_e4m3(v.x * factor) | uint32_t(float_to_e4m3(v.y * factor)) << 8 |
+           uint32_t(float_to_e4m3(v.z * factor)) << 16 | uint32_t(float_to_e4m3(v.w * factor)) << 24;
+}
+
+template <class Four>
+DEVICE void store_halves(const Operand& to, uint32_t row, uint32_t len, Four four) {
+    uint16_t* halves = (uint16_t*)to.values + uint64_t(row) * to.stride;
+    for (uint32_t k = 4 * thread_index(); k < to.stride; k += 4 * THREADS) {
+        *(Uint2*)(halves + k) = k < len ? four_halves(four(k)) : Uint2{};
+    }
+}
+
+// The largest magnitude of a row becomes the largest e4m3.
+template <class Four>
+DEVICE void store_e4m3(const Operand& to, uint32_t row, uint32_t len, Four four) {
+    float most = 0.0f;
+    for (uint32_t k = 4 * thread_index(); k < len; k += 4 * THREADS) {
+        most = maximum(most, magnitude(four(k)));
+    }
+    most = maximum(block_max(most), LEAST_SCALE);
+    if (thread_index() == 0) {
+        to.scales[row] = most / E4M3_MOST;
+    }
+    const float factor = E4M3_MOST / most;
+    uint8_t* bytes = to.values + uint64_t(row) * to.stride;
+    for (uint32_t k = 4 * thread_index(); k < to.stride; k += 4 * THREADS) {
+        *(uint32_t*)(bytes + k) = k < len ? four_e4m3(four(k), factor) : 0;
+    }
+}
+
+// Writes a row of `len` elements, a multiple of 4; `four(k)` is those from k on, and is asked more than once.
+template <class Four>
+DEVICE void store_operand(const Operand& to, uint32_t row, uint32_t len, Four four) {
+    if (to.format == FP8) {
+        store_e4m3(to, row, len, four);
+    } else {
+        store_halves(to, row, len, four);
+    }
+}
