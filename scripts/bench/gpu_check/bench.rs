@@ -7,7 +7,6 @@ use crate::kernels;
 use crate::random_engine::{LLAMA_1B, LLAMA_8B, LLAMA_70B, Model, RandomEngines, TINY};
 use crate::report::{Outcome, Report, Verdict};
 use crate::steps;
-use serde_json::Value;
 use spec_core::engine::Limits;
 use spec_core::model::Dtype;
 use std::time::Instant;
@@ -59,7 +58,7 @@ impl Bench<'_> {
     fn run(&self, report: &mut Report) {
         let name = self.target.name();
         let mut written = None;
-        report.check(&format!("{name}: engines with random weights"), || {
+        report.check(&format!("{name}: engines with random weights"), |_| {
             if self.is_late() {
                 return Ok(Verdict::Skipped("the time is up".into()));
             }
@@ -71,10 +70,10 @@ impl Bench<'_> {
         });
         let Some(engines) = &written else { return };
         if self.args.wants("kernels") {
-            self.collect(report, "kernels", |found| self.kernels(engines, found));
+            report.check(&format!("{name}: kernels"), |report| self.kernels(engines, report));
         }
         if self.args.wants("steps") {
-            self.collect(report, "steps", |found| self.steps(engines, found));
+            report.check(&format!("{name}: steps"), |report| self.steps(engines, report));
         }
     }
 
@@ -82,29 +81,17 @@ impl Bench<'_> {
         Instant::now() > self.deadline
     }
 
-    /// Puts what `measure` finds into a list of the report, also what it found before it failed.
-    fn collect(
-        &self,
-        report: &mut Report,
-        list: &str,
-        measure: impl FnOnce(&mut Vec<Value>) -> Outcome,
-    ) {
-        let mut found = Vec::new();
-        report.check(&format!("{}: {list}", self.target.name()), || measure(&mut found));
-        found.into_iter().for_each(|value| report.push(list, value));
-    }
-
-    fn kernels(&self, engines: &RandomEngines, found: &mut Vec<Value>) -> Outcome {
+    fn kernels(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
         if self.is_late() {
             return Ok(Verdict::Skipped("the time is up".into()));
         }
         let (engine, ceilings) = (&engines.target, self.ceilings);
         let machine = self.args.machine;
-        let count = kernels::Bench { engine, shape: self.target, machine, ceilings }.run(found)?;
+        let count = kernels::Bench { engine, shape: self.target, machine, ceilings }.run(report)?;
         Ok(Verdict::Passed(format!("{count} timed")))
     }
 
-    fn steps(&self, engines: &RandomEngines, found: &mut Vec<Value>) -> Outcome {
+    fn steps(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
         if self.is_late() {
             return Ok(Verdict::Skipped("the time is up".into()));
         }
@@ -117,7 +104,7 @@ impl Bench<'_> {
             ceilings: self.ceilings,
             deadline: self.deadline,
         };
-        let count = bench.run(found)?;
+        let count = bench.run(report)?;
         let late = if self.is_late() { ", then the time was up" } else { "" };
         Ok(Verdict::Passed(format!("{count} timed{late}")))
     }

@@ -17,7 +17,7 @@ const SHOWN_LINES: usize = 6;
 /// Measures the same with PyTorch; each line that the script prints on standard output is an entry.
 pub(crate) fn peer(report: &mut Report, script: &str, bed: Bed, budget: Duration) {
     let mut found = Vec::new();
-    report.check("the same in PyTorch", || {
+    report.check("the same in PyTorch", |_| {
         if bed.machine.is_emulated() {
             return Ok(Verdict::Skipped("an emulator has no speed".into()));
         }
@@ -36,7 +36,7 @@ pub(crate) fn peer(report: &mut Report, script: &str, bed: Bed, budget: Duration
 
 /// Lets a program try an engine pair in the repository that it is given, `tiny` by name.
 pub(crate) fn with_engine(report: &mut Report, name: &str, program: &str, bed: Bed) {
-    report.check(name, || {
+    report.check(name, |_| {
         if bed.machine.is_emulated() {
             return Ok(Verdict::Skipped("no server sees the emulator".into()));
         }

@@ -18,7 +18,8 @@ const ROWS_32: (f64, f64) = (16e6, 1.15);
 pub(crate) const VERIFY_RATIO: f64 = 1.10;
 /// Microseconds between what the GPU does in a step and all of the step.
 pub(crate) const HOST_GAP_US: f64 = 20.0;
-/// Milliseconds of a token of one sequence without speculation, by model: on an H100, and on an H200.
+/// Milliseconds of a token of one sequence without speculation, by model: on an H100, and on an H200, for which all but
+/// the first are in proportion to what the two copy.
 const TOKEN_MS: [(&str, Dtype, f64, f64); 4] = [
     ("Llama-3.1-8B", Dtype::Fp8, 3.6, 2.6),
     ("Llama-3.1-8B", Dtype::Fp16, 6.0, 4.2),

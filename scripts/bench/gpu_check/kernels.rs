@@ -7,6 +7,7 @@ use crate::gpu::{Machine, Watched};
 use crate::kind;
 use crate::noise::{random_e4m3, random_halves};
 use crate::random_engine::Model as Shape;
+use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::engine::{Engine, Manifest};
@@ -59,20 +60,20 @@ pub(crate) struct Bench<'a> {
 
 impl Bench<'_> {
     /// Times everything; gives how many figures went into the report.
-    pub(crate) fn run(&self, report: &mut Vec<Value>) -> Result<usize, Box<dyn Error>> {
+    pub(crate) fn run(&self, report: &mut Report) -> Result<usize, Box<dyn Error>> {
         let mut device = self.machine.open()?;
         let is_emulated = self.machine.is_emulated();
         let num_pages = if is_emulated { 64 } else { CACHE_TOKENS / PAGE_TOKENS };
         let model = Model::load(self.engine, num_pages, &mut device)?;
         fill_cache(self.manifest(), num_pages, &mut device)?;
-        let before = report.len();
+        let before = report.count("kernels");
         let rows: &[usize] = if is_emulated { &FEW_ROWS } else { &ROWS };
         self.products(&model, rows, &mut device, report)?;
         let sights: &[Sight] = if is_emulated { &FEW_ATTENTIONS } else { &ATTENTIONS };
         for sight in sights {
-            report.push(self.attention(&model, sight, &mut device)?);
+            report.push("kernels", self.attention(&model, sight, &mut device)?);
         }
-        Ok(report.len() - before)
+        Ok(report.count("kernels") - before)
     }
 
     fn manifest(&self) -> &Manifest {
@@ -84,7 +85,7 @@ impl Bench<'_> {
         model: &Model,
         all_rows: &[usize],
         device: &mut Watched,
-        report: &mut Vec<Value>,
+        report: &mut Report,
     ) -> Result<(), Box<dyn Error>> {
         let mut of_one_row = HashMap::new();
         for &rows in all_rows {
@@ -95,7 +96,7 @@ impl Bench<'_> {
                 }
                 let timing = self.time(&kind, &launches, device)?;
                 let one = *of_one_row.entry(kind.clone()).or_insert(timing.median());
-                report.push(self.product(&kind, rows, &timing, timing.median() / one));
+                report.push("kernels", self.product(&kind, rows, &timing, timing.median() / one));
             }
         }
         Ok(())
@@ -175,6 +176,8 @@ impl Bench<'_> {
         let pass = write_tables(model, sight, self.manifest().model.vocab_size, device)?;
         let mut by_kind = BTreeMap::<String, Vec<Launch>>::new();
         for launch in model.pass(&pass) {
+            // Run once, each kernel finds what the one before it makes, and not zeros.
+            device.launch(&launch)?;
             let variant = device.watch().variant(launch.kernel);
             by_kind.entry(kind::of(&variant, self.manifest())).or_default().push(launch);
         }

@@ -31,18 +31,18 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
     for case in &case::all(bed.small) {
         let name = case.name();
         let mut built = None;
-        report.check(&format!("logits against the CPU executor: {name}"), || {
+        report.check(&format!("logits against the CPU executor: {name}"), |_| {
             let pair = built.insert(Pair::build(case, bed.arch));
             near_the_cpu(pair, case, bed)
         });
         let Some(pair) = &built else { continue };
-        report.check(&format!("bits of a row, any passes: {name}"), || {
+        report.check(&format!("bits of a row, any passes: {name}"), |_| {
             the_same_in_any_passes(&pair.cuda, bed)
         });
-        report.check(&format!("bits of a row, beside others: {name}"), || {
+        report.check(&format!("bits of a row, beside others: {name}"), |_| {
             the_same_beside_others(&pair.cuda, bed)
         });
-        report.check(&format!("bits of two runs: {name}"), || the_same_again(&pair.cuda, bed));
+        report.check(&format!("bits of two runs: {name}"), |_| the_same_again(&pair.cuda, bed));
     }
 }
 

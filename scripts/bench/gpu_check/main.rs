@@ -74,14 +74,14 @@ fn run(args: &Args, description: &Description) -> Result<bool, String> {
     if args.wants("texts") {
         texts::run(&mut report, bed);
     }
-    if args.wants("sanitizer") {
-        sanitizer::run(&mut report, args.machine);
-    }
     if args.wants("kernels") || args.wants("steps") {
         bench::run(&mut report, args, &description.name, arch, start);
     }
     if let Some(script) = args.peer.as_deref().filter(|_| args.wants("peer")) {
         external::peer(&mut report, script, bed, PEER_BUDGET);
+    }
+    if args.wants("sanitizer") {
+        sanitizer::run(&mut report, args.machine);
     }
     if let Some(program) = &args.server {
         external::with_engine(&mut report, "an engine behind tritonserver", program, bed);

@@ -34,10 +34,10 @@ impl Report {
     }
 
     /// Runs a check; a panic is a failure like any other, and the next check runs.
-    pub(crate) fn check(&mut self, name: &str, run: impl FnOnce() -> Outcome) {
+    pub(crate) fn check(&mut self, name: &str, run: impl FnOnce(&mut Self) -> Outcome) {
         eprint!("{name} ... ");
         let start = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(run))
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(self)))
             .unwrap_or_else(|panic| Err(message(&*panic).into()));
         let (status, detail) = match outcome {
             Ok(Verdict::Passed(detail)) => ("passed", detail),
@@ -70,6 +70,11 @@ impl Report {
         let list = self.json.entry(key).or_insert_with(|| json!([]));
         list.as_array_mut().expect("only this makes lists").push(value);
         self.write();
+    }
+
+    /// Entries of a list.
+    pub(crate) fn count(&self, key: &str) -> usize {
+        self.json.get(key).and_then(Value::as_array).map_or(0, Vec::len)
     }
 
     /// The last line, and whether nothing failed.

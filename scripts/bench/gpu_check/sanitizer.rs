@@ -9,13 +9,17 @@ const PROGRAM: &str = "compute-sanitizer";
 /// What a run exits with where the sanitizer has found something.
 const FOUND: i32 = 86;
 
+/// After which it is ended, and what `timeout` exits with then.
+const SECONDS: &str = "120";
+const ENDED: i32 = 124;
+
 /// Lines of its output that tell what is wrong.
 const SHOWN_LINES: usize = 12;
 
 /// Runs the tools that look at memory and at races.
 pub(crate) fn run(report: &mut Report, machine: Machine) {
     for tool in ["memcheck", "racecheck"] {
-        report.check(&format!("{PROGRAM} {tool}"), || under(tool, machine));
+        report.check(&format!("{PROGRAM} {tool}"), |_| under(tool, machine));
     }
 }
 
@@ -26,7 +30,8 @@ fn under(tool: &str, machine: Machine) -> Outcome {
     if Command::new(PROGRAM).arg("--version").output().is_err() {
         return Ok(Verdict::Skipped(format!("{PROGRAM} is not installed")));
     }
-    let output = Command::new(PROGRAM)
+    let output = Command::new("timeout")
+        .args([SECONDS, PROGRAM])
         .args(["--tool", tool, "--error-exitcode", &FOUND.to_string()])
         .arg(std::env::current_exe()?)
         .args(["--small", "--only", "logits,texts", "--gpu", &ordinal.to_string()])
@@ -37,6 +42,9 @@ fn under(tool: &str, machine: Machine) -> Outcome {
     let lines: Vec<&str> = printed[0].lines().filter(|line| line.starts_with("=====")).collect();
     if lines.iter().any(|line| line.contains("Device not supported")) {
         return Ok(Verdict::Skipped(format!("{PROGRAM} does not support this device")));
+    }
+    if output.status.code() == Some(ENDED) {
+        return Ok(Verdict::Skipped(format!("no end after {SECONDS} seconds")));
     }
     if output.status.success() {
         return Ok(Verdict::Passed(lines.last().copied().unwrap_or("no errors").into()));

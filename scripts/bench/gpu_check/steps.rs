@@ -7,6 +7,7 @@ use crate::gpu::{Machine, Watched};
 use crate::kind;
 use crate::noise::random_words;
 use crate::random_engine::{Model, RandomEngines};
+use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::adapt::DraftPolicy;
@@ -71,14 +72,14 @@ struct Times {
 
 impl Bench<'_> {
     /// Times everything; gives how many runs went into the report.
-    pub(crate) fn run(&self, report: &mut Vec<Value>) -> Result<usize, Box<dyn Error>> {
+    pub(crate) fn run(&self, report: &mut Report) -> Result<usize, Box<dyn Error>> {
         let plan = if self.machine.is_emulated() { FEW } else { PLAN };
         let mut device = self.machine.open()?;
         let opened = device.clone();
         let options = options(plan);
         let mut runtime =
             Runtime::load_on(&self.engines.target, &options, &|_| Ok(Box::new(opened.clone())))?;
-        let before = report.len();
+        let before = report.count("steps");
         let mut one_row = None;
         for &batch in plan.batches {
             for &draft_len in plan.draft_lens {
@@ -86,14 +87,15 @@ impl Bench<'_> {
                     continue;
                 }
                 if Instant::now() > self.deadline {
-                    return Ok(report.len() - before);
+                    return Ok(report.count("steps") - before);
                 }
                 let run = Run { batch, draft_len, plan };
                 let times = self.time(&run, &mut runtime, &device)?;
-                report.push(self.entry(&run, &times, &mut one_row, &mut device)?);
+                let entry = self.entry(&run, &times, &mut one_row, &mut device)?;
+                report.push("steps", entry);
             }
         }
-        Ok(report.len() - before)
+        Ok(report.count("steps") - before)
     }
 
     /// Runs a batch from its prompts on.
@@ -121,8 +123,7 @@ impl Bench<'_> {
             if waiting.is_empty() {
                 break;
             }
-            let (_, emitted) = step(runtime)?;
-            emitted.iter().for_each(|(id, _)| {
+            step(runtime)?.tokens.iter().for_each(|(id, _)| {
                 waiting.remove(id);
             });
         }
@@ -135,9 +136,9 @@ impl Bench<'_> {
         device.watch().take_graphs();
         let (mut wall, mut tokens) = (Vec::new(), 0);
         for _ in 0..plan.steps {
-            let (us, emitted) = step(runtime)?;
-            wall.push(us);
-            tokens += emitted.iter().map(|(_, count)| count).sum::<usize>();
+            let stepped = step(runtime)?;
+            wall.push(stepped.us);
+            tokens += stepped.tokens.iter().map(|(_, count)| count).sum::<usize>();
         }
         let gpu = device.watch().take_graphs();
         if gpu.len() != plan.steps {
@@ -270,11 +271,14 @@ fn prompt(idx: usize, len: usize, vocab_size: usize) -> Vec<u32> {
     words.into_iter().map(|word| word % vocab_size as u32).collect()
 }
 
-/// How many tokens a step brought, and to whom.
-type Brought = Vec<(SequenceId, usize)>;
+/// What a step took and brought.
+struct Stepped {
+    us: f64,
+    /// Sequences that got tokens, and how many.
+    tokens: Vec<(SequenceId, usize)>,
+}
 
-/// Microseconds of a step, and what it brought.
-fn step(runtime: &mut Runtime) -> Result<(f64, Brought), Box<dyn Error>> {
+fn step(runtime: &mut Runtime) -> Result<Stepped, Box<dyn Error>> {
     let start = Instant::now();
     let step = runtime.step();
     let us = start.elapsed().as_secs_f64() * 1e6;
@@ -282,5 +286,6 @@ fn step(runtime: &mut Runtime) -> Result<(f64, Brought), Box<dyn Error>> {
         return Err(failure.into());
     }
     let emitted = step.events.iter().filter(|event| !event.emitted.is_empty());
-    Ok((us, emitted.map(|event| (event.id, event.emitted.len())).collect()))
+    let tokens = emitted.map(|event| (event.id, event.emitted.len())).collect();
+    Ok(Stepped { us, tokens })
 }

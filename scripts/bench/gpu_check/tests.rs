@@ -121,10 +121,10 @@ fn the_table_tells_goals_peers_and_failures() {
 fn a_failure_or_a_panic_fails_the_run_and_not_the_checks_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut report = Report::new(Some(folder.path().join("result.json")), Map::new());
-    report.check("wrong", || Err("off by 3".into()));
-    report.check("broken", || panic!("index 7"));
-    report.check("elsewhere", || Ok(Verdict::Skipped("no GPU".into())));
-    report.check("right", || Ok(Verdict::Passed("all".into())));
+    report.check("wrong", |_| Err("off by 3".into()));
+    report.check("broken", |_| panic!("index 7"));
+    report.check("elsewhere", |_| Ok(Verdict::Skipped("no GPU".into())));
+    report.check("right", |_| Ok(Verdict::Passed("all".into())));
     assert_eq!(report.finish(), ("1 passed, 2 failed, 1 skipped".into(), false));
     let (_, result) = result_in(folder.path());
     let details: Vec<_> = list(&result, "checks").iter().map(|check| &check["detail"]).collect();
