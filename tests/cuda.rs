@@ -342,9 +342,9 @@ fn a_real_model_writes_what_it_writes_on_the_cpu() {
         max_tokens: 8,
         ..Request::default()
     };
-    let expected =
-        running::run(&mut running::load(&cpu, &running::options(Fixed)), &[request.clone()]);
-    let found = running::run(&mut load(&cuda, Fixed, Schedule::PLAIN), &[request]);
+    let requests = [request];
+    let expected = running::run(&mut running::load(&cpu, &running::options(Fixed)), &requests);
+    let found = running::run(&mut load(&cuda, Fixed, Schedule::PLAIN), &requests);
     assert_eq!(texts(&found), texts(&expected));
     assert!(found[0].counters.accepted > 0, "drafts engage: {:?}", found[0].counters);
 }

@@ -60,7 +60,11 @@ impl<'a> Placement<'a> {
             let place = match (&engine.manifest().device, opened) {
                 (Built::Cpu, _) => Place::Cpu,
                 (Built::Cuda { .. }, Some(gpu)) => Place::Gpu(ordinal, gpu),
-                (Built::Cuda { .. }, None) => Place::Gpu(ordinal, Gpu::new(open(ordinal)?)),
+                (Built::Cuda { archs, .. }, None) => {
+                    let device =
+                        open(ordinal).map_err(|error| cannot_open(engine, archs, &error))?;
+                    Place::Gpu(ordinal, Gpu::new(device))
+                }
             };
             engines.push((engine, place));
         }
@@ -190,6 +194,12 @@ impl Loaded {
             Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)),
         }
     }
+}
+
+/// An engine whose device is not there.
+fn cannot_open(engine: &Engine, archs: &[String], error: &Error) -> Error {
+    let (path, archs) = (engine.path().display(), archs.join(","));
+    Error::BadEngine(format!("engine {path}: built for cuda:{archs}: {error}"))
 }
 
 /// The look-up of an engine without a model to draft with; beside a model, the adaptive policy has one too.

@@ -45,8 +45,8 @@ impl Driver {
     /// Opens the GPU with this number, counted from 0.
     pub fn open(ordinal: usize) -> Result<Self> {
         if !is_present() {
-            let message = "the CUDA driver (libcuda.so.1) is not installed: an engine built for the cpu runs here \
-                           (spec-build --device cpu)";
+            let message = "the CUDA driver (libcuda.so.1) is not installed: install it, or rebuild with \
+                           spec-build --device cpu";
             return Err(Error::Device(message.into()));
         }
         let ordinal =
