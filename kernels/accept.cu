@@ -13,12 +13,14 @@ DEVICE uint32_t num_accepted(const Choice* choices, uint32_t drafted) {
     return accepted;
 }
 
-// Positions whose drafter KV is valid: the last draft was never fed, what follows a rejected one is stale.
+// Positions whose drafter KV is valid: the last draft was never fed, what follows a rejected one is stale. Of
+// given drafts the drafter has seen nothing.
 DEVICE uint32_t draft_computed(const StepSequence& s, uint32_t drafted, uint32_t accepted) {
     if (s.num_fed == 0) {
         return s.draft_computed;
     }
-    return s.len + minimum(drafted == 0 ? 0 : drafted - 1, accepted);
+    const uint32_t fed = drafted == 0 || s.num_given > 0 ? 0 : drafted - 1;
+    return s.len + minimum(fed, accepted);
 }
 
 DEVICE void settle(const AcceptParams& params, uint32_t sequence) {
@@ -36,7 +38,8 @@ DEVICE void settle(const AcceptParams& params, uint32_t sequence) {
         tokens[idx] = params.drafts[sequence * params.max_drafts + idx];
     }
     tokens[accepted] = choices[accepted].token;
-    params.results[sequence] = {accepted + 1, drafted, accepted, draft_computed(s, drafted, accepted)};
+    params.results[sequence] = {accepted + 1, drafted, accepted,
+                                draft_computed(s, drafted, accepted)};
 }
 
 // One block.

@@ -117,11 +117,13 @@ DEVICE void attend_page(const uint8_t* stage, const uint32_t (&query)[NUM_STEPS]
     add_values(stage + KEYS_BYTES, weight, seen, softmax);
 }
 
-// Ends a part: sums over the lanes of a row, and scores as the merge wants them.
+// Ends a part: sums over the lanes of a row, and scores as the merge wants them. The product is
+// written as one that cannot become part of a later subtraction, which would not round it: tiles of
+// both widths have to see the same number.
 DEVICE void end_part(float scale, Softmax& softmax) {
     UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
-        softmax.largest[half] *= scale;
+        softmax.largest[half] = fmaf(softmax.largest[half], scale, 0.0f);
         softmax.sum[half] += shuffle_xor(softmax.sum[half], 1);
         softmax.sum[half] += shuffle_xor(softmax.sum[half], 2);
     }

@@ -42,7 +42,8 @@ struct Context {
 };
 
 DEVICE bool penalises(const StepSequence& s) {
-    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f ||
+           s.frequency_penalty != 0.0f;
 }
 
 DEVICE bool bans_ends(const Context& context) {

@@ -63,7 +63,8 @@ DEVICE Promise next_promise(const Weights& weights, uint32_t count, const Noise&
 
 // The winner among the tokens below `count` of which `weights(id)` is positive, or NO_TOKEN.
 template <class Weights>
-DEVICE uint32_t race(const Weights& weights, uint32_t count, const Noise& noise, BlockScratch& scratch) {
+DEVICE uint32_t race(const Weights& weights, uint32_t count, const Noise& noise,
+                     BlockScratch& scratch) {
     Scored best = {negative_infinity(), NO_TOKEN};
     Promise promise = {-1.0f, 0, 0, 0.0f, 0.0f};
     float bar = -negative_infinity();

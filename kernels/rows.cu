@@ -46,14 +46,17 @@ DEVICE Row row_at(const RowsParams& params, uint32_t sequence, uint32_t place) {
     return {token < params.vocab ? token : 0, position, position, position + 1, 0, sequence, 0};
 }
 
-DEVICE void write_row(const RowsParams& params, const Places& places, uint32_t sequence, uint32_t place) {
+DEVICE void write_row(const RowsParams& params, const Places& places, uint32_t sequence,
+                      uint32_t place) {
     const bool is_taken = place - places.first < places.count;
     const Row nothing = {0, 0, 0, 0, 0, NO_SEQUENCE, 0};
-    params.rows[sequence * places.num + place] = is_taken ? row_at(params, sequence, place) : nothing;
+    const Row row = is_taken ? row_at(params, sequence, place) : nothing;
+    params.rows[sequence * places.num + place] = row;
 }
 
 // A tile holds the taken ones of its share of the places.
-DEVICE void write_tile(const RowsParams& params, const Places& places, uint32_t sequence, uint32_t tile) {
+DEVICE void write_tile(const RowsParams& params, const Places& places, uint32_t sequence,
+                       uint32_t tile) {
     const uint32_t share = tile * params.tile_rows;
     const uint32_t first = maximum(share, places.first);
     const uint32_t end = minimum(share + params.tile_rows, places.first + places.count);

@@ -14,7 +14,7 @@ constexpr uint32_t BEST_TILE = 64;
 struct Place {
     Context context;
     uint32_t sequence;
-    uint32_t idx;         // drafts before it
+    uint32_t idx;  // drafts before it
     const float* logits;
     const Best* best;
     float* scores;
@@ -22,12 +22,20 @@ struct Place {
     uint32_t vocab;
 };
 
+// Where the distribution of a sequence's draft is kept.
+DEVICE uint64_t draft_place(const SampleParams& params, uint32_t sequence, uint32_t idx) {
+    return static_cast<uint64_t>(sequence) * params.max_drafts + idx;
+}
+
+DEVICE float* draft_weights(const SampleParams& params, uint32_t sequence, uint32_t idx) {
+    return params.draft_weights + draft_place(params, sequence, idx) * params.draft_vocab;
+}
+
 DEVICE Place place_of(const SampleParams& params, uint32_t sequence, uint32_t idx) {
     const uint64_t row = block_index();
-    const uint32_t* drafts = params.drafts + sequence * params.max_drafts;
-    const uint64_t draft = static_cast<uint64_t>(sequence) * params.max_drafts + idx;
+    const uint32_t* drafts = params.drafts + draft_place(params, sequence, 0);
     float* weights = params.pass == VERIFY ? params.target_weights + row * params.vocab
-                                           : params.draft_weights + draft * params.draft_vocab;
+                                           : draft_weights(params, sequence, idx);
     return {{params.sequences + sequence, params.words, drafts, idx},
             sequence,
             idx,
@@ -36,6 +44,18 @@ DEVICE Place place_of(const SampleParams& params, uint32_t sequence, uint32_t id
             params.scores + row * params.vocab,
             weights,
             params.vocab};
+}
+
+// Whether anybody wants to know what follows here.
+DEVICE bool is_active(const SampleParams& params, uint32_t sequence, uint32_t idx) {
+    const StepSequence& s = params.sequences[sequence];
+    if (params.pass == VERIFY) {
+        return s.len > 0 && idx <= num_drafted(params.drafting, sequence, params.max_drafts);
+    }
+    if (params.pass > 0) {
+        return params.drafting[sequence].is_going != 0;
+    }
+    return s.len > 0 && s.num_fed > 0 && minimum(s.draft_len, params.max_drafts) > 0;
 }
 
 // The likeliest of tokens `first` to `end`; NO_TOKEN where there are none but NaN and negative infinity.
@@ -129,14 +149,18 @@ struct Remainder {
         if (!is_less || weight == 0.0f) {
             return weight;
         }
+        if (q.of.certain != NO_TOKEN) {
+            return id == q.of.certain ? 0.0f : weight;
+        }
         return static_cast<float>(maximum(p(id) - q(id), 0.0));
     }
 };
 
-// Rejection sampling of one draft. Strict, with a coin above 0: a token that the target excludes is never kept.
-DEVICE bool keeps(const Place& place, const Probabilities& p, const Probabilities& q, uint32_t token) {
+// Rejection sampling of one draft. Strict, with a coin above 0: a token that the target excludes is never
+// kept.
+DEVICE bool keeps(const Place& place, const Remainder& left, uint32_t token) {
     const Noise noise = {place.context.sequence->key, place.context.position(), COIN_LANE};
-    return log(p(token)) > log(uniform(noise, 0)) + log(q(token));
+    return log(left.p(token)) > log(uniform(noise, 0)) + log(left.q(token));
 }
 
 DEVICE uint32_t draw(const Place& place, Remainder left, uint32_t lane, BlockScratch& scratch) {
@@ -153,9 +177,10 @@ DEVICE uint32_t draw(const Place& place, Remainder left, uint32_t lane, BlockScr
     return token;
 }
 
-// Whether the next position is drafted, which is settled before its token is drawn, or q would be biased.
-DEVICE void finish_draft(const SampleParams& params, const Place& place, const Distribution& q,
-                         uint32_t token, BlockScratch& scratch) {
+// Adds a token to the draft. Whether the next position is drafted is settled before its token is drawn, or q
+// would be biased.
+DEVICE void extend(const SampleParams& params, const Place& place, const Distribution& q,
+                   uint32_t token, BlockScratch& scratch) {
     const StepSequence& s = *place.context.sequence;
     Drafting& drafting = params.drafting[place.sequence];
     float likelihood = place.idx == 0 ? 1.0f : drafting.likelihood;
@@ -167,23 +192,23 @@ DEVICE void finish_draft(const SampleParams& params, const Place& place, const D
     // All threads have read the state.
     barrier_all();
     if (thread_index() == 0) {
-        const uint32_t idx = place.sequence * params.max_drafts + place.idx;
+        const uint64_t idx = draft_place(params, place.sequence, place.idx);
         params.drafts[idx] = token;
         params.draft_distributions[idx] = q;
         drafting = {place.idx + 1, goes_on ? 1u : 0u, likelihood, 0};
     }
 }
 
-DEVICE bool is_drafting(const SampleParams& params, uint32_t sequence) {
-    if (params.pass > 0) {
-        return params.drafting[sequence].is_going != 0;
+// The draft that follows a row of the target, or NO_TOKEN.
+DEVICE uint32_t next_draft(const SampleParams& params, uint32_t sequence, uint32_t idx) {
+    const bool has_one = idx < num_drafted(params.drafting, sequence, params.max_drafts);
+    return has_one ? params.drafts[draft_place(params, sequence, idx)] : NO_TOKEN;
+}
+
+DEVICE void settle(const SampleParams& params, uint32_t token, bool is_kept) {
+    if (thread_index() == 0) {
+        params.choices[block_index()] = {token, is_kept ? 1u : 0u};
     }
-    const StepSequence& s = params.sequences[sequence];
-    const bool begins = s.len > 0 && s.num_fed > 0 && minimum(s.draft_len, params.max_drafts) > 0;
-    if (!begins && thread_index() == 0) {
-        params.drafting[sequence] = {s.num_given, 0, 0.0f, 0};
-    }
-    return begins;
 }
 
 static_assert(sizeof(RowScratch) <= SAMPLE_SHARED_BYTES, "a block's shared memory holds it");
@@ -197,33 +222,33 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     const uint32_t rows = verifies ? p.max_drafts + 1 : 1;
     const uint32_t sequence = block_index() / rows;
     const uint32_t idx = verifies ? block_index() % rows : p.pass;
-    const uint32_t drafted = verifies ? num_drafted(p.drafting, sequence, p.max_drafts) : 0;
-    const StepSequence& s = p.sequences[sequence];
-    if (verifies ? s.len == 0 || idx > drafted : !is_drafting(p, sequence)) {
+    if (!is_active(p, sequence, idx)) {
+        // Later passes go by what the first one says.
+        if (p.pass == 0 && thread_index() == 0) {
+            p.drafting[sequence] = {p.sequences[sequence].num_given, 0, 0.0f, 0};
+        }
         return;
     }
     const Place place = place_of(p, sequence, idx);
     const Distribution dist = distribution(place, scratch);
     const Probabilities own = {dist, place.weights, place.vocab};
     Remainder left = {own, own, false};
-    const uint64_t draft = static_cast<uint64_t>(sequence) * p.max_drafts + idx;
-    const bool has_draft = idx < drafted;
-    if (has_draft && s.coupling == INDEPENDENT) {
-        const float* weights = p.draft_weights + draft * p.draft_vocab;
-        left = {own, {p.draft_distributions[draft], weights, p.draft_vocab}, true};
-        if (keeps(place, own, left.q, p.drafts[draft])) {
-            if (thread_index() == 0) {
-                p.choices[block_index()] = {p.drafts[draft], 1};
-            }
+    const uint32_t coupling = p.sequences[sequence].coupling;
+    const uint32_t draft = verifies ? next_draft(p, sequence, idx) : NO_TOKEN;
+    if (draft != NO_TOKEN && coupling == INDEPENDENT) {
+        left.q = {p.draft_distributions[draft_place(p, sequence, idx)],
+                  draft_weights(p, sequence, idx), p.draft_vocab};
+        left.is_less = true;
+        if (keeps(place, left, draft)) {
+            settle(p, draft, true);
             return;
         }
     }
-    const uint32_t lane = verifies || s.coupling == PATH ? TARGET_LANE : DRAFT_LANE;
+    const uint32_t lane = verifies || coupling == PATH ? TARGET_LANE : DRAFT_LANE;
     const uint32_t token = draw(place, left, lane, scratch.block);
-    if (!verifies) {
-        finish_draft(p, place, dist, token, scratch.block);
-    } else if (thread_index() == 0) {
-        const bool follows = has_draft && s.coupling == PATH && token == p.drafts[draft];
-        p.choices[block_index()] = {token, follows ? 1u : 0u};
+    if (verifies) {
+        settle(p, token, coupling == PATH && token == draft);
+    } else {
+        extend(p, place, dist, token, scratch.block);
     }
 }

@@ -29,35 +29,40 @@ static_assert(sizeof(Span) == 8, "as on the host");
 
 // One sequence of a step; `len` 0 is an unused place.
 struct StepSequence {
-    uint64_t key;             // of the noise
-    uint32_t len;             // known tokens: the prompt, then what was generated
-    uint32_t num_fed;         // so many of the last known tokens go through the drafter: at most MAX_FED, 0 if
-                              // it is not kept in step or does not run at all
+    uint64_t key;  // of the noise
+    uint32_t len;  // known tokens: the prompt, then what was generated
+    // So many of the last known tokens go through the drafter: at most MAX_FED, 0 if it is not kept in step
+    // or does not run at all.
+    uint32_t num_fed;
     uint32_t last[MAX_FED];   // the last known tokens, in order; the very last one is always given
     uint32_t draft_computed;  // reported as it is where num_fed is 0
     uint32_t draft_len;       // drafts at most
-    float min_confidence;     // drafting goes on while the draft is held to be this likely; 0 is always
+    float min_confidence;     // drafting goes on while the draft is held to be so likely; 0 is always
     uint32_t coupling;        // PATH or INDEPENDENT
     uint32_t prompt_len;
-    uint32_t min_tokens;      // end tokens are banned before so many were generated
-    float temperature;        // 0 is greedy
-    uint32_t top_k;           // 0 keeps all
-    float top_p;              // 1 keeps all
-    float min_p;              // 0 keeps all
-    float repetition_penalty; // 1 is off
+    uint32_t min_tokens;  // end tokens are banned before so many were generated
+    float temperature;    // 0 is greedy
+    uint32_t top_k;       // 0 keeps all
+    float top_p;          // 1 keeps all
+    float min_p;          // 0 keeps all
+    float repetition_penalty;  // 1 is off
     float presence_penalty;
     float frequency_penalty;
-    uint32_t num_given;       // drafts that the host has written, with a Drafting that counts them and a certain
-                              // Distribution each; then draft_len is 0
-    Span history;     // the newest known tokens: all of them for a penalty, for bad words as many as the longest
-                      // has before its last, else none
-    Span biases;      // token and bits of the bias in turns; `count` pairs, stably sorted by token
-    Span bad_words;   // `count` + 1 indices of words: entry i is the tokens from the i-th index to the next
+    // Drafts that the host has written, with a Drafting that counts them and a certain Distribution each;
+    // then draft_len is 0.
+    uint32_t num_given;
+    // The newest known tokens: all of them for a penalty, for bad words as many as the longest has before
+    // its last, else none.
+    Span history;
+    Span biases;  // token and bits of the bias in turns; `count` pairs, stably sorted by token
+    // `count` + 1 indices of words: entry i is the tokens from the i-th index to the next.
+    Span bad_words;
     Span end_tokens;  // what min_tokens bans
 };
 static_assert(sizeof(StepSequence) == 112, "as on the host");
 
-// How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the host.
+// How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the
+// host where drafts are given.
 struct Drafting {
     uint32_t num_drafted;
     uint32_t is_going;  // whether the next position is drafted
@@ -87,7 +92,7 @@ struct StepResult {
     uint32_t num_tokens;  // accepted drafts and one more; 0 in an unused place
     uint32_t drafted;
     uint32_t accepted;
-    uint32_t draft_computed;
+    uint32_t draft_computed;  // positions whose drafter KV is valid
 };
 static_assert(sizeof(StepResult) == 16, "as on the host");
 
@@ -112,21 +117,22 @@ static_assert(sizeof(RowsParams) == 72, "as on the host");
 // One block a row of logits: a sequence each when drafting, max_drafts + 1 each for the target.
 struct SampleParams {
     const StepSequence* sequences;
-    const uint32_t* words;          // what the Spans point into
-    const float* logits;            // [row][logits_stride]
-    const Best* best;               // [row][tiles of 64 logits]
-    float* scores;                  // [row][vocab], scratch
-    float* draft_weights;           // [sequence][max_drafts][draft_vocab]: written in DRAFT passes, read by VERIFY
-    Distribution* draft_distributions;  // [sequence][max_drafts]
-    float* target_weights;          // [row][vocab], scratch of VERIFY
+    const uint32_t* words;  // what the Spans point into
+    const float* logits;    // [row][logits_stride]
+    const Best* best;       // [row][tiles of 64 logits]
+    float* scores;          // [row][vocab], scratch
+    // [sequence][max_drafts][draft_vocab] and [sequence][max_drafts]: from the drafter's passes to VERIFY.
+    float* draft_weights;
+    Distribution* draft_distributions;
+    float* target_weights;  // [row][vocab], scratch of VERIFY
     Drafting* drafting;
-    uint32_t* drafts;               // [sequence][max_drafts]
-    Choice* choices;                // [sequence][max_drafts + 1], written by VERIFY
+    uint32_t* drafts;  // [sequence][max_drafts]
+    Choice* choices;   // [sequence][max_drafts + 1], written by VERIFY
     uint32_t pass;
     uint32_t max_drafts;
-    uint32_t vocab;                 // tokens of this pass's distributions: draft_vocab when drafting
-    uint32_t draft_vocab;           // tokens that both models have
-    uint32_t logits_stride;         // outputs of the head
+    uint32_t vocab;        // tokens of this pass's distributions: draft_vocab when drafting
+    uint32_t draft_vocab;  // tokens that both models have
+    uint32_t logits_stride;  // outputs of the head
     uint32_t unused;
 };
 static_assert(sizeof(SampleParams) == 112, "as on the host");

@@ -136,7 +136,8 @@ DEVICE double weigh(const float* scores, uint32_t vocab, const Cut& cut, float t
 }
 
 // Drops weights that `cut` does not keep or that are below `least`; returns the new total.
-DEVICE double narrow(float* weights, uint32_t vocab, const Cut& cut, float least, BlockScratch& scratch) {
+DEVICE double narrow(float* weights, uint32_t vocab, const Cut& cut, float least,
+                     BlockScratch& scratch) {
     double total = 0.0;
     for (uint32_t id = thread_index(); id < vocab; id += num_threads()) {
         float weight = weights[id];

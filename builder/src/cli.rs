@@ -67,11 +67,12 @@ pub enum Command {
 /// What goes into a model folder.
 #[derive(Clone, Debug, Args)]
 pub struct ModelArgs {
-    /// The model whose text is served: a Hugging Face folder or a GGUF file.
-    #[arg(long, value_name = "DIR|FILE.gguf")]
+    /// The model whose text is served: a Hugging Face folder, a GGUF file, or random weights in the shape of
+    /// llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b or of a config.json, for measurements.
+    #[arg(long, value_name = "DIR|FILE.gguf|random:NAME[@SEED]")]
     pub target: PathBuf,
     /// Where draft tokens come from: a second model, `ngram`, or `none`.
-    #[arg(long, value_name = "DIR|FILE.gguf|ngram|none", default_value = "none")]
+    #[arg(long, value_name = "DIR|FILE.gguf|random:NAME|ngram|none", default_value = "none")]
     pub draft: DraftSource,
     /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
     #[arg(long)]

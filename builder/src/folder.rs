@@ -49,6 +49,9 @@ pub fn build(args: &BuildArgs) -> Result<()> {
     let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
         let mut manifest = plan.manifest(checkpoint, role, &tokenizer);
         manifest.builder = kernels.built_by(&manifest.builder);
+        if let (Device::Cuda { archs, .. }, false) = (&plan.device, args.quiet) {
+            eprintln!("{file}: compiling kernels for {}", archs.join(", "));
+        }
         let code = kernels.compile(&manifest)?;
         let lengths = code.iter().map(|code| (code.section.clone(), code.cubin.len() as u64));
         let path = staging.path().join(file);

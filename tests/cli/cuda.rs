@@ -3,8 +3,9 @@
 use super::support::{
     Checkpoint, build_args, command, misused, names_in, refused, spec_build, succeeds,
 };
-use spec_build::cuda::{Compiler, Places};
+use spec_build::cuda::Compiler;
 use spec_core::engine::{Engine, SectionKind};
+use spec_core::exec::cuda::Places;
 use std::fs;
 use std::path::Path;
 
@@ -136,6 +137,36 @@ fn what_the_kernels_do_not_take_is_refused_by_build_and_plan_alike() {
         refused(&[&plan[..], &options].concat(), parts);
     }
     assert_eq!(names_in(dir.path()), ["target"]);
+}
+
+#[test]
+fn made_up_models_are_built_planned_and_run() {
+    let dir = tempfile::tempdir().unwrap();
+    Checkpoint::for_gpu(1).write(dir.path());
+    let config = dir.path().join("config.json");
+    let target = format!("random:{}", config.display());
+    let draft = format!("random:{}@1", config.display());
+    let build = |name: &str, options: &[&str]| {
+        let output = dir.path().join(name);
+        let options = [&["--draft", &draft, "--max-draft-len", "2"], options].concat();
+        succeeds(&build_args(Path::new(&target), &output, &options));
+        output
+    };
+    let (one, two) = (build("one", &[]), build("two", &[]));
+    for file in ["target.engine", "draft.engine", "tokenizer.json"] {
+        let bytes = |model: &Path| fs::read(model.join("1").join(file)).unwrap();
+        assert!(bytes(&one) == bytes(&two), "{file} differs from build to build");
+    }
+    let line = succeeds(&["verify".as_ref(), one.as_os_str()]);
+    assert!(line.contains("8 greedy tokens are the same with draft length 0 and 2"), "{line}");
+    if has_nvrtc() {
+        build("gpu", &["--device", "cuda:sm_90a"]);
+    }
+    let args = ["plan", "--target", "random:llama-3.1-70b", "--device", "cuda:sm_90a"];
+    let text = succeeds(&args);
+    // 80 layers, 8 key heads of 128, keys and values of 2 bytes.
+    assert!(text.contains("320.00 KiB"), "{text}");
+    refused(&["plan", "--target", "random:nothing"], &["`nothing` is neither one of llama-3.2-1b"]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Compiled kernels and their instructions.
 
-use spec_build::cuda::{Cache, Compiler, Places};
+use spec_build::cuda::{Cache, Compiler};
+use spec_core::exec::cuda::Places;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

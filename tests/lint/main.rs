@@ -9,7 +9,7 @@ mod kernels;
 mod rules;
 
 use code::{Listing, compiler, disassembler, in_parallel};
-use spec_build::cuda::{Compiler, Cubin, Kernel};
+use spec_build::cuda::{Compiler, Cubin};
 use spec_kernels::{ARCHS, SOURCES, Variant};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;

@@ -84,7 +84,7 @@ pub(crate) fn check_instructions(variant: &Variant, arch: &str, listing: &Listin
     let missing = present.into_iter().filter(|operation| listing.count(operation) == 0);
     let surplus = absent.into_iter().filter(|operation| listing.count(operation) > 0);
     let mut complaints: Vec<String> = missing.map(|operation| format!("no {operation}")).collect();
-    complaints.extend(surplus.map(|operation| format!("{operation}")));
+    complaints.extend(surplus.map(String::from));
     complaints.extend(listing.names().filter(|name| adds_floats(name)).map(String::from));
     let is_fp8 = ["WEIGHT", "KV"].iter().any(|name| is_defined(variant, name, "FP8"));
     if is_fp8

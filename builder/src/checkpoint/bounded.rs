@@ -29,6 +29,11 @@ pub(super) struct Object {
 }
 
 impl Object {
+    /// A configuration that is no file.
+    pub(super) fn new(place: &str, fields: Map<String, Value>) -> Self {
+        Self { place: place.into(), fields }
+    }
+
     /// Reads a configuration file.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let fields = serde_json::from_slice(&read(path, MAX_CONFIG)?)

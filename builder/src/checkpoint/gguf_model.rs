@@ -7,7 +7,7 @@ use super::gguf::{Gguf, Stored};
 use super::gguf_fields::Fields;
 use super::gguf_metadata::GgufMetadata;
 use super::names::{self, Role};
-use super::tensor::{RowOrder, Tensor};
+use super::tensor::{RowOrder, Source, Tensor};
 use super::{Checkpoint, TokenizerFiles, TokenizerSource};
 use anyhow::{Context, Result, bail, ensure};
 use spec_core::model::{Family, ModelConfig, RopeScaling};
@@ -85,8 +85,7 @@ fn take(
         RowOrder::Plain
     };
     Ok(Tensor {
-        file: gguf.file.clone(),
-        offset: stored.offset,
+        source: Source::File { file: gguf.file.clone(), offset: stored.offset },
         shape: stored.shape,
         encoding: stored.encoding,
         order,
@@ -164,8 +163,7 @@ fn rope_factor_scaling(
     );
     let mut found = vec![0.0; half];
     let tensor = Tensor {
-        file: gguf.file.clone(),
-        offset: stored.offset,
+        source: Source::File { file: gguf.file.clone(), offset: stored.offset },
         shape: stored.shape.clone(),
         encoding: stored.encoding,
         order: RowOrder::Plain,

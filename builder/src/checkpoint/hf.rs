@@ -5,7 +5,7 @@ use super::bounded::{self, Object};
 use super::encoding::Encoding;
 use super::fp8::{self, Quantization};
 use super::safetensors::{self, Stored};
-use super::tensor::{RowOrder, Tensor};
+use super::tensor::{RowOrder, Source, Tensor};
 use super::{Checkpoint, TokenizerFiles, TokenizerSource, hf_config, names};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -81,8 +81,7 @@ fn tensor(stored: Stored) -> Result<Tensor> {
         bail!("dtype {} is not supported: expected BF16, F16, F32, F8_E4M3 or I8", stored.dtype);
     };
     Ok(Tensor {
-        file: stored.file,
-        offset: stored.offset,
+        source: Source::File { file: stored.file, offset: stored.offset },
         shape: stored.shape,
         encoding,
         order: RowOrder::Plain,

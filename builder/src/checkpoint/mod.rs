@@ -1,4 +1,4 @@
-//! A checkpoint as input: a Hugging Face folder or a GGUF file, read alike. Opening reads headers
+//! A checkpoint as input: a Hugging Face folder, a GGUF file, or one that is made up, read alike. Opening reads headers
 //! only and checks that every tensor the model needs is there with its shape and nothing else is;
 //! after that, rows of any tensor can be read as f32 from any thread, in memory bounded by the range.
 
@@ -15,6 +15,7 @@ mod hf;
 mod hf_config;
 mod kquant;
 pub mod names;
+mod random;
 mod safetensors;
 mod tensor;
 #[cfg(test)]
@@ -65,7 +66,7 @@ pub struct Generation {
 pub enum TokenizerSource {
     /// Files of a Hugging Face folder, or beside a GGUF file.
     Files(TokenizerFiles),
-    /// The metadata of a GGUF file.
+    /// The metadata of a GGUF file, or what it would be.
     Gguf(Box<GgufMetadata>),
 }
 
@@ -95,8 +96,11 @@ impl TokenizerFiles {
 }
 
 impl Checkpoint {
-    /// Opens a Hugging Face folder or a GGUF file.
+    /// Opens a Hugging Face folder or a GGUF file, or makes one up: `random:NAME`.
     pub fn open(path: &Path) -> Result<Self> {
+        if let Some(name) = random::name(path) {
+            return random::open(name).with_context(|| format!("checkpoint {}", path.display()));
+        }
         let opened = match fs::metadata(path) {
             Err(error) => Err(error.into()),
             Ok(metadata) if metadata.is_dir() => hf::open(path),

@@ -1,8 +1,9 @@
-//! A tensor in a file: where its bytes are, how they are encoded, and reading any range of its rows
+//! A tensor: where its bytes are, how they are encoded, and reading any range of its rows
 //! as f32. A row is everything under one index of the first dimension, so a vector of n values has n
 //! rows of one value. Reads go by position and need a staging buffer of at most one row or 256 KiB.
 
 use super::encoding::Encoding;
+use super::random;
 use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::ops::Range;
@@ -62,11 +63,24 @@ pub(super) struct Scale {
     pub(super) values: Box<Tensor>,
 }
 
+/// Where the encoded bytes come from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    File {
+        file: Arc<File>,
+        /// Where in the file they start.
+        offset: u64,
+    },
+    /// Made up from a seed: e4m3.
+    Random(u64),
+    /// One value everywhere: f32.
+    Constant(f32),
+}
+
 /// A tensor of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    pub(super) file: Arc<File>,
-    pub(super) offset: u64,
+    pub(super) source: Source,
     pub(super) shape: Vec<usize>,
     pub(super) encoding: Encoding,
     pub(super) order: RowOrder,
@@ -136,10 +150,20 @@ impl Tensor {
     }
 
     fn read_at(&self, stored_row: usize, out: &mut [u8]) -> Result<()> {
-        let offset = self.offset + stored_row as u64 * self.row_bytes() as u64;
-        let reading = || format!("reading {} bytes at {offset}", out.len());
-        let context = reading();
-        self.file.read_exact_at(out, offset).context(context)
+        let start = stored_row as u64 * self.row_bytes() as u64;
+        match &self.source {
+            Source::File { file, offset } => {
+                let offset = offset + start;
+                let context = format!("reading {} bytes at {offset}", out.len());
+                file.read_exact_at(out, offset).context(context)?;
+            }
+            Source::Random(seed) => random::fill(*seed, start, out),
+            Source::Constant(value) => {
+                let (values, _) = out.as_chunks_mut();
+                values.fill(value.to_le_bytes());
+            }
+        }
+        Ok(())
     }
 
     /// Refuses a range outside the tensor, or a buffer that is not the range's.

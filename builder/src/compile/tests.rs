@@ -176,6 +176,24 @@ fn biases_follow_their_rows_and_norms_stay_as_they_are() {
 }
 
 #[test]
+fn weights_that_are_fp8_already_are_kept_bit_for_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    qwen(128).write(dir.path());
+    let made_up = format!("random:{}", dir.path().display());
+    let checkpoint = Checkpoint::open(std::path::Path::new(&made_up)).unwrap();
+    let engine = engine(&checkpoint, Dtype::Fp8, dir.path());
+    let scales = engine.floats("layers.0.qkv.scale");
+    for (place, (name, row)) in qkv_rows(128).into_iter().enumerate() {
+        let name = format!("model.layers.0.self_attn.{name}_proj.weight");
+        let (mut expected, mut found) = ([0.0; 64], [0.0; 64]);
+        checkpoint.read_rows(&name, row..row + 1, &mut expected).unwrap();
+        let image = engine.section("layers.0.qkv");
+        unpack_row(Dtype::Fp8, image, 64, place, Some(scales[place]), &mut found);
+        assert_eq!(found, expected, "{name} {row}");
+    }
+}
+
+#[test]
 fn weights_beyond_half_precision_are_refused_with_a_format_that_the_device_has() {
     let dir = tempfile::tempdir().unwrap();
     let mut folder = qwen(64);

@@ -46,6 +46,10 @@ fn ring(variant: &str, run: Runner, schedule: &Schedule) -> Result<bool, String>
 
 /// Whether a chain of overlapping launches counts right.
 fn shift(run: Runner, schedule: &Schedule) -> Result<bool, String> {
+    chain(run, schedule, true)
+}
+
+fn chain(run: Runner, schedule: &Schedule, overlap: bool) -> Result<bool, String> {
     const BLOCKS: usize = 3;
     const LAUNCHES: usize = 6;
     let arena = Arena::new(1 << 20);
@@ -61,7 +65,7 @@ fn shift(run: Runner, schedule: &Schedule) -> Result<bool, String> {
             block: 64,
             shared_bytes: 256,
             params,
-            overlap: true,
+            overlap,
             max_resident: 2,
         })
         .collect();
@@ -75,25 +79,27 @@ fn shift(run: Runner, schedule: &Schedule) -> Result<bool, String> {
     Ok(read_words(&arena, buffers[LAUNCHES % 2], start.len()) == expected)
 }
 
-/// Whether the last block sees all parts.
+/// Whether the last block sees all parts, in two launches that share the counter: the second must find
+/// it as the first has left it, and so must not begin before.
 fn handover(run: Runner, schedule: &Schedule) -> Result<bool, String> {
     const BLOCKS: u32 = 5;
     let arena = Arena::new(1 << 20);
-    let sums = arena.alloc(256);
     let arrivals = arena.put(&words(&[0]));
-    let params = longs(&[arena.alloc(BLOCKS as usize * 256), arrivals, sums]);
-    let launch = Launch {
+    let sums = [arena.alloc(256), arena.alloc(256)];
+    let params = sums.map(|sums| longs(&[arena.alloc(BLOCKS as usize * 256), arrivals, sums]));
+    let launches = params.each_ref().map(|params| Launch {
         variant: "handover",
         grid: BLOCKS,
         block: 64,
         shared_bytes: 16,
-        params: &params,
+        params,
         ..Launch::default()
-    };
-    run(&arena, &[launch], schedule)?;
+    });
+    run(&arena, &launches, schedule)?;
     let total: u32 = (0..BLOCKS).sum();
     let expected: Vec<u32> = (0..64).map(|i| ((total * i) as f32).to_bits()).collect();
-    Ok(read_words(&arena, sums, 64) == expected && read_words(&arena, arrivals, 1) == [0])
+    let right = sums.iter().all(|sums| read_words(&arena, *sums, 64) == expected);
+    Ok(right && read_words(&arena, arrivals, 1) == [0])
 }
 
 #[test]
@@ -109,6 +115,19 @@ fn a_ring_gives_the_same_sums_under_every_schedule() {
 fn overlapping_launches_see_what_the_one_before_wrote() {
     for schedule in (0..SEEDS).map(Schedule::seeded).chain(all_landings()) {
         assert_eq!(shift(&here, &schedule), Ok(true), "{schedule:?}");
+    }
+}
+
+#[test]
+fn launches_that_do_not_overlap_need_no_wait() {
+    let without = Mutation { file: "shift.cu", text: "    grid_wait();\n", replacement: "" };
+    let options = Options { mutation: Some(without), ..Options::default() };
+    let program = Program::build(&["shift"], &options).unwrap();
+    let run = |arena: &Arena, launches: &[Launch], schedule: &Schedule| {
+        program.run(arena, launches, schedule)
+    };
+    for schedule in (0..20).map(Schedule::seeded) {
+        assert_eq!(chain(&run, &schedule, false), Ok(true), "{schedule:?}");
     }
 }
 

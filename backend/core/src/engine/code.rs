@@ -85,10 +85,11 @@ impl Kernels<'_> {
         (self.precision.weights == Dtype::Fp8).then(|| Variant::plain("quantise"))
     }
 
-    /// The attention.
-    pub fn attention(&self) -> Variant {
+    /// The attention, in narrow tiles and in wide ones.
+    pub fn attention(&self) -> [Variant; 2] {
+        let (kv, head_dim) = (format(self.precision.kv), self.model.head_dim);
         let group = self.model.num_heads / self.model.num_kv_heads;
-        Variant::attention(format(self.precision.kv), self.model.head_dim, group)
+        [Variant::attention(kv, head_dim, group), Variant::attention_wide(kv, head_dim, group)]
     }
 }
 
@@ -99,7 +100,8 @@ pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Varian
     for matrix in Matrix::ALL {
         variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(matrix, rows)));
     }
-    variants.extend([kernels.rope(), kernels.attention()]);
+    variants.push(kernels.rope());
+    variants.extend(kernels.attention());
     variants.extend(["rows", "sample", "accept"].map(Variant::plain));
     variants.extend([kernels.unpack(), Variant::plain("normalise")]);
     variants.extend(kernels.quantise());
@@ -171,7 +173,7 @@ mod tests {
     #[test]
     fn every_matrix_has_its_kernel_for_every_number_of_rows() {
         let names = names(&small_llama());
-        assert_eq!(names.len(), 1 + 5 * 3 + 2 + 3 + 5);
+        assert_eq!(names.len(), 1 + 5 * 3 + 3 + 3 + 5);
         for name in [
             "embed.WEIGHT=FP16",
             "gemm.WEIGHT=FP8.ROWS=8.EPILOGUE=QKV.HEAD_DIM=64.SHAPE_N=512.SHAPE_K=96",
@@ -181,6 +183,7 @@ mod tests {
             "gemm.WEIGHT=FP16.ROWS=8.EPILOGUE=HEAD.SHAPE_N=100.SHAPE_K=96",
             "rope.KV=FP16.HEAD_DIM=64",
             "attention.KV=FP16.HEAD_DIM=64.GROUP=2",
+            "attention.KV=FP16.HEAD_DIM=64.GROUP=2.TILE_ROWS=64",
             "unpack.WEIGHT=FP8",
             "normalise",
             "quantise",
@@ -205,6 +208,6 @@ mod tests {
     #[test]
     fn matrices_of_one_shape_share_their_kernel() {
         let names = names(&ModelConfig { intermediate_size: 256, ..small_llama() });
-        assert_eq!(names.len(), 1 + 4 * 3 + 2 + 3 + 5);
+        assert_eq!(names.len(), 1 + 4 * 3 + 3 + 3 + 5);
     }
 }

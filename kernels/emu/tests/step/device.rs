@@ -1,6 +1,7 @@
 //! The kernels of a step on the emulator. The models stand in for the layers: they are fed what the tables of
 //! rows say, and what they answer stands where the head would have written it.
 
+use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
 use spec_core::exec::cuda::plain::{Plain, bytes_of, bytes_of_mut};
@@ -87,7 +88,7 @@ struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    fn new(world: &'a World, run: Run<'a>, input: &StepInput) -> Self {
+    fn new(world: &'a World, run: Run<'a>, input: &StepInput, given: &Given) -> Self {
         let arena = Arena::new(1 << 30);
         let places = input.sequences.len();
         let num_drafts = places * world.max_drafts;
@@ -97,10 +98,10 @@ impl<'a> Device<'a> {
             places,
             sequences: arena.put(bytes_of(&input.sequences)),
             words: arena.put(bytes_of(&input.words)),
-            drafting: arena.alloc(places * size_of::<Drafting>()),
-            drafts: arena.alloc(4 * num_drafts),
+            drafting: arena.put(bytes_of(&given.drafting)),
+            drafts: arena.put(bytes_of(&given.drafts)),
             draft_weights: arena.alloc(4 * num_drafts * world.shared_vocab()),
-            draft_distributions: arena.alloc(num_drafts * size_of::<Distribution>()),
+            draft_distributions: arena.put(bytes_of(&given.distributions)),
             choices: arena.alloc((places + num_drafts) * size_of::<Choice>()),
             results: arena.alloc(places * size_of::<StepResult>()),
             tokens: arena.alloc(4 * (places + num_drafts)),
@@ -271,7 +272,7 @@ impl<'a> Device<'a> {
     /// All kernels of a step, in order.
     fn step(&self, sequences: &[Sequence]) -> Result<Vec<Outcome>, String> {
         let (mut fed_target, mut fed_drafter) = fed(self.world, sequences);
-        let passes: Vec<u32> = (0..self.world.max_drafts as u32).chain([VERIFY]).collect();
+        let passes = self.passes();
         let mut tables = self.tables(passes[0]);
         self.launch(&[self.rows(&tables)])?;
         for (&pass, &next) in passes.iter().zip(&passes[1..]) {
@@ -282,6 +283,34 @@ impl<'a> Device<'a> {
         let logits = self.forward(&self.world.target, &mut fed_target, &tables)?;
         self.launch(&[self.sample(VERIFY, &logits), self.accept()])?;
         self.outcomes()
+    }
+
+    /// The same if no pass has to wait for what the models say of the tokens.
+    fn step_at_once(&self, sequences: &[Sequence]) -> Result<Vec<Outcome>, String> {
+        let mut jobs = Vec::new();
+        for pass in self.passes() {
+            let (model, rows) = match pass {
+                VERIFY => (&self.world.target, self.world.max_drafts + 1),
+                _ => (&self.world.drafter, 1),
+            };
+            let first = if pass == VERIFY { 0 } else { pass as usize };
+            let places = (0..self.places).flat_map(|place| (0..rows).map(move |row| (place, row)));
+            let logits: Vec<_> = places
+                .map(|(place, row)| {
+                    let sequence = sequences.get(place)?;
+                    Some(model(place, &vec![0; sequence.tokens.len() + first + row]))
+                })
+                .collect();
+            jobs.extend([self.rows(&self.tables(pass)), self.sample(pass, &logits)]);
+        }
+        jobs.push(self.accept());
+        self.launch(&jobs)?;
+        self.outcomes()
+    }
+
+    fn passes(&self) -> Vec<u32> {
+        let drafter = if self.world.drafting { self.world.max_drafts as u32 } else { 0 };
+        (0..drafter).chain([VERIFY]).collect()
     }
 
     fn outcomes(&self) -> Result<Vec<Outcome>, String> {
@@ -353,10 +382,13 @@ pub(crate) fn step(
         let entry = sequence.entry(idx);
         let unseen = entry.tokens.len() - entry.draft_computed;
         let num_fed = if entry.speculates { unseen } else { 0 };
-        input.push(&entry, num_fed, entry.draft_len, 0);
+        input.push(&entry, num_fed, entry.draft_len, entry.given.len());
     }
     input.pad(sequences.len() + run.unused);
-    let mut outcomes = Device::new(world, run, &input).step(sequences)?;
+    let given = Given::new(world, sequences, input.sequences.len());
+    let device = Device::new(world, run, &input, &given);
+    let step = if world.blind { Device::step_at_once } else { Device::step };
+    let mut outcomes = step(&device, sequences)?;
     let unused = outcomes.split_off(sequences.len());
     ensure(unused.iter().all(|place| *place == Outcome::default()), || format!("{unused:?}"))?;
     Ok(outcomes)

@@ -79,14 +79,15 @@ fn logit(kind: Kind, random: &mut Random) -> f32 {
     }
 }
 
-/// Logits that are a function of the salt and the tokens, of a kind that is one of the sequence; with `noise`
-/// of another salt added.
-fn hashed(salt: u64, vocab: usize, (other, noise): (u64, f32)) -> Model {
+/// Logits that are a function of the salt and the tokens (of how many they are, if it is blind), of a kind
+/// that is one of the sequence; with `noise` of another salt added.
+fn hashed(salt: u64, blind: bool, vocab: usize, (other, noise): (u64, f32)) -> Model {
     Arc::new(move |sequence, tokens| {
         let kind = KINDS[sequence % KINDS.len()];
         let hash = |salt: u64| {
-            let mut random = Random(salt ^ (sequence as u64) << 40);
-            tokens.iter().for_each(|&token| random = Random(random.bits() ^ u64::from(token)));
+            let mut random = Random(salt ^ (sequence as u64) << 40 ^ (tokens.len() as u64) << 20);
+            let seen = if blind { &[] } else { tokens };
+            seen.iter().for_each(|&token| random = Random(random.bits() ^ u64::from(token)));
             random
         };
         let (mut random, mut added) = (hash(salt), hash(other));
@@ -153,7 +154,10 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
         false => Coupling::Independent(random.bits()),
     };
     let end_tokens = (0..random.below(4)).map(|_| random.below(40) as u32).collect();
-    let speculates = world.max_drafts > 0 && !random.one_in(10);
+    let speculates = world.drafting && !random.one_in(10);
+    let is_given = world.max_drafts > 0 && random.one_in(if speculates { 6 } else { 2 });
+    let num_given = if is_given { random.below(world.max_drafts) + 1 } else { 0 };
+    let drafts = speculates && !is_given;
     Sequence {
         prompt_len,
         draft_computed: match speculates {
@@ -161,7 +165,8 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
             false => random.below(len),
         },
         speculates,
-        draft_len: if speculates { random.below(world.max_drafts + 3) } else { 0 },
+        draft_len: if drafts { random.below(world.max_drafts + 3) } else { 0 },
+        given: (0..num_given).map(|_| random.below(world.target_vocab) as u32).collect(),
         min_confidence: random.pick(&[0.0, 0.0, 0.0, 0.02, 0.3]),
         sampler: Sampler::new(params, coupling, end_tokens),
         tokens,
@@ -172,19 +177,23 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
 pub(crate) fn random_step(
     seed: u64,
     vocabs: &[(usize, usize)],
+    batch: usize,
     run: Run<'_>,
 ) -> Result<Tally, String> {
     let mut random = Random(seed);
     let (target_vocab, drafter_vocab) = random.pick(vocabs);
     let (noise, salt) = (random.pick(&[0.0, 0.5, 2.0]), random.bits());
+    let (max_drafts, blind) = (random.below(9), random.one_in(3));
     let world = World {
-        target: hashed(salt, target_vocab, (1, 0.0)),
+        target: hashed(salt, blind, target_vocab, (1, 0.0)),
         target_vocab,
-        drafter: hashed(salt, drafter_vocab, (2, noise)),
+        drafter: hashed(salt, blind, drafter_vocab, (2, noise)),
         drafter_vocab,
-        max_drafts: random.below(9),
+        max_drafts,
+        drafting: max_drafts > 0 && !random.one_in(6),
+        blind,
     };
-    let sequences: Vec<_> = (0..BATCH).map(|_| any_sequence(&mut random, &world)).collect();
+    let sequences: Vec<_> = (0..batch).map(|_| any_sequence(&mut random, &world)).collect();
     compare(&world, &sequences, run)
         .map_err(|e| format!("seed {seed}, vocabularies {target_vocab}, {drafter_vocab}: {e}"))
 }
@@ -193,7 +202,7 @@ pub(crate) fn random_step(
 fn random_steps(seeds: Range<u64>, vocabs: &[(usize, usize)], run: Run<'_>) -> Tally {
     let mut tally = Tally::default();
     for seed in seeds {
-        let more = random_step(seed, vocabs, run).unwrap();
+        let more = random_step(seed, vocabs, BATCH, run).unwrap();
         tally.sequences += more.sequences;
         tally.drafted += more.drafted;
         tally.accepted += more.accepted;

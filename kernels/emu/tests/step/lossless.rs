@@ -43,6 +43,8 @@ impl Pair {
             drafter: Arc::new(move |_, tokens| drafter(&tokens[PROMPT.len()..])),
             drafter_vocab: vocab,
             max_drafts: DRAFT_LEN,
+            drafting: true,
+            blind: false,
         }
     }
 

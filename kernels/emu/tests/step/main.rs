@@ -8,6 +8,8 @@ mod exact;
 #[allow(dead_code)] // the host's tests use all of it
 #[path = "../../../../backend/core/tests/lossless/game.rs"]
 mod game;
+mod given;
 mod host;
 mod lossless;
+mod mutation;
 mod world;

@@ -14,6 +14,10 @@ pub(crate) struct World {
     pub(crate) drafter: Model,
     pub(crate) drafter_vocab: usize,
     pub(crate) max_drafts: usize,
+    /// Whether the drafter's passes are part of the step.
+    pub(crate) drafting: bool,
+    /// Whether the models look at nothing but the number of tokens: then no kernel waits for them.
+    pub(crate) blind: bool,
 }
 
 impl World {
@@ -31,6 +35,8 @@ pub(crate) struct Sequence {
     pub(crate) draft_computed: usize,
     pub(crate) speculates: bool,
     pub(crate) draft_len: usize,
+    /// Drafts that came with the request.
+    pub(crate) given: Vec<u32>,
     pub(crate) min_confidence: f32,
     pub(crate) sampler: Sampler,
 }
@@ -44,6 +50,7 @@ impl Sequence {
             draft_computed: tokens.len() - 1,
             speculates: true,
             draft_len: 0,
+            given: Vec::new(),
             min_confidence: 0.0,
             sampler: Sampler::new(params.clone(), coupling, Vec::new()),
         }
@@ -59,7 +66,7 @@ impl Sequence {
             draft_computed: self.draft_computed,
             speculates: self.speculates,
             draft_len: self.draft_len,
-            given: &[],
+            given: &self.given,
             min_confidence: self.min_confidence,
             pages: &[],
             sampler: &self.sampler,

@@ -1,7 +1,7 @@
 //! The kernels of one model, loaded from its engine.
 
 use super::device::{Device, Kernel};
-use super::shape;
+use super::shape::{self, Tiling};
 use super::step_params::SAMPLE_SHARED_BYTES;
 use crate::Result;
 use crate::engine::{Engine, Kernels, Matrix, code_section};
@@ -19,8 +19,10 @@ pub(super) struct Code {
     pub(super) qkv: ByRows,
     /// Head norms and rotation, where the product does not rotate.
     pub(super) rope: Kernel,
-    /// Attention.
-    pub(super) attention: Kernel,
+    /// Attention, in narrow tiles.
+    attention: Kernel,
+    /// In wide ones.
+    attention_wide: Kernel,
     /// Output of the attention.
     pub(super) out: ByRows,
     /// Gate and up.
@@ -37,17 +39,29 @@ impl Code {
         let mut loader = Loader::new(engine, device)?;
         let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
         let kernels = Kernels { model, precision };
-        let attention = shape::attention_shared_bytes(precision.kv, model.head_dim);
+        let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
+        let [narrow, wide] = kernels.attention();
         Ok(Self {
             embed: loader.load(&kernels.embed(), 0)?,
             qkv: loader.by_rows(&kernels, Matrix::Qkv)?,
             rope: loader.load(&kernels.rope(), 0)?,
-            attention: loader.load(&kernels.attention(), attention)?,
+            attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
+            attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
             out: loader.by_rows(&kernels, Matrix::Out)?,
             gate_up: loader.by_rows(&kernels, Matrix::GateUp)?,
             down: loader.by_rows(&kernels, Matrix::Down)?,
             head: loader.by_rows(&kernels, Matrix::Head)?,
         })
+    }
+}
+
+impl Code {
+    /// Attention in tiles of this width.
+    pub(super) fn attention(&self, tiling: Tiling) -> Kernel {
+        match tiling {
+            Tiling::Narrow => self.attention,
+            Tiling::Wide => self.attention_wide,
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use super::kv;
 use super::many::{Many, ManyRows};
 use super::pass::Launches;
 use super::plain::bytes_of;
-use super::shape;
+use super::shape::Tiling;
 use super::tables::{Bounds, Tables, passes};
 use super::weights::Weights;
 use super::workspace::{Capacity, Workspace};
@@ -46,6 +46,8 @@ pub struct Pass {
     pub num_rows: usize,
     /// Places for tiles.
     pub num_tiles: usize,
+    /// Their width.
+    pub tiling: Tiling,
     /// Rows that want logits, the first entries of `logit_rows`.
     pub num_logits: usize,
     /// u32 `[sequences][max_pages]`.
@@ -132,9 +134,9 @@ impl Model {
 
     /// How large the tables of a pass may be.
     pub(super) fn bounds(&self) -> Bounds {
-        let group = self.config.num_heads / self.config.num_kv_heads;
         let Capacity { few: rows, many, sequences, .. } = self.capacity;
-        Bounds { rows, many, sequences, tile_rows: shape::tile_rows(group) }
+        let group = self.config.num_heads / self.config.num_kv_heads;
+        Bounds { rows, many, sequences, group }
     }
 
     /// Uploads the tables of a pass and runs it; does not wait.
@@ -147,6 +149,7 @@ impl Model {
         let pass = Pass {
             num_rows: tables.rows.len(),
             num_tiles: tables.tiles.len(),
+            tiling: tables.tiling,
             num_logits: tables.logit_rows.len(),
             pages: work.pages,
             max_pages: tables.max_pages,

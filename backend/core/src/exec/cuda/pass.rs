@@ -214,8 +214,10 @@ impl<'a> Launches<'a> {
             unused: 0,
         };
         let grid = model.num_sms * shape::ATTENTION_BLOCKS;
-        let shared_bytes = shape::attention_shared_bytes(model.precision.kv, model.config.head_dim);
-        self.push(model.code.attention, grid, shape::ATTENTION_THREADS, shared_bytes, params);
+        let tiling = self.pass.tiling;
+        let shared_bytes = tiling.shared_bytes(model.precision.kv, model.config.head_dim);
+        let kernel = model.code.attention(tiling);
+        self.push(kernel, grid, shape::ATTENTION_THREADS, shared_bytes, params);
     }
 
     pub(super) fn push<P: Plain>(

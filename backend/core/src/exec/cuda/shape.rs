@@ -7,8 +7,55 @@ use spec_kernels::{GEMM_ROWS, MAX_GROUP};
 /// Outputs in a tile of a matrix.
 pub const TILE_OUTPUTS: usize = 64;
 
-/// Packed query rows (rows times heads of a group) that attend together.
-pub const TILE_ROWS: usize = 16;
+/// How many packed query rows (rows times heads of a group) attend together. A row's bits are the same in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tiling {
+    /// 16: a few rows of each sequence.
+    Narrow,
+    /// 64 that share the pages which a block reads.
+    Wide,
+}
+
+impl Tiling {
+    /// What suits sequences that have up to `rows` rows each, for `group` query heads a key head.
+    pub fn of(rows: usize, group: usize) -> Self {
+        if rows > Self::Narrow.rows(group) { Self::Wide } else { Self::Narrow }
+    }
+
+    /// Packed rows of a tile.
+    pub fn packed_rows(self) -> usize {
+        match self {
+            Self::Narrow => 16,
+            Self::Wide => 64,
+        }
+    }
+
+    /// Query rows of a tile.
+    pub fn rows(self, group: usize) -> usize {
+        debug_assert!(group <= MAX_GROUP, "{group} heads share a key head");
+        self.packed_rows() / group
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, kv: Dtype, head_dim: usize) -> u32 {
+        let page = 2 * PAGE_TOKENS * head_dim * kv.bytes();
+        let (rings, stages) = match self {
+            Self::Narrow if page > 4096 => (4, 2),
+            Self::Narrow => (4, 4),
+            Self::Wide => (1, 4),
+        };
+        let sums = size_of::<f32>() * self.packed_rows() * (head_dim + 10);
+        (rings * (stages * page).max(sums) + PLAN_BYTES) as u32
+    }
+
+    /// f32 values of a tile's partial results in one split.
+    pub fn partial(self, head_dim: usize) -> usize {
+        self.packed_rows() * (head_dim + 2)
+    }
+}
+
+/// What an attention block notes about the tiles.
+const PLAN_BYTES: usize = 2068;
 
 /// Warps that multiply, and one that loads.
 pub const GEMM_THREADS: u32 = 9 * 32;
@@ -69,14 +116,8 @@ pub fn gemm_partials(grid: usize) -> usize {
     grid * 2 * TILE_OUTPUTS * GEMM_ROWS[GEMM_ROWS.len() - 1]
 }
 
-/// Query rows of a tile, for `group` query heads a key head.
-pub fn tile_rows(group: usize) -> usize {
-    debug_assert!(group <= MAX_GROUP, "{group} heads share a key head");
-    TILE_ROWS / group
-}
-
 /// Positions that one block attends to: a function of the engine alone, so that the sums of a row are split in the
-/// same places whatever else is in the batch. At most [`MAX_SPLITS`] of them cover a sequence.
+/// same places whatever else is in the batch. A bounded number of them covers a sequence.
 pub fn split_tokens(max_seq_len: usize) -> usize {
     max_seq_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_TOKENS).next_multiple_of(MIN_SPLIT_TOKENS)
 }
@@ -88,17 +129,5 @@ pub fn max_splits(max_seq_len: usize) -> usize {
 
 /// Bounds the workspace of long contexts.
 const MAX_SPLITS: usize = 16;
-/// Four pages for each warp.
-const MIN_SPLIT_TOKENS: usize = 256;
-
-/// Shared memory of an attention block.
-pub fn attention_shared_bytes(kv: Dtype, head_dim: usize) -> u32 {
-    let page = 2 * PAGE_TOKENS * head_dim * kv.bytes();
-    let stages = if page > 4096 { 2 } else { 4 };
-    (4 * stages * page + 8192) as u32
-}
-
-/// f32 values of a tile's partial results in one split.
-pub fn attention_partial(head_dim: usize) -> usize {
-    TILE_ROWS * (head_dim + 2)
-}
+/// Two pages for each warp.
+const MIN_SPLIT_TOKENS: usize = 128;

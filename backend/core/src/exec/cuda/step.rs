@@ -100,7 +100,9 @@ impl Steps {
         let mut words = 0;
         let takes = entries.iter().map(|entry| {
             words += StepInput::num_words(entry);
-            words <= MAX_WORDS && entry.sampler.params().logprobs.is_none()
+            // Without a drafter there is no room for drafts, and requests may bring some.
+            let has_room = words <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
+            has_room && entry.sampler.params().logprobs.is_none()
         });
         takes.collect()
     }

@@ -5,7 +5,6 @@ use super::step_params::{Choice, Distribution, Drafting, StepResult, StepSequenc
 use crate::Result;
 use crate::engine::{Limits, Manifest};
 use crate::pages::pages_for;
-use crate::runtime::MAX_GIVEN_LEN;
 
 /// Words for histories, biases and bad words of all sequences of a step; those that do not fit are decided about on
 /// the host.
@@ -32,7 +31,7 @@ impl StepCapacity {
         let Limits { max_batch_size, max_draft_len, max_seq_len, .. } = target.limits;
         Self {
             sequences: max_batch_size,
-            drafts: max_draft_len.max(MAX_GIVEN_LEN),
+            drafts: max_draft_len,
             max_pages: pages_for(max_seq_len),
             vocab_size: target.model.vocab_size,
             draft_vocab,

@@ -4,7 +4,7 @@ use super::code::StepCode;
 use super::device::{Kernel, Launch};
 use super::model::{Model, Pass};
 use super::plain::{Plain, bytes_of};
-use super::shape;
+use super::shape::Tiling;
 use super::step_buffers::StepBuffers;
 use super::step_params::{
     AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_THREADS,
@@ -58,12 +58,15 @@ impl Parts<'_> {
         launches: &mut Vec<Launch>,
     ) {
         let config = model.config();
-        let tile_rows = shape::tile_rows(config.num_heads / config.num_kv_heads);
+        let group = config.num_heads / config.num_kv_heads;
+        let tiling = Tiling::of(places, group);
+        let tile_rows = tiling.rows(group);
         let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
         launches.push(self.rows(model, shape, pass, tile_rows));
         launches.extend(model.pass(&Pass {
             num_rows: shape.sequences * places,
             num_tiles: shape.sequences * places.div_ceil(tile_rows),
+            tiling,
             num_logits,
             pages: self.buffers.pages,
             max_pages: self.max_pages,

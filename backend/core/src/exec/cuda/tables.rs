@@ -1,7 +1,7 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
-use super::shape;
+use super::shape::{self, Tiling};
 use crate::batch::Segment;
 use crate::pages::{PageId, pages_for};
 
@@ -14,8 +14,8 @@ pub(super) struct Bounds {
     pub many: Option<usize>,
     /// Sequences.
     pub sequences: usize,
-    /// Query rows of a tile.
-    pub tile_rows: usize,
+    /// Query heads of a key head.
+    pub group: usize,
 }
 
 impl Bounds {
@@ -29,7 +29,7 @@ impl Bounds {
 }
 
 /// The rows of one pass.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Tables {
     /// Whether a library multiplies.
     pub is_many: bool,
@@ -37,6 +37,8 @@ pub(super) struct Tables {
     pub rows: Vec<Row>,
     /// Rows of one sequence that attend together.
     pub tiles: Vec<Tile>,
+    /// How many these are at most.
+    pub tiling: Tiling,
     /// Rows that want logits.
     pub logit_rows: Vec<u32>,
     /// `[sequences][max_pages]`.
@@ -65,7 +67,7 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
             if let Some(len) = bounds.many(segment, segment.tokens.len() - first) {
                 flush(&mut passes, &mut parts, bounds);
                 num_rows = 0;
-                let tables = Tables::new(&[Part { segment, first, len }], bounds.tile_rows);
+                let tables = Tables::new(&[Part { segment, first, len }], bounds.group);
                 passes.push(Tables { is_many: true, ..tables });
                 first += len;
                 continue;
@@ -87,18 +89,22 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
 /// Makes a pass of what has been collected, if there is anything.
 fn flush(passes: &mut Vec<Tables>, parts: &mut Vec<Part<'_>>, bounds: &Bounds) {
     if !parts.is_empty() {
-        passes.push(Tables::new(parts, bounds.tile_rows));
+        passes.push(Tables::new(parts, bounds.group));
         parts.clear();
     }
 }
 
 impl Tables {
-    fn new(parts: &[Part<'_>], tile_rows: usize) -> Self {
+    fn new(parts: &[Part<'_>], group: usize) -> Self {
         let end = |part: &Part<'_>| part.segment.first_position + part.first + part.len;
         let max_pages = parts.iter().map(|part| pages_for(end(part))).max().unwrap_or(0);
-        let mut tables = Self { max_pages, ..Self::default() };
+        let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
+        let tiling = Tiling::of(most, group);
+        let (rows, tiles, logit_rows, pages) = Default::default();
+        let is_many = false;
+        let mut tables = Self { rows, tiles, tiling, is_many, logit_rows, pages, max_pages };
         for (sequence, part) in parts.iter().enumerate() {
-            tables.add(sequence, part, tile_rows);
+            tables.add(sequence, part, tiling.rows(group));
         }
         tables
     }
@@ -131,7 +137,7 @@ mod tests {
         #[test]
         fn every_row_is_in_one_pass_and_one_tile(
             lens in prop::collection::vec((1usize..40, 0usize..50, 0usize..3), 1..8),
-            rows in 1usize..50, sequences in 1usize..4, tile_rows in 1usize..17,
+            rows in 1usize..50, sequences in 1usize..4, group in 1usize..17,
         ) {
             let tokens: Vec<u32> = (0..40).collect();
             let pages: Vec<PageId> = (100..120).collect();
@@ -141,7 +147,7 @@ mod tests {
                     tokens: &tokens[..len], first_position, pages: &pages, num_logits: logits.min(len),
                 })
                 .collect();
-            let passes = passes(&segments, &Bounds { rows, many: None, sequences, tile_rows });
+            let passes = passes(&segments, &Bounds { rows, many: None, sequences, group });
             let mut expected = segments.iter().flat_map(|segment| {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
@@ -156,7 +162,7 @@ mod tests {
                 prop_assert_eq!(tiled, pass.rows.len());
                 for tile in &pass.tiles {
                     let rows = &pass.rows[tile.first_row as usize..][..tile.num_rows as usize];
-                    prop_assert!(rows.len() <= tile_rows);
+                    prop_assert!(rows.len() <= pass.tiling.rows(group));
                     prop_assert!(rows.iter().all(|row| row.sequence == rows[0].sequence));
                 }
                 for (idx, row) in pass.rows.iter().enumerate() {
@@ -174,7 +180,7 @@ mod tests {
     #[test]
     fn long_chunks_are_cut_by_their_own_length_alone_into_passes_of_their_own() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, tile_rows: 4 };
+        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, group: 4 };
         let segment = |len: usize, num_logits| Segment {
             tokens: &tokens[..len],
             first_position: 0,
@@ -198,7 +204,7 @@ mod tests {
     #[test]
     fn without_a_library_no_pass_is_large() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: None, sequences: 8, tile_rows: 4 };
+        let bounds = Bounds { rows: 256, many: None, sequences: 8, group: 4 };
         let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1 };
         let passes = passes(&[segment], &bounds);
         assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));

@@ -3,7 +3,7 @@
 use super::device::{Address, Device};
 use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
-use super::shape;
+use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::Manifest;
 use crate::pages::pages_for;
@@ -22,8 +22,8 @@ pub struct Capacity {
     pub many: Option<usize>,
     /// Sequences of a pass.
     pub sequences: usize,
-    /// Tiles of a pass: each sequence may have one that is not full.
-    pub tiles: usize,
+    /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
+    pub tiles: [usize; 2],
     /// Width of a full page table.
     pub max_pages: usize,
 }
@@ -48,7 +48,8 @@ impl Capacity {
             few,
             many,
             sequences: limits.max_batch_size,
-            tiles: limits.max_batch_size + rows.div_ceil(shape::tile_rows(group)),
+            tiles: [Tiling::Narrow, Tiling::Wide]
+                .map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
             max_pages: pages_for(limits.max_seq_len),
         }
     }
@@ -97,7 +98,9 @@ impl Workspace {
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
         let widest = model.vocab_size.max(2 * model.intermediate_size).max(model.qkv_size());
         let splits = shape::max_splits(manifest.limits.max_seq_len);
-        let of_tile = model.num_kv_heads * splits * shape::attention_partial(model.head_dim);
+        let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
+        let [narrow, wide] = tiles;
+        let partials = partial(Tiling::Narrow, narrow).max(partial(Tiling::Wide, wide));
         [
             rows * model.hidden_size * size_of::<f32>(),
             if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
@@ -108,10 +111,10 @@ impl Workspace {
             few * vocab_tiles * size_of::<Best>(),
             shape::gemm_partials(grid) * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
-            tiles * of_tile * size_of::<f32>(),
-            tiles * model.num_kv_heads * size_of::<u32>(),
+            partials * model.num_kv_heads * splits * size_of::<f32>(),
+            narrow * model.num_kv_heads * size_of::<u32>(),
             rows * size_of::<Row>(),
-            tiles * size_of::<Tile>(),
+            narrow * size_of::<Tile>(),
             rows * size_of::<u32>(),
             sequences * max_pages * size_of::<u32>(),
         ]

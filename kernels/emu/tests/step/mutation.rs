@@ -1,0 +1,86 @@
+//! Kernels that are broken on purpose are noticed: missing barriers by ThreadSanitizer, wrong rules by the
+//! statistics that the right ones pass.
+
+use crate::chi_square::ALPHA;
+use crate::device::Run;
+use crate::exact::{VOCABS, random_step};
+use crate::lossless::unlike;
+use spec_core::sampling::SamplingParams;
+use spec_emu::{Mutation, Options, Program, Schedule};
+
+/// Sequences of a step: ThreadSanitizer watches 4000 threads at most.
+const BATCH: usize = 5;
+
+/// Steps in which a race must show.
+const STEPS: u64 = 6;
+
+/// Trials in which a wrong rule must show.
+const TRIALS: u64 = 2_000;
+
+/// Waits that no kernel can do without: what begins with one, as it stands in a file.
+const WAITS: [(&str, &str); 10] = [
+    ("block.cuh", "    barrier_all();\n    double total"),
+    ("block.cuh", "    barrier_all();\n    best = {scratch"),
+    ("select.cuh", "        barrier_all();\n        find_bin("),
+    ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
+    ("truncate.cuh", "    barrier_all();\n    if (scratch.num_listed"),
+    ("edit.cuh", "    barrier_all();\n    add_biases"),
+    ("edit.cuh", "    barrier_all();\n    // Whoever comes"),
+    ("sample.cu", "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx"),
+    ("sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
+    ("accept.cu", "    grid_wait();\n    grid_launch_dependents();"),
+];
+
+fn watched(mutation: Option<Mutation<'_>>) -> Program {
+    let options = Options { tsan: true, mutation };
+    Program::build(&["rows", "sample_small", "accept"], &options).unwrap()
+}
+
+/// Random steps under random schedules, until one goes wrong.
+fn first_error(program: &Program) -> Option<String> {
+    (0..STEPS).find_map(|seed| {
+        let schedule = Schedule::seeded(seed);
+        let run = Run { program: Some(program), schedule, ..Run::SMALL };
+        random_step(4_000 + seed, &VOCABS[3..5], BATCH, run).err()
+    })
+}
+
+#[test]
+fn nothing_races() {
+    assert_eq!(first_error(&watched(None)), None);
+}
+
+#[test]
+fn missing_waits_are_noticed() {
+    for (file, text) in WAITS {
+        let (_, replacement) = text.split_once('\n').unwrap();
+        let error = first_error(&watched(Some(Mutation { file, text, replacement })));
+        let error = error.unwrap_or_else(|| panic!("{file} without the first line of {text}"));
+        assert!(error.contains("race:"), "{file}, {text}: {error}");
+    }
+}
+
+#[test]
+fn wrong_rules_fail_the_test_that_the_right_one_passes() {
+    let params = SamplingParams { temperature: 1.0, ..Default::default() };
+    let p_value = |mutation| {
+        let options = Options { tsan: false, mutation };
+        let program = Program::build(&["rows", "sample_warp", "accept"], &options).unwrap();
+        let run = Run { program: Some(&program), ..Run::WARP };
+        unlike(params.clone()).p_value(run, TRIALS)
+    };
+    assert!(p_value(None) >= ALPHA);
+    let rules = [
+        ("no residual", "left.is_less = true;", "left.is_less = false;"),
+        ("a wrong q", "+ log(left.q(token))", "+ 0.8 * log(left.q(token))"),
+        (
+            "the drafter's noise twice",
+            "PATH ? TARGET_LANE : DRAFT_LANE",
+            "PATH ? TARGET_LANE : TARGET_LANE",
+        ),
+    ];
+    for (name, text, replacement) in rules {
+        let p = p_value(Some(Mutation { file: "sample.cu", text, replacement }));
+        assert!(p < ALPHA, "{name} went unnoticed: p = {p}");
+    }
+}

@@ -1,0 +1,201 @@
+//! The GPU under test: the CUDA driver's, or an emulated one, behind a watch that remembers what the executor loaded
+//! and allocated and how long its graphs took.
+
+use spec_core::Result;
+use spec_core::exec::cuda::Driver;
+use spec_core::exec::cuda::device::{
+    Address, Description, Device, Graph, Kernel, Launch, Product, Shared,
+};
+use spec_emu::{Emulator, Schedule};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Multiprocessors of the emulated GPU: an odd number, so that blocks begin and end inside of columns.
+const EMULATED_SMS: u32 = 3;
+
+/// Which GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Machine {
+    /// The one with this number.
+    Driver(usize),
+    /// One that looks like an H100 with a few multiprocessors.
+    Emulator,
+}
+
+impl Machine {
+    /// Opens it: with memory of its own, that is free again when the device is dropped.
+    pub(crate) fn open(self) -> Result<Watched> {
+        let inner: Box<dyn Device> = match self {
+            Self::Driver(ordinal) => Box::new(Driver::open(ordinal)?),
+            Self::Emulator => Box::new(Emulator::new((9, 0), EMULATED_SMS, Schedule::PLAIN)),
+        };
+        Ok(Watched::new(inner))
+    }
+
+    /// Whether times mean nothing.
+    pub(crate) fn is_emulated(self) -> bool {
+        self == Self::Emulator
+    }
+}
+
+/// What checks run on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bed {
+    pub(crate) machine: Machine,
+    /// What its kernels are compiled for.
+    pub(crate) arch: &'static str,
+    /// Only what an emulator or a sanitizer gets through.
+    pub(crate) small: bool,
+}
+
+/// The architecture to compile for.
+pub(crate) fn arch(description: &Description) -> std::result::Result<&'static str, String> {
+    match description.capability {
+        (8, 9) => Ok("sm_89"),
+        (8, _) => Ok("sm_80"),
+        (9, 0) => Ok("sm_90a"),
+        (10, 0) => Ok("sm_100a"),
+        (12, 0) => Ok("sm_120a"),
+        (major, minor) => Err(format!("compute capability {major}.{minor} has no kernels here")),
+    }
+}
+
+/// What was seen, also after the device went into an executor.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watch(Arc<Mutex<Seen>>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    variants: Vec<String>,
+    last_alloc: (Address, usize),
+    recorded: Vec<Launch>,
+    graphs: Vec<Duration>,
+}
+
+impl Watch {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        lock(&self.0)
+    }
+
+    /// Name of a loaded kernel.
+    pub(crate) fn variant(&self, kernel: Kernel) -> String {
+        self.seen().variants[kernel.0 as usize].clone()
+    }
+
+    /// The newest memory: where, and how many bytes were asked for.
+    pub(crate) fn last_alloc(&self) -> (Address, usize) {
+        self.seen().last_alloc
+    }
+
+    /// The launches of the newest graph.
+    pub(crate) fn recorded(&self) -> Vec<Launch> {
+        self.seen().recorded.clone()
+    }
+
+    /// How long each graph took, from its issue to the end of the wait for it; forgets them.
+    pub(crate) fn take_graphs(&self) -> Vec<Duration> {
+        std::mem::take(&mut self.seen().graphs)
+    }
+}
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A device that is watched. A clone is the same device, so that one can be inside of a runtime.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    inner: Arc<Mutex<Box<dyn Device>>>,
+    description: Description,
+    watch: Watch,
+    replayed: Option<Instant>,
+}
+
+impl Watched {
+    fn new(inner: Box<dyn Device>) -> Self {
+        let description = inner.describe().clone();
+        let inner = Arc::new(Mutex::new(inner));
+        Self { inner, description, watch: Watch::default(), replayed: None }
+    }
+
+    /// What it sees.
+    pub(crate) fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Box<dyn Device>> {
+        lock(&self.inner)
+    }
+}
+
+impl Device for Watched {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn available_bytes(&self) -> Result<usize> {
+        self.inner().available_bytes()
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Address> {
+        let address = self.inner().alloc(bytes)?;
+        self.watch.seen().last_alloc = (address, bytes);
+        Ok(address)
+    }
+
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
+        self.inner().alloc_shared(bytes)
+    }
+
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.inner().write(to, bytes)
+    }
+
+    fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
+        self.inner().read(from, out)
+    }
+
+    fn load(
+        &mut self,
+        variant: &str,
+        entry: &str,
+        code: &[u8],
+        shared_bytes: u32,
+    ) -> Result<Kernel> {
+        let kernel = self.inner().load(variant, entry, code, shared_bytes)?;
+        let mut seen = self.watch.seen();
+        assert_eq!(seen.variants.len(), kernel.0 as usize, "kernels are counted");
+        seen.variants.push(variant.into());
+        Ok(kernel)
+    }
+
+    fn launch(&mut self, launch: &Launch) -> Result<()> {
+        self.inner().launch(launch)
+    }
+
+    fn enable_products(&mut self) -> Result<()> {
+        self.inner().enable_products()
+    }
+
+    fn product(&mut self, product: &Product) -> Result<()> {
+        self.inner().product(product)
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
+        self.watch.seen().recorded = launches.to_vec();
+        self.inner().record(launches)
+    }
+
+    fn replay(&mut self, graph: Graph) -> Result<()> {
+        self.replayed.get_or_insert_with(Instant::now);
+        self.inner().replay(graph)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.inner().wait()?;
+        if let Some(start) = self.replayed.take() {
+            self.watch.seen().graphs.push(start.elapsed());
+        }
+        Ok(())
+    }
+}

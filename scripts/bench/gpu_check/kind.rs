@@ -1,0 +1,52 @@
+//! Which part of a pass a kernel is, by the name of its variant, and what it has to read.
+
+use spec_core::engine::{Manifest, Matrix};
+
+/// The parts of a pass that run in every layer.
+pub(crate) const LAYER: [&str; 6] = ["qkv", "rope", "attention", "out", "gate_up", "down"];
+
+/// The name of a product.
+fn product(matrix: Matrix) -> &'static str {
+    match matrix {
+        Matrix::Qkv => "qkv",
+        Matrix::Out => "out",
+        Matrix::GateUp => "gate_up",
+        Matrix::Down => "down",
+        Matrix::Head => "head",
+    }
+}
+
+/// What a variant does in a pass of the model.
+pub(crate) fn of(variant: &str, manifest: &Manifest) -> String {
+    let epilogue = |name: &str| variant.contains(&format!(".EPILOGUE={name}"));
+    let [_, out_k] = Matrix::Out.shape(&manifest.model);
+    let name = match variant.split('.').next().unwrap_or(variant) {
+        "gemm" if epilogue("QKV") || epilogue("RAW") => "qkv",
+        "gemm" if epilogue("SWIGLU") => "gate_up",
+        "gemm" if epilogue("HEAD") => "head",
+        "gemm" if variant.ends_with(&format!(".SHAPE_K={out_k}")) => "out",
+        "gemm" => "down",
+        other => other,
+    };
+    name.into()
+}
+
+/// Outputs and inputs of a product, and the bytes of its weights.
+pub(crate) fn matrix(kind: &str, manifest: &Manifest) -> Option<([usize; 2], usize)> {
+    let matrix = Matrix::ALL.into_iter().find(|&matrix| product(matrix) == kind)?;
+    let precision = &manifest.precision;
+    let dtype = if matrix == Matrix::Head { precision.head } else { precision.weights };
+    let [n, k] = matrix.shape(&manifest.model);
+    Some(([n, k], n * k * dtype.bytes()))
+}
+
+/// Bytes of all weights that a pass reads.
+pub(crate) fn pass_bytes(manifest: &Manifest) -> usize {
+    let bytes = |kind| matrix(kind, manifest).map_or(0, |(_, bytes)| bytes);
+    manifest.model.num_layers * LAYER.into_iter().map(bytes).sum::<usize>() + bytes("head")
+}
+
+/// Bytes of the keys and values of one position in one layer.
+pub(crate) fn kv_bytes(manifest: &Manifest) -> usize {
+    2 * manifest.model.kv_size() * manifest.precision.kv.bytes()
+}

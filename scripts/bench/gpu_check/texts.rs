@@ -1,0 +1,102 @@
+//! Texts of whole runtimes: the same with and without speculation, for any number of drafts, alone and in batches.
+
+use crate::case::{self, Drafts, tokens};
+use crate::common::models::MAX_DRAFT_LEN;
+use crate::common::running;
+use crate::gpu::Bed;
+use crate::report::{Outcome, Report, Verdict};
+use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::engine::Engine;
+use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
+
+/// Policies and draft lengths that are compared with no drafts.
+const WAYS: [(DraftPolicy, usize); 7] = [
+    (Fixed, 0),
+    (Fixed, 1),
+    (Fixed, 4),
+    (Fixed, MAX_DRAFT_LEN),
+    (Adaptive, MAX_DRAFT_LEN),
+    (Adaptive, 4),
+    (Adaptive, 1),
+];
+/// How many of them an emulator gets through.
+const FEW_WAYS: usize = 5;
+
+/// Checks both kinds of drafters.
+pub(crate) fn run(report: &mut Report, bed: Bed) {
+    for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
+        let name = format!("texts with and without drafts by {name}");
+        report.check(&name, |_| the_same_with_drafts(drafts, bed));
+    }
+}
+
+fn the_same_with_drafts(drafts: Drafts, bed: Bed) -> Outcome {
+    let (_folder, engine) = case::speculating(drafts, bed);
+    let requests = requests(bed);
+    let mut plain = load(&engine, Fixed, bed)?;
+    let alone = running::run_alone(&mut plain, &requests);
+    let (mut drafted, mut accepted) = (0, 0);
+    let ways = if bed.small { &WAYS[..FEW_WAYS] } else { &WAYS };
+    for &(policy, draft_len) in ways {
+        let requests = requests.iter().map(|request| with_drafts(request, draft_len));
+        let done = running::run(&mut load(&engine, policy, bed)?, &requests.collect::<Vec<_>>());
+        for (idx, (done, expected)) in done.iter().zip(&alone).enumerate() {
+            if done.tokens != *expected {
+                let found = &done.tokens;
+                let message = format!(
+                    "{policy:?}, {draft_len} drafts: request {idx} gives {found:?}, alone and without {expected:?}"
+                );
+                return Err(message.into());
+            }
+            drafted += done.counters.drafted;
+            accepted += done.counters.accepted;
+        }
+    }
+    if drafted == 0 {
+        return Err("nothing was drafted".into());
+    }
+    let (num, ways) = (requests.len(), ways.len());
+    Ok(Verdict::Passed(format!(
+        "{num} requests, {ways} ways, {accepted} of {drafted} drafts accepted"
+    )))
+}
+
+fn with_drafts(request: &Request, draft_len: usize) -> Request {
+    Request { draft_len: Some(draft_len), ..request.clone() }
+}
+
+fn load(engine: &Engine, policy: DraftPolicy, bed: Bed) -> spec_core::Result<Runtime> {
+    let options = Options { kv_tokens: Some(4096), ..running::options(policy) };
+    Runtime::load_on(engine, &options, &|_| Ok(Box::new(bed.machine.open()?)))
+}
+
+/// Greedy and seeded, with what depends on the tokens before; some with log-probabilities, which the host decides about.
+fn requests(bed: Bed) -> Vec<Request> {
+    let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
+    let sampling = [
+        SamplingParams::default(),
+        seeded.clone(),
+        SamplingParams { top_k: 7, top_p: 0.9, seed: Some(6), ..seeded.clone() },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.2,
+            logit_bias: vec![(4, 1.5)],
+            bad_words: vec![vec![9], vec![3, 8]],
+            min_tokens: 4,
+            ..seeded.clone()
+        },
+        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
+    ];
+    let (rounds, max_tokens) = if bed.small { (1, 8) } else { (4, 64) };
+    // The end repeats the beginning, so that there is something to look up.
+    let prompt = |idx: usize| [tokens(7 + 9 * idx), tokens(4 + idx)].concat();
+    let request = |idx: usize| Request {
+        prompt: prompt(idx),
+        max_tokens,
+        sampling: sampling[idx % sampling.len()].clone(),
+        ignore_eos: idx.is_multiple_of(2),
+        ..Request::default()
+    };
+    (0..rounds * sampling.len()).map(request).collect()
+}
