@@ -21,6 +21,8 @@ const WAYS: [(DraftPolicy, usize); 7] = [
     (Adaptive, 4),
     (Adaptive, 1),
 ];
+/// How many long requests.
+const FEW_LONG: usize = 2;
 /// Room for all sequences of a run.
 const KV_TOKENS: usize = 16 * 1024;
 /// What prompts are longer by where the library shall compute them.
@@ -126,5 +128,6 @@ fn requests(many_rows: ManyRows, bed: Bed) -> Vec<Request> {
         ignore_eos: idx.is_multiple_of(2),
         ..Request::default()
     };
-    (0..rounds * sampling.len()).map(request).collect()
+    let requests = (0..rounds * sampling.len()).map(request);
+    if bed.small && longer > 0 { requests.take(FEW_LONG).collect() } else { requests.collect() }
 }
