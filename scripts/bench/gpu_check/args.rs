@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// What there is to do, in this order.
-const PARTS: [&str; 6] = ["logits", "texts", "sanitizer", "kernels", "steps", "peer"];
+const PARTS: [&str; 7] = ["logits", "texts", "kernels", "prefill", "steps", "peer", "sanitizer"];
 
 /// Seconds after which no model is begun: with PyTorch's part the whole run shall end within ten minutes.
 const BUDGET: u64 = 420;
@@ -16,7 +16,7 @@ gpu_check [--emulate] [--gpu N] [--small] [--only PART,...] [--model NAME] [--bu
   --emulate   an emulated GPU: no times, small shapes
   --gpu N     number of the GPU [0]
   --small     only models that a sanitizer gets through
-  --only      parts, separated by commas [all]: logits texts sanitizer kernels steps peer
+  --only      parts, separated by commas [all]: logits texts kernels prefill steps peer sanitizer
   --model     only models whose name holds this, such as 8B or FP16
   --budget    begin to measure nothing more after so long [420]
   --peer      script that measures the same in PyTorch

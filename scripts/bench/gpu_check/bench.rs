@@ -4,6 +4,7 @@
 use crate::args::Args;
 use crate::ceiling::{self, Ceilings};
 use crate::kernels;
+use crate::prefill;
 use crate::random_engine::{LLAMA_1B, LLAMA_8B, LLAMA_70B, Model, RandomEngines, TINY};
 use crate::report::{Outcome, Report, Verdict};
 use crate::steps;
@@ -72,6 +73,9 @@ impl Bench<'_> {
         if self.args.wants("kernels") {
             report.check(&format!("{name}: kernels"), |report| self.kernels(engines, report));
         }
+        if self.args.wants("prefill") {
+            report.check(&format!("{name}: prompts"), |report| self.prefill(engines, report));
+        }
         if self.args.wants("steps") {
             report.check(&format!("{name}: steps"), |report| self.steps(engines, report));
         }
@@ -88,6 +92,14 @@ impl Bench<'_> {
         let (engine, ceilings) = (&engines.target, self.ceilings);
         let machine = self.args.machine;
         let count = kernels::Bench { engine, shape: self.target, machine, ceilings }.run(report)?;
+        Ok(Verdict::Passed(format!("{count} timed")))
+    }
+
+    fn prefill(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
+        if self.is_late() {
+            return Ok(Verdict::Skipped("the time is up".into()));
+        }
+        let count = prefill::run(&engines.target, self.target, self.args.machine, report)?;
         Ok(Verdict::Passed(format!("{count} timed")))
     }
 

@@ -40,6 +40,11 @@ pub(crate) fn matrix(kind: &str, manifest: &Manifest) -> Option<([usize; 2], usi
     Some(([n, k], n * k * dtype.bytes()))
 }
 
+/// Weights of a product.
+pub(crate) fn weights(kind: &str, manifest: &Manifest) -> usize {
+    matrix(kind, manifest).map_or(0, |([n, k], _)| n * k)
+}
+
 /// Bytes of all weights that a pass reads.
 pub(crate) fn pass_bytes(manifest: &Manifest) -> usize {
     let bytes = |kind| matrix(kind, manifest).map_or(0, |(_, bytes)| bytes);

@@ -15,6 +15,7 @@ mod kernels;
 mod kind;
 mod logits;
 mod noise;
+mod prefill;
 mod random_engine;
 mod report;
 mod sanitizer;
@@ -74,7 +75,7 @@ fn run(args: &Args, description: &Description) -> Result<bool, String> {
     if args.wants("texts") {
         texts::run(&mut report, bed);
     }
-    if args.wants("kernels") || args.wants("steps") {
+    if ["kernels", "prefill", "steps"].iter().any(|part| args.wants(part)) {
         bench::run(&mut report, args, &description.name, arch, start);
     }
     if let Some(script) = args.peer.as_deref().filter(|_| args.wants("peer")) {

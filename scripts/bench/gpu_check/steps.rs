@@ -6,6 +6,7 @@ use crate::goal;
 use crate::gpu::{Machine, Watched};
 use crate::kind;
 use crate::noise::random_words;
+use crate::prefill;
 use crate::random_engine::{Model, RandomEngines};
 use crate::report::Report;
 use crate::timing::{Timing, rounded};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::Manifest;
 use spec_core::exec::cuda::device::{Device, Launch};
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{ManyRows, Options, Request, Runtime};
 use spec_core::sequence::SequenceId;
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -76,7 +77,7 @@ impl Bench<'_> {
         let plan = if self.machine.is_emulated() { FEW } else { PLAN };
         let mut device = self.machine.open()?;
         let opened = device.clone();
-        let options = options(plan);
+        let options = options(plan, self.machine);
         let mut runtime =
             Runtime::load_on(&self.engines.target, &options, &|_| Ok(Box::new(opened.clone())))?;
         let before = report.count("steps");
@@ -258,11 +259,16 @@ impl Layers {
     }
 }
 
-fn options(plan: Plan) -> Options {
+/// Prompts take the fast way: their keys are as good as any to time steps with.
+fn options(plan: Plan, machine: Machine) -> Options {
+    let many_rows = match prefill::missing(machine) {
+        None => ManyRows::CublasLt,
+        Some(_) => ManyRows::Exact,
+    };
     let most = plan.batches.iter().max().copied().unwrap_or(1);
     // Twice the prompts: room for what is generated, and pages are whole.
     let kv_tokens = Some((2 * most * plan.context).max(MIN_KV_TOKENS));
-    Options { draft_policy: DraftPolicy::Fixed, kv_tokens, ..Options::default() }
+    Options { draft_policy: DraftPolicy::Fixed, kv_tokens, many_rows, ..Options::default() }
 }
 
 /// Random, another for each sequence and the same for each run, so that its keys may be found in the cache.

@@ -43,8 +43,10 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
     assert_eq!(name, "gpu-emulated-gpu-of-compute-capability-9-0-2026-01-02T0304.json");
     assert_eq!(result["emulated"], json!(true));
     assert_eq!(result["counts"]["failed"], json!(0));
-    // Four models by four checks, two of texts, and the engines, kernels and steps of the bench.
-    assert_eq!(result["counts"]["passed"], json!(16 + 2 + 3), "{result:#}");
+    // Four models by five checks, three of texts, and the engines, kernels, prompts and steps of the bench.
+    assert_eq!(result["counts"]["passed"], json!(20 + 3 + 4), "{result:#}");
+    let ways: Vec<_> = list(&result, "prefill").iter().map(|entry| &entry["way"]).collect();
+    assert_eq!(ways, ["exact", "cublaslt"]);
     let kernels = |entry: &&Value| entry["rows"] == json!(33);
     let mut kinds: Vec<_> =
         list(&result, "kernels").iter().filter(kernels).map(|e| &e["kernel"]).collect();
@@ -61,7 +63,8 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
         "| tiny FP8 gate_up |",
         "| tiny FP8, 2 of 4 layers | tiny FP8 |",
         "target sample",
-        "21 passed",
+        "| tiny FP8 | cublaslt | 150 |",
+        "27 passed",
     ] {
         assert!(table.contains(part), "{part} is not in\n{table}");
     }

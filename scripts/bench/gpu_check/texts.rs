@@ -4,10 +4,11 @@ use crate::case::{self, Drafts, tokens};
 use crate::common::models::MAX_DRAFT_LEN;
 use crate::common::running;
 use crate::gpu::Bed;
+use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{ManyRows, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 
 /// Policies and draft lengths that are compared with no drafts.
@@ -20,6 +21,12 @@ const WAYS: [(DraftPolicy, usize); 7] = [
     (Adaptive, 4),
     (Adaptive, 1),
 ];
+/// How many long requests.
+const FEW_LONG: usize = 2;
+/// Room for all sequences of a run.
+const KV_TOKENS: usize = 16 * 1024;
+/// What prompts are longer by where the library shall compute them.
+const LONG: usize = 150;
 /// How many of them an emulator gets through.
 const FEW_WAYS: usize = 5;
 
@@ -27,20 +34,29 @@ const FEW_WAYS: usize = 5;
 pub(crate) fn run(report: &mut Report, bed: Bed) {
     for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
         let name = format!("texts with and without drafts by {name}");
-        report.check(&name, |_| the_same_with_drafts(drafts, bed));
+        report.check(&name, |_| the_same_with_drafts(drafts, ManyRows::Exact, bed));
     }
+    report.check("texts whose prompts the library computes", |_| {
+        match prefill::missing(bed.machine) {
+            Some(missing) => Ok(Verdict::Skipped(missing)),
+            None => the_same_with_drafts(Drafts::Model, ManyRows::CublasLt, bed),
+        }
+    });
 }
 
-fn the_same_with_drafts(drafts: Drafts, bed: Bed) -> Outcome {
+fn the_same_with_drafts(drafts: Drafts, many_rows: ManyRows, bed: Bed) -> Outcome {
     let (_folder, engine) = case::speculating(drafts, bed);
-    let requests = requests(bed);
-    let mut plain = load(&engine, Fixed, bed)?;
+    let requests = requests(many_rows, bed);
+    let mut plain = load(&engine, Fixed, many_rows, bed)?;
     let alone = running::run_alone(&mut plain, &requests);
     let (mut drafted, mut accepted) = (0, 0);
     let ways = if bed.small { &WAYS[..FEW_WAYS] } else { &WAYS };
     for &(policy, draft_len) in ways {
         let requests = requests.iter().map(|request| with_drafts(request, draft_len));
-        let done = running::run(&mut load(&engine, policy, bed)?, &requests.collect::<Vec<_>>());
+        let done = running::run(
+            &mut load(&engine, policy, many_rows, bed)?,
+            &requests.collect::<Vec<_>>(),
+        );
         for (idx, (done, expected)) in done.iter().zip(&alone).enumerate() {
             if done.tokens != *expected {
                 let found = &done.tokens;
@@ -66,13 +82,24 @@ fn with_drafts(request: &Request, draft_len: usize) -> Request {
     Request { draft_len: Some(draft_len), ..request.clone() }
 }
 
-fn load(engine: &Engine, policy: DraftPolicy, bed: Bed) -> spec_core::Result<Runtime> {
-    let options = Options { kv_tokens: Some(4096), ..running::options(policy) };
+fn load(
+    engine: &Engine,
+    policy: DraftPolicy,
+    many_rows: ManyRows,
+    bed: Bed,
+) -> spec_core::Result<Runtime> {
+    let options = Options {
+        kv_tokens: Some(KV_TOKENS),
+        many_rows,
+        // Pages of another prompt would cut a prompt elsewhere, which the library's bits depend on.
+        kv_reuse: many_rows == ManyRows::Exact,
+        ..running::options(policy)
+    };
     Runtime::load_on(engine, &options, &|_| Ok(Box::new(bed.machine.open()?)))
 }
 
 /// Greedy and seeded, with what depends on the tokens before; some with log-probabilities, which the host decides about.
-fn requests(bed: Bed) -> Vec<Request> {
+fn requests(many_rows: ManyRows, bed: Bed) -> Vec<Request> {
     let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
     let sampling = [
         SamplingParams::default(),
@@ -88,9 +115,12 @@ fn requests(bed: Bed) -> Vec<Request> {
         },
         SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
     ];
-    let (rounds, max_tokens) = if bed.small { (1, 8) } else { (4, 64) };
+    let max_tokens = if bed.small { 8 } else { 64 };
+    // More long prompts than fit into one step would be cut, which the library's bits depend on.
+    let rounds = if bed.small || many_rows == ManyRows::CublasLt { 1 } else { 4 };
     // The end repeats the beginning, so that there is something to look up.
-    let prompt = |idx: usize| [tokens(7 + 9 * idx), tokens(4 + idx)].concat();
+    let longer = if many_rows == ManyRows::Exact { 0 } else { LONG };
+    let prompt = |idx: usize| [tokens(longer + 7 + 9 * idx), tokens(4 + idx)].concat();
     let request = |idx: usize| Request {
         prompt: prompt(idx),
         max_tokens,
@@ -98,5 +128,6 @@ fn requests(bed: Bed) -> Vec<Request> {
         ignore_eos: idx.is_multiple_of(2),
         ..Request::default()
     };
-    (0..rounds * sampling.len()).map(request).collect()
+    let requests = (0..rounds * sampling.len()).map(request);
+    if bed.small && longer > 0 { requests.take(FEW_LONG).collect() } else { requests.collect() }
 }

@@ -1,0 +1,86 @@
+//! How fast prompts are computed: by the few-row products alone, and by the library for many rows where it is there.
+
+use crate::gpu::Machine;
+use crate::kind;
+use crate::noise::random_words;
+use crate::random_engine::Model as Shape;
+use crate::report::Report;
+use crate::timing::{Timing, rounded};
+use serde_json::json;
+use spec_core::batch::Segment;
+use spec_core::engine::Engine;
+use spec_core::exec::cuda::device::Device;
+use spec_core::exec::cuda::{ManyRows, Model};
+use spec_core::pages::{PAGE_TOKENS, PageId};
+use std::error::Error;
+use std::time::Instant;
+
+/// Rows of a prompt, on a GPU and on an emulator.
+const ROWS: usize = 2048;
+const FEW_ROWS: usize = 150;
+/// Measurements behind a median.
+const SAMPLES: usize = 5;
+
+/// Both ways, by the names of the serving parameter.
+const WAYS: [(ManyRows, &str); 2] = [(ManyRows::Exact, "exact"), (ManyRows::CublasLt, "cublaslt")];
+
+/// What products by the library lack here, if they lack anything.
+pub(crate) fn missing(machine: Machine) -> Option<String> {
+    let enabled = machine.open().and_then(|mut device| device.enable_products());
+    enabled.err().map(|error| error.to_string())
+}
+
+/// Times a prompt both ways; gives how many figures went into the report.
+pub(crate) fn run(
+    engine: &Engine,
+    shape: &Shape,
+    machine: Machine,
+    report: &mut Report,
+) -> Result<usize, Box<dyn Error>> {
+    let before = report.count("prefill");
+    let lacks_library = missing(machine).is_some();
+    for (many_rows, way) in WAYS {
+        if many_rows == ManyRows::CublasLt && lacks_library {
+            continue;
+        }
+        let num_rows = if machine.is_emulated() { FEW_ROWS } else { ROWS };
+        let timing = time(engine, many_rows, num_rows, machine)?;
+        let manifest = engine.manifest();
+        let weights = manifest.model.num_layers
+            * kind::LAYER.into_iter().map(|kind| kind::weights(kind, manifest)).sum::<usize>();
+        let flops = 2.0 * weights as f64 * num_rows as f64;
+        let us = timing.median();
+        let entry = json!({
+            "model": shape.name(), "way": way, "rows": num_rows, "time": timing.json(),
+            "tokens_per_s": rounded(num_rows as f64 / us * 1e6),
+            "tflops": rounded(flops / us / 1e6),
+        });
+        report.push("prefill", entry);
+    }
+    Ok(report.count("prefill") - before)
+}
+
+fn time(
+    engine: &Engine,
+    many_rows: ManyRows,
+    num_rows: usize,
+    machine: Machine,
+) -> Result<Timing, Box<dyn Error>> {
+    let mut device = machine.open()?;
+    let num_pages = num_rows.div_ceil(PAGE_TOKENS);
+    let model = Model::load_with(engine, num_pages, many_rows, &mut device)?;
+    let pages: Vec<PageId> = (0..num_pages as PageId).collect();
+    let vocab_size = model.config().vocab_size as u32;
+    let tokens: Vec<u32> = random_words(num_rows).iter().map(|word| word % vocab_size).collect();
+    let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 0 };
+    let mut run = || -> spec_core::Result<f64> {
+        let start = Instant::now();
+        model.run_without_logits(&[segment], &mut device)?;
+        device.wait()?;
+        Ok(start.elapsed().as_secs_f64() * 1e6)
+    };
+    // Chooses how the library multiplies, and loads its code.
+    run()?;
+    let samples = if machine.is_emulated() { 1 } else { SAMPLES };
+    Ok(Timing::new((0..samples).map(|_| run()).collect::<spec_core::Result<_>>()?, 1))
+}
