@@ -72,6 +72,8 @@ DEVICE void produce(const Ring& ring, const uint8_t* image, uint32_t first, uint
 // Waits for the unit at the cursor.
 DEVICE const uint8_t* acquire(const Ring& ring, const Cursor& at) {
     mbar_wait(&ring.full[at.stage], at.parity);
+    // Lanes may leave the wait one by one; what follows takes whole warps.
+    warp_sync();
     return ring.stages + at.stage * UNIT_BYTES;
 }
 

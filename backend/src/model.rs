@@ -121,6 +121,7 @@ impl Model {
             // The mailbox bounds the queue: a request that it let in is not refused.
             max_queue: usize::MAX,
             gpu,
+            draft_gpu: settings.draft_gpu,
             ..Options::default()
         };
         let runtime = Runtime::load(&self.folder.target, &options);

@@ -63,6 +63,8 @@ pub struct Settings {
     pub kv_reuse: bool,
     /// Rows in a step.
     pub max_num_tokens: Option<usize>,
+    /// The drafter's GPU, where it is not that of the instance.
+    pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
     pub prefill: ManyRows,
     /// Whether the output leaves out the prompt, where a request does not say.
@@ -117,6 +119,7 @@ impl Default for Settings {
             max_queue_size: 64,
             kv_reuse: true,
             max_num_tokens: None,
+            draft_gpu: None,
             prefill: ManyRows::default(),
             exclude_prompt: true,
             default_max_tokens: None,

@@ -68,7 +68,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
-        "a quarter",
+        "a quarter, on a GPU nine tenths",
         fraction,
         "part of the free memory for the KV cache",
     ),
@@ -110,9 +110,16 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "max_num_tokens",
         "number",
-        "128, or twice the engine's `max_batch_size` if that is more",
+        "128, or twice the engine's `max_batch_size` if that is more; on a GPU what the engine was built for",
         |s, v| put(&mut s.max_num_tokens, positive(v)),
         "rows of a step at most",
+    ),
+    key(
+        "draft_gpu",
+        "number",
+        "that of the instance",
+        |s, v| put(&mut s.draft_gpu, count(v)),
+        "GPU of a drafter that was built for GPUs; one that was built for the CPU runs there",
     ),
     key(
         "prefill",

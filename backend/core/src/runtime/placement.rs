@@ -23,6 +23,9 @@ const CPU_FRACTION: f64 = 0.25;
 /// Part of a GPU's memory beside weights and workspace.
 const GPU_FRACTION: f64 = 0.9;
 
+/// Bytes of a GPU's memory that nobody plans: code, graphs, and what the driver rounds up.
+const GPU_RESERVE: usize = 512 << 20;
+
 /// Opens the GPU of a number.
 pub type OpenGpu<'a> = &'a dyn Fn(usize) -> Result<Box<dyn Device>>;
 
@@ -60,7 +63,11 @@ impl<'a> Placement<'a> {
             let place = match (&engine.manifest().device, opened) {
                 (Built::Cpu, _) => Place::Cpu,
                 (Built::Cuda { .. }, Some(gpu)) => Place::Gpu(ordinal, gpu),
-                (Built::Cuda { .. }, None) => Place::Gpu(ordinal, Gpu::new(open(ordinal)?)),
+                (Built::Cuda { archs, .. }, None) => {
+                    let device =
+                        open(ordinal).map_err(|error| cannot_open(engine, archs, &error))?;
+                    Place::Gpu(ordinal, Gpu::new(device))
+                }
             };
             engines.push((engine, place));
         }
@@ -164,13 +171,21 @@ impl<'a> Placement<'a> {
         sizes.min().unwrap_or(0)
     }
 
+    /// The same where the drafter is a model on the target's GPU, else 0.
+    fn vocab_on_gpu(&self) -> usize {
+        let mut numbers = self.engines.iter().map(|(_, place)| place.number());
+        let target = numbers.next().flatten();
+        let is_shared = target.is_some() && numbers.next() == Some(target);
+        if is_shared { self.shared_vocab() } else { 0 }
+    }
+
     /// Bytes that an engine takes on its GPU besides its cache; those on the CPU are mapped or swapped.
     fn fixed_bytes(&self, idx: usize) -> usize {
         let (engine, place) = &self.engines[idx];
         let Place::Gpu(_, gpu) = place else { return 0 };
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(engine, self.many_rows, gpu.lock().describe());
-        let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.shared_vocab()) } else { 0 };
+        let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
         Weights::bytes(engine) + passes + steps
     }
 }
@@ -190,6 +205,12 @@ impl Loaded {
             Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)),
         }
     }
+}
+
+/// An engine whose device is not there.
+fn cannot_open(engine: &Engine, archs: &[String], error: &Error) -> Error {
+    let (path, archs) = (engine.path().display(), archs.join(","));
+    Error::BadEngine(format!("engine {path}: built for cuda:{archs}: {error}"))
 }
 
 /// The look-up of an engine without a model to draft with; beside a model, the adaptive policy has one too.
@@ -218,7 +239,10 @@ impl Place {
     fn source(&self) -> Result<Source> {
         let (available, fraction, is_hard) = match self {
             Self::Cpu => (memory::available_memory(), CPU_FRACTION, false),
-            Self::Gpu(_, gpu) => (Some(gpu.lock().available_bytes()?), GPU_FRACTION, true),
+            Self::Gpu(_, gpu) => {
+                let free = gpu.lock().available_bytes()?;
+                (Some(free.saturating_sub(GPU_RESERVE)), GPU_FRACTION, true)
+            }
         };
         Ok(Source { page_bytes: 0, available, fraction, is_hard })
     }

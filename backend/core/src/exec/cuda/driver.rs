@@ -45,8 +45,8 @@ impl Driver {
     /// Opens the GPU with this number, counted from 0.
     pub fn open(ordinal: usize) -> Result<Self> {
         if !is_present() {
-            let message = "the CUDA driver (libcuda.so.1) is not installed: an engine built for the cpu runs here \
-                           (spec-build --device cpu)";
+            let message = "the CUDA driver (libcuda.so.1) is not installed: install it, or rebuild with \
+                           spec-build --device cpu";
             return Err(Error::Device(message.into()));
         }
         let ordinal =
@@ -103,7 +103,8 @@ impl Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(launch.overlap),
+            // Older GPUs have no such thing: there, kernels do not wait by themselves.
+            numAttrs: u32::from(launch.overlap && self.description.capability >= (9, 0)),
         };
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
@@ -210,8 +211,13 @@ impl Device for Driver {
             self.modules.push(module);
             let status = sys::cuModuleGetFunction(&mut function, module, entry.as_ptr());
             check(&of("cuModuleGetFunction"), status)?;
-            let status = sys::cuFuncSetAttribute(function, limit, shared_bytes as i32);
-            check(&of("cuFuncSetAttribute"), status)?;
+            // All kernels ask for the same split of the memory: to change it, a multiprocessor must run empty.
+            let split =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            for (attribute, value) in [(limit, shared_bytes as i32), (split, 100)] {
+                let status = sys::cuFuncSetAttribute(function, attribute, value);
+                check(&of("cuFuncSetAttribute"), status)?;
+            }
         }
         self.functions.push(function);
         Ok(Kernel(self.functions.len() as u32 - 1))
@@ -331,14 +337,16 @@ unsafe fn describe(device: sys::CUdevice) -> Result<Description> {
     })
 }
 
-/// The branch that the kernel module tells, else the one that its CUDA version came with.
+/// The branch that the kernel module tells, or the one that the library's CUDA version came with, if that is newer: a
+/// compatibility package may stand in front of an older module.
 fn driver_branch() -> Result<u32> {
     let told = std::fs::read_to_string("/sys/module/nvidia/version").ok();
     let branch = told.and_then(|text| text.split('.').next()?.trim().parse().ok());
     let mut version = 0;
     // SAFETY: a pointer to a local.
     check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
-    Ok(branch.unwrap_or(if version >= 13_000 { DRIVER_OF_CUDA_13 } else { 0 }))
+    let at_least = if version >= 13_000 { DRIVER_OF_CUDA_13 } else { 0 };
+    Ok(branch.unwrap_or(0).max(at_least))
 }
 
 fn check(what: &str, status: sys::CUresult) -> Result<()> {

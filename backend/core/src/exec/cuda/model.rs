@@ -117,7 +117,8 @@ impl Model {
         let manifest = engine.manifest();
         let capacity = Capacity::of(manifest, many_rows);
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
-        passes + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
+        let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
+        passes + rope + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
     }
 
     /// Runs segments for their keys and values alone; does not wait.

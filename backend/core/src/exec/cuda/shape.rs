@@ -19,7 +19,8 @@ pub enum Tiling {
 impl Tiling {
     /// What suits sequences that have up to `rows` rows each, for `group` query heads a key head.
     pub fn of(rows: usize, group: usize) -> Self {
-        if rows > Self::Narrow.rows(group) { Self::Wide } else { Self::Narrow }
+        // A few narrow tiles read the same pages again, but out of the L2 cache, and their warps share the work.
+        if rows > MOST_NARROW * Self::Narrow.rows(group) { Self::Wide } else { Self::Narrow }
     }
 
     /// Packed rows of a tile.
@@ -53,6 +54,9 @@ impl Tiling {
         self.packed_rows() * (head_dim + 2)
     }
 }
+
+/// Narrow tiles of a sequence that are better than a wide one.
+const MOST_NARROW: usize = 3;
 
 /// What an attention block notes about the tiles.
 const PLAN_BYTES: usize = 2068;

@@ -52,13 +52,23 @@ pub struct Steps {
     number: u32,
 }
 
+/// Who is asked for a sequence's drafts.
+#[derive(Clone, Copy, PartialEq)]
+enum Asked {
+    /// The model on the device.
+    Model,
+    /// Nobody any more: something was looked up, and the model sees nothing of this step.
+    Lookup,
+    /// There is no model that could fall behind.
+    LookupAlone,
+}
+
 /// A sequence's part in a step.
 struct Part<'a> {
     entry: &'a Entry<'a>,
     /// Draft tokens that the host knows already.
     given: Vec<u32>,
-    /// Whether they were looked up: then the drafter's model sees nothing of this step.
-    is_looked_up: bool,
+    drafter: Asked,
     /// Known tokens that go through the drafter in the graph.
     num_fed: usize,
 }
@@ -66,14 +76,25 @@ struct Part<'a> {
 impl Part<'_> {
     /// Drafts that the model is asked for.
     fn draft_len(&self) -> usize {
-        if self.is_looked_up { 0 } else { self.entry.draft_len }
+        if self.drafter == Asked::Model { self.entry.draft_len } else { 0 }
     }
 
     /// Known tokens that go through the drafter in this step.
     fn drafter_rows(&self) -> std::ops::Range<usize> {
         let end = self.entry.computed + self.entry.chunk;
-        let is_fed = self.entry.speculates && !self.is_looked_up;
+        let is_fed = self.entry.speculates && self.drafter == Asked::Model;
         if is_fed { self.entry.draft_computed..end } else { end..end }
+    }
+
+    /// Positions whose drafter state is valid after a step that kept `accepted` drafts, of which the model made `own`.
+    fn draft_computed(&self, own: usize, accepted: usize) -> usize {
+        let Entry { computed, chunk, draft_computed, .. } = *self.entry;
+        let rows = self.drafter_rows();
+        match self.drafter {
+            Asked::LookupAlone => computed + chunk + accepted,
+            Asked::Model if !rows.is_empty() => rows.end + own.saturating_sub(1).min(accepted),
+            Asked::Model | Asked::Lookup => draft_computed,
+        }
     }
 }
 
@@ -99,10 +120,12 @@ impl Steps {
     fn split(&self, entries: &[Entry<'_>]) -> Vec<bool> {
         let mut words = 0;
         let takes = entries.iter().map(|entry| {
-            words += StepInput::num_words(entry);
+            let more = if entry.samples() { StepInput::num_words(entry) } else { 0 };
             // Without a drafter there is no room for drafts, and requests may bring some.
-            let has_room = words <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
-            has_room && entry.sampler.params().logprobs.is_none()
+            let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
+            let is_taken = has_room && entry.sampler.params().logprobs.is_none();
+            words += if is_taken { more } else { 0 };
+            is_taken
         });
         takes.collect()
     }
@@ -117,6 +140,8 @@ impl Steps {
         }
         self.run_known(&parts)?;
         let Some(shape) = shape else {
+            // So that the step takes the time that it takes, and fails itself if it fails.
+            self.on.gpu.lock().wait()?;
             return Ok(parts.iter().map(prefilled).collect());
         };
         self.upload(&parts, shape)?;
@@ -135,10 +160,13 @@ impl Steps {
             None => vec![Default::default(); entries.len()],
         };
         let parts = entries.iter().zip(proposals).map(|(entry, proposal)| {
-            // Without a model there is nobody else to ask.
-            let is_looked_up = !proposal.is_empty() || !has_model;
+            let drafter = match has_model {
+                true if proposal.is_empty() => Asked::Model,
+                true => Asked::Lookup,
+                false => Asked::LookupAlone,
+            };
             let given = [proposal.tokens, entry.given.to_vec()].concat();
-            Part { entry, given, is_looked_up, num_fed: 0 }
+            Part { entry, given, drafter, num_fed: 0 }
         });
         Ok(parts.collect())
     }
@@ -268,27 +296,20 @@ impl Steps {
 
 /// The outcome of an entry that gets no tokens yet.
 fn prefilled(part: &Part<'_>) -> Outcome {
-    let rows = part.drafter_rows();
-    let computed = if rows.is_empty() { part.entry.draft_computed } else { rows.end };
-    Outcome { draft_computed: computed, ..Outcome::default() }
+    Outcome { draft_computed: part.draft_computed(0, 0), ..Outcome::default() }
 }
 
 fn settled(part: &Part<'_>, result: &StepResult, tokens: &[u32]) -> Outcome {
     let emit = |&token| Emitted { token, logprob: None, top_logprobs: Vec::new() };
     let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
-    // Of drafts that were given the drafter has seen nothing, and its own last one was never fed.
+    // Of drafts that were given the model has seen nothing.
     let own = drafted - part.given.len().min(drafted);
-    let rows = part.drafter_rows();
-    let computed = match rows.is_empty() {
-        true => part.entry.draft_computed,
-        false => rows.end + own.saturating_sub(1).min(accepted),
-    };
     Outcome {
         tokens: tokens[..result.num_tokens as usize].iter().map(emit).collect(),
         drafted,
         accepted,
         draft_passes: own,
-        draft_computed: computed,
+        draft_computed: part.draft_computed(own, accepted),
     }
 }
 

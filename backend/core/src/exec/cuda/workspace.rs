@@ -96,7 +96,9 @@ impl Workspace {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
-        let widest = model.vocab_size.max(2 * model.intermediate_size).max(model.qkv_size());
+        let widest =
+            [model.vocab_size, 2 * model.intermediate_size, model.qkv_size(), model.hidden_size];
+        let widest = widest.into_iter().max().unwrap_or(0);
         let splits = shape::max_splits(manifest.limits.max_seq_len);
         let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
         let [narrow, wide] = tiles;
