@@ -1,6 +1,8 @@
 //! The machine as a process of its own: for kernels that are broken on purpose, and for ThreadSanitizer.
+#![allow(unsafe_code)]
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -102,14 +104,12 @@ impl Program {
 
     fn start(&self, job: &Path) -> Result<Child, String> {
         let options = format!("exitcode={RACE_EXIT} halt_on_error=1 report_bugs=1");
-        Command::new(&self.path)
-            .arg(job)
-            .env("TSAN_OPTIONS", options)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("starting {}: {e}", self.path.display()))
+        let mut command = Command::new(&self.path);
+        command.arg(job).env("TSAN_OPTIONS", options);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // SAFETY: one system call, which may be made between fork and exec.
+        unsafe { command.pre_exec(keep_addresses) };
+        command.spawn().map_err(|e| format!("starting {}: {e}", self.path.display()))
     }
 }
 
@@ -184,6 +184,14 @@ fn replace_once(text: &str, mutation: &Mutation) -> Result<String, String> {
         return Err(format!("{} has {count} times, not once: {}", mutation.file, mutation.text));
     }
     Ok(text.replace(mutation.text, mutation.replacement))
+}
+
+/// ThreadSanitizer knows where memory may lie; where a system spreads addresses wider than that, it gives up. Where this
+/// is forbidden the program is started as it is.
+fn keep_addresses() -> std::io::Result<()> {
+    // SAFETY: changes nothing but this process, which is about to become the program.
+    unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
+    Ok(())
 }
 
 fn describe(launch: &Launch) -> String {
