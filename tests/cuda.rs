@@ -352,3 +352,15 @@ fn a_real_model_writes_what_it_writes_on_the_cpu() {
     assert_eq!(texts(&found), texts(&expected));
     assert!(found[0].counters.accepted > 0, "drafts engage: {:?}", found[0].counters);
 }
+
+/// A drafter that seems to be far behind would never be asked again.
+#[test]
+fn look_up_keeps_up_with_a_text_that_is_longer_than_a_step() {
+    const STEP_ROWS: usize = 16;
+    let (_dir, engine) = target(Drafts::Lookup);
+    let options = Options { max_num_tokens: Some(STEP_ROWS), ..running::options(Fixed) };
+    let request =
+        Request { prompt: [tokens(40), tokens(12)].concat(), max_tokens: 8, ..Request::default() };
+    let done = running::run(&mut load_with(&engine, options, Schedule::PLAIN), &[request]);
+    assert!(done[0].counters.drafted > 0, "{:?}", done[0].counters);
+}

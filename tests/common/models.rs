@@ -166,8 +166,9 @@ impl Recipe {
             eprintln!("building {label}");
             self.build(dir);
         };
-        // The names of exported checkpoints hold their hashes.
-        let folder = cache::folder(label, &[&format!("{self:?}")], make);
+        // The names of exported checkpoints hold their hashes; engines for GPUs carry kernels of their own time.
+        let kernels = if self.device == "cpu" { "" } else { spec_kernels::HASH };
+        let folder = cache::folder(label, &[&format!("{self:?}"), kernels], make);
         Engine::open(folder.join("1").join(TARGET_FILE)).expect("opens")
     }
 }

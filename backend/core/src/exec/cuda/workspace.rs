@@ -136,43 +136,29 @@ impl Workspace {
     ) -> Result<Self> {
         let sizes = Self::sizes(manifest, capacity, grid);
         let mut next = device.alloc(sizes.into_iter().map(aligned).sum())?;
-        let [
-            residual,
-            raw,
-            queries,
-            attended,
-            activated,
-            logits,
-            best,
-            gemm_partials,
-            gemm_arrivals,
-            attention_partials,
-            attention_arrivals,
-            rows,
-            tiles,
-            logit_rows,
-            pages,
-        ] = sizes.map(|bytes| {
+        let mut places = sizes.into_iter().map(|bytes| {
             let address = next;
             next += aligned(bytes) as Address;
             address
         });
+        let mut place = || places.next().expect("a size for each field");
+        // In the order of the sizes.
         Ok(Self {
-            residual,
-            raw,
-            queries,
-            attended,
-            activated,
-            logits,
-            best,
-            gemm_partials,
-            gemm_arrivals,
-            attention_partials,
-            attention_arrivals,
-            rows,
-            tiles,
-            logit_rows,
-            pages,
+            residual: place(),
+            raw: place(),
+            queries: place(),
+            attended: place(),
+            activated: place(),
+            logits: place(),
+            best: place(),
+            gemm_partials: place(),
+            gemm_arrivals: place(),
+            attention_partials: place(),
+            attention_arrivals: place(),
+            rows: place(),
+            tiles: place(),
+            logit_rows: place(),
+            pages: place(),
         })
     }
 }
