@@ -78,36 +78,26 @@ impl StepBuffers {
     /// Allocates all of it.
     pub(super) fn alloc(capacity: StepCapacity, device: &mut dyn Device) -> Result<Self> {
         let mut next = device.alloc(Self::bytes(&capacity))?;
-        let [
-            sequences,
-            words,
-            drafting,
-            drafts,
-            draft_distributions,
-            pages,
-            step,
-            scores,
-            target_weights,
-            draft_weights,
-            choices,
-        ] = sizes(&capacity).map(|bytes| {
+        let mut places = sizes(&capacity).into_iter().map(|bytes| {
             let address = next;
             next += aligned(bytes) as Address;
             address
         });
+        let mut place = || places.next().expect("a size for each field");
         let answer = device.alloc_shared(Answer::bytes(&capacity))?;
+        // In the order of the sizes.
         Ok(Self {
-            sequences,
-            words,
-            drafting,
-            drafts,
-            draft_distributions,
-            pages,
-            step,
-            scores,
-            target_weights,
-            draft_weights,
-            choices,
+            sequences: place(),
+            words: place(),
+            drafting: place(),
+            drafts: place(),
+            draft_distributions: place(),
+            pages: place(),
+            step: place(),
+            scores: place(),
+            target_weights: place(),
+            draft_weights: place(),
+            choices: place(),
             answer,
             capacity,
         })
