@@ -4,12 +4,13 @@
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, PRODUCT_BYTES, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product, Shared,
 };
 use super::places::Places;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, CString, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 /// Alignment that `cuMemAlloc` guarantees.
@@ -29,6 +30,7 @@ pub struct Driver {
     modules: Vec<sys::CUmodule>,
     functions: Vec<sys::CUfunction>,
     graphs: Vec<sys::CUgraphExec>,
+    events: Vec<sys::CUevent>,
     products: Option<Cublas>,
 }
 
@@ -76,6 +78,7 @@ impl Driver {
                 modules: Vec::new(),
                 functions: Vec::new(),
                 graphs: Vec::new(),
+                events: Vec::new(),
                 products: None,
             };
             driver.enter()?;
@@ -182,6 +185,18 @@ impl Device for Driver {
         check("cuMemcpyHtoDAsync", status)
     }
 
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        self.enter()?;
+        // SAFETY: the range lies inside of page-locked memory that lives until drop; the caller leaves it alone until
+        // the copy was waited for. The driver checks the target range.
+        let status = unsafe {
+            let source = shared.host.as_ptr().add(from.start).cast();
+            sys::cuMemcpyHtoDAsync_v2(to, source, from.len(), self.stream)
+        };
+        check("cuMemcpyHtoDAsync", status)
+    }
+
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
         self.wait()?;
         // SAFETY: the target is a slice; the driver checks the source range.
@@ -270,6 +285,30 @@ impl Device for Driver {
         check("cuGraphLaunch", status)
     }
 
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.enter()?;
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a pointer to a local; the event is destroyed once, at drop.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut event, flags) })?;
+        self.events.push(event);
+        Ok(Mark(self.events.len() as u32 - 1))
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        let event = self.events[mark.0 as usize];
+        // SAFETY: events and the stream live until drop.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event, self.stream) })
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        // SAFETY: events live until drop.
+        let status = unsafe { sys::cuEventSynchronize(self.events[mark.0 as usize]) };
+        check("cuEventSynchronize", status)
+    }
+
     fn wait(&mut self) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream lives until drop.
@@ -288,6 +327,7 @@ impl Drop for Driver {
             sys::cuStreamSynchronize(self.stream);
             self.products = None;
             self.graphs.iter().for_each(|&graph| _ = sys::cuGraphExecDestroy(graph));
+            self.events.iter().for_each(|&event| _ = sys::cuEventDestroy_v2(event));
             self.modules.iter().for_each(|&module| _ = sys::cuModuleUnload(module));
             self.shared.iter().for_each(|&host| _ = sys::cuMemFreeHost(host));
             self.memory.iter().for_each(|&address| _ = sys::cuMemFree_v2(address));
