@@ -6,6 +6,7 @@ use crate::{Drafts, load_bounded, load_with, requests, target, texts};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::batch::{Entry, Executor, Outcome};
 use spec_core::engine::Engine;
+use spec_core::pages::PAGE_TOKENS;
 use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::SequenceId;
@@ -109,33 +110,54 @@ fn what_looks_at_tokens_or_logits_waits_for_the_host() {
 struct Dice(u64);
 
 impl Dice {
-    fn one_in(&mut self, chances: u64) -> bool {
+    fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
-        (self.0 >> 33).is_multiple_of(chances)
+        (self.0 >> 33) as usize % end
+    }
+
+    fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
     }
 }
+
+/// Prompts that have nothing in common, so long that a few texts fill the cache.
+fn crowd() -> Vec<Request> {
+    let requests = simple_requests().into_iter().cycle().take(CROWD).enumerate();
+    let long = |(idx, request): (usize, Request)| Request {
+        prompt: (0..120 + 9 * idx)
+            .map(|at| ((at * at + 31 * idx * at + idx) % 60) as u32)
+            .collect(),
+        max_tokens: 22 + idx,
+        ..request
+    };
+    requests.map(long).collect()
+}
+
+/// Texts that want more pages than there are.
+const CROWD: usize = 8;
+const PAGES: usize = 64;
 
 /// Sequences lose their pages, leave and arrive while a step of theirs has begun, with so few pages that what one
 /// gives back another gets at once.
 #[test]
 fn texts_survive_what_happens_around_a_step_that_has_begun() {
     let (_dir, engine) = target(Drafts::Model);
-    let requests: Vec<Request> = requests().into_iter().chain(simple_requests()).collect();
+    let requests = crowd();
     let (expected, _) = run(&engine, asleep(), &requests);
-    for (seed, policy, kv_tokens) in [(1, Fixed, 1024), (2, Adaptive, 1024), (3, Fixed, 2048)] {
-        let options = Options { kv_tokens: Some(kv_tokens), ..running::options(policy) };
+    for (seed, policy) in [(1, Fixed), (2, Fixed), (3, Adaptive)] {
+        let options = Options { kv_tokens: Some(PAGES * PAGE_TOKENS), ..running::options(policy) };
         let (mut runtime, begun) = counting(load_bounded(&engine, options, Schedule::seeded(seed)));
         let mut dice = Dice(seed);
         let mut extras = Vec::new();
         let done = running::run_with(&mut runtime, &requests, |runtime, open| {
-            for &id in open {
-                if dice.one_in(12) {
-                    runtime.preempt(id);
-                }
+            if dice.one_in(8) {
+                runtime.preempt(open[dice.below(open.len())]);
             }
-            if dice.one_in(6) {
+            if dice.one_in(4) && extras.len() < 2 {
                 // Comes, takes pages, and goes in the middle of its text.
-                extras.extend(runtime.add(requests[extras.len() % requests.len()].clone()).ok());
+                let prompt = requests[dice.below(CROWD)].prompt[..40].to_vec();
+                let request = Request { prompt, ..requests[0].clone() };
+                extras.extend(runtime.add(request).ok());
             }
             if dice.one_in(6) {
                 extras.pop().map(|id| runtime.cancel(id));
@@ -143,6 +165,6 @@ fn texts_survive_what_happens_around_a_step_that_has_begun() {
         });
         assert_eq!(texts(&done), texts(&expected), "seed {seed}");
         let begun = begun.load(Ordering::Relaxed);
-        assert!(begun > 5, "{begun} steps had begun with seed {seed}");
+        assert!(begun > 10, "{begun} steps had begun with seed {seed}");
     }
 }

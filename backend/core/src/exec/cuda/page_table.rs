@@ -56,18 +56,20 @@ impl PageTable {
 mod tests {
     use super::*;
 
-    fn update(table: &mut PageTable, places: &[(usize, &[PageId])]) -> Vec<Range<usize>> {
-        table.update(places.iter().copied())
+    /// First word and end of each change.
+    fn update(table: &mut PageTable, places: &[(usize, &[PageId])]) -> Vec<(usize, usize)> {
+        let changes = table.update(places.iter().copied());
+        changes.into_iter().map(|change| (change.start, change.end)).collect()
     }
 
     #[test]
     fn only_what_has_changed_is_uploaded() {
         let mut table = PageTable::new(3, 10_000);
         let changes = update(&mut table, &[(0, &[5, 6]), (1, &[7, 8, 9])]);
-        assert_eq!(changes, [0..2, 10_000..10_003]);
+        assert_eq!(changes, [(0, 2), (10_000, 10_003)]);
         assert!(update(&mut table, &[(0, &[5, 6]), (1, &[7, 8, 9])]).is_empty());
-        assert_eq!(update(&mut table, &[(0, &[5, 6, 4]), (1, &[7, 8])]), [2..3]);
-        assert_eq!(update(&mut table, &[(1, &[7, 3, 9])]), [10_001..10_003]);
+        assert_eq!(update(&mut table, &[(0, &[5, 6, 4]), (1, &[7, 8])]), [(2, 3)]);
+        assert_eq!(update(&mut table, &[(1, &[7, 3, 9])]), [(10_001, 10_003)]);
         assert_eq!(table.words(0..4), [5, 6, 4, 0]);
         assert_eq!(table.words(10_000..10_003), [7, 3, 9]);
     }
@@ -75,13 +77,13 @@ mod tests {
     #[test]
     fn changes_that_are_near_travel_together() {
         let mut table = PageTable::new(3, 100);
-        assert_eq!(update(&mut table, &[(0, &[5, 6]), (2, &[7])]), [0..201]);
+        assert_eq!(update(&mut table, &[(0, &[5, 6]), (2, &[7])]), [(0, 201)]);
     }
 
     #[test]
     fn pages_beyond_the_table_are_left_out() {
         let mut table = PageTable::new(1, 2);
-        assert_eq!(update(&mut table, &[(0, &[5, 6, 7])]), [0..2]);
+        assert_eq!(update(&mut table, &[(0, &[5, 6, 7])]), [(0, 2)]);
         assert!(table.begins_with(0, &[5]) && !table.begins_with(0, &[5, 7]));
     }
 }
