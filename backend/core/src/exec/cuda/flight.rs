@@ -93,3 +93,124 @@ impl Flight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::PageId;
+    use crate::sampling::{Coupling, Sampler, SamplingParams};
+
+    const TOKENS: [u32; 30] = [1; 30];
+    const DRAFTS: usize = 4;
+    /// Enough for 64 positions.
+    const PAGES: [PageId; 4] = [7, 8, 9, 10];
+
+    fn sampler() -> Sampler {
+        Sampler::new(SamplingParams::default(), Coupling::Path(3), Vec::new())
+    }
+
+    fn entry<'a>(sampler: &'a Sampler, pages: &'a [PageId]) -> Entry<'a> {
+        Entry {
+            id: 5,
+            tokens: &TOKENS,
+            prompt_len: 2,
+            max_len: 60,
+            computed: 29,
+            chunk: 1,
+            draft_computed: 28,
+            speculates: true,
+            draft_len: DRAFTS,
+            given: &[],
+            min_confidence: 0.5,
+            pages,
+            sampler,
+        }
+    }
+
+    fn flight() -> Flight {
+        let place = Place { id: 5, len: 30, draft_len: DRAFTS, min_confidence: 0.5 };
+        let shape = Shape { sequences: 1, drafts: DRAFTS, drafting: true };
+        Flight { number: 1, shape, places: vec![place] }
+    }
+
+    fn table(pages: &[PageId]) -> PageTable {
+        let mut table = PageTable::new(2, 4);
+        table.update([(0, pages)].into_iter());
+        table
+    }
+
+    #[test]
+    fn a_step_on_its_way_is_taken_by_whom_it_is_for() {
+        let (sampler, flight) = (sampler(), flight());
+        let asked = entry(&sampler, &PAGES);
+        let place = |entry: &Entry<'_>| flight.place_of(entry, &table(&PAGES));
+        assert_eq!(place(&asked), Some(0));
+        assert_eq!(place(&Entry { draft_len: 2, ..asked }), Some(0), "drafts never change a text");
+        assert_eq!(place(&Entry { id: 6, ..asked }), None, "another sequence");
+        assert_eq!(place(&Entry { tokens: &TOKENS[1..], ..asked }), None, "another length");
+        assert_eq!(place(&Entry { computed: 16, chunk: 14, ..asked }), None, "computed anew");
+        assert_eq!(place(&Entry { given: &[3], ..asked }), None, "given drafts");
+        assert_eq!(place(&Entry { max_len: 30, ..asked }), None, "at its end");
+    }
+
+    /// It may write to its drafts' positions: 30 to 33, of the second and the third page.
+    #[test]
+    fn a_step_on_its_way_is_taken_on_the_pages_that_it_writes_to() {
+        let (sampler, flight) = (sampler(), flight());
+        let place = |own: &[PageId], known: &[PageId]| {
+            flight.place_of(&entry(&sampler, own), &table(known)).is_some()
+        };
+        assert!(place(&PAGES[..3], &PAGES), "a page more is known");
+        assert!(place(&PAGES, &PAGES[..3]), "a page more is lent");
+        assert!(!place(&PAGES[..2], &PAGES), "a page is taken back");
+        assert!(!place(&[7, 8, 11], &PAGES), "another page is lent in its place");
+        assert!(!place(&[7, 3, 9], &PAGES), "what was computed stands elsewhere");
+    }
+
+    #[test]
+    fn the_next_step_begins_if_it_is_known_to_be_alike() {
+        let (sampler, flight) = (sampler(), flight());
+        let asked = entry(&sampler, &PAGES);
+        let goes_on = |entry: &Entry<'_>| flight.goes_on(&[entry]);
+        assert!(goes_on(&asked));
+        assert!(goes_on(&Entry { min_confidence: 0.52, ..asked }), "costs never rest");
+        assert!(!goes_on(&Entry { min_confidence: 0.6, ..asked }), "another confidence");
+        assert!(!goes_on(&Entry { draft_len: 3, ..asked }), "other drafts");
+        assert!(!goes_on(&Entry { id: 6, ..asked }), "another sequence");
+        assert!(!flight.goes_on(&[&asked, &asked]), "one sequence more");
+        assert!(!flight.goes_on(&[]), "one sequence less");
+        assert!(goes_on(&Entry { max_len: 33, draft_len: 2, ..asked }), "near its end");
+        assert!(
+            !goes_on(&Entry { max_len: 31, draft_len: 0, ..asked }),
+            "nothing follows for sure"
+        );
+        // All accepted and drafted again, positions up to 38 are written: three pages, or no more than the text has.
+        assert!(goes_on(&Entry { pages: &PAGES[..3], ..asked }));
+        assert!(!goes_on(&Entry { pages: &PAGES[..2], ..asked }), "too few pages");
+        assert!(goes_on(&Entry { pages: &PAGES[..2], max_len: 32, draft_len: 1, ..asked }));
+    }
+
+    #[test]
+    fn where_the_host_has_a_say_the_next_step_waits() {
+        let params = SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() };
+        let penalised = Sampler::new(params, Coupling::Path(3), Vec::new());
+        assert!(!flight().goes_on(&[&entry(&penalised, &PAGES)]), "newest tokens change logits");
+        let sampler = sampler();
+        let asked = entry(&sampler, &PAGES);
+        let mut plain = flight();
+        plain.places[0].draft_len = 0;
+        let resting = Entry { speculates: false, draft_len: 0, ..asked };
+        assert!(plain.goes_on(&[&resting]));
+        assert!(!plain.goes_on(&[&Entry { speculates: true, ..resting }]), "a drafter catches up");
+        assert!(!flight().goes_on(&[&Entry { given: &[1], ..asked }]), "drafts are given");
+    }
+
+    #[test]
+    fn a_step_begins_where_the_one_before_it_has_ended() {
+        let before = flight();
+        let mut next = before.next();
+        assert_eq!(next.number, 2);
+        next.begin_after(&[StepResult { num_tokens: 3, ..StepResult::default() }]);
+        assert_eq!(next.places[0].len, 33);
+    }
+}
