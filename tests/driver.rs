@@ -10,7 +10,7 @@ use common::tiny::{self, Sizes};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::Driver;
-use spec_core::exec::cuda::device::Device as _;
+use spec_core::exec::cuda::device::{Device as _, Launch};
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
@@ -45,7 +45,7 @@ impl Emulated {
         let folder = tempfile::tempdir().unwrap();
         let program = env::current_exe().unwrap();
         let library = program.with_file_name("libspec_emu_driver.so");
-        std::os::unix::fs::symlink(library, folder.path().join("libcuda.so")).unwrap();
+        std::os::unix::fs::symlink(library, folder.path().join("libcuda.so.1")).unwrap();
         fs::write(folder.path().join("code"), "").unwrap();
         let output = Command::new(program)
             .args([test, "--exact", "--nocapture"])
@@ -236,20 +236,48 @@ fn a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again
     assert_eq!(failures(&mut runtime, &requests()), Vec::<String>::new());
 }
 
-#[test]
-fn without_graphs_the_same_texts_are_written() {
-    let test = "without_graphs_the_same_texts_are_written";
-    let Some(emulated) =
-        Emulated::run(test, &[("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2")], &[])
-    else {
-        return;
-    };
+/// The kernels of each step are launched one by one.
+fn writes_the_same_without_graphs(test: &str, failing: &str) {
+    let Some(emulated) = Emulated::run(test, &[("EMU_DRIVER_FAIL", failing)], &[]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
     let mut expected = Runtime::load_on(&engine, &options(Fixed), &open).unwrap();
     let mut found = Runtime::load(&engine, &options(Fixed)).unwrap();
     let expected = running::run(&mut expected, &requests());
     assert_eq!(texts(&running::run(&mut found, &requests())), texts(&expected));
+}
+
+#[test]
+fn texts_are_the_same_where_no_graph_can_be_captured() {
+    let test = "texts_are_the_same_where_no_graph_can_be_captured";
+    writes_the_same_without_graphs(test, "cuStreamBeginCapture=900");
+}
+
+#[test]
+fn texts_are_the_same_where_no_graph_can_be_instantiated() {
+    let test = "texts_are_the_same_where_no_graph_can_be_instantiated";
+    writes_the_same_without_graphs(test, "cuGraphInstantiateWithFlags=2");
+}
+
+#[test]
+fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
+    let test = "a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was";
+    let complaint = "cuLaunchKernelEx: accept has up to";
+    let Some(emulated) = Emulated::run(test, &[], &[complaint; 2]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let mut gpu = Driver::open(0).unwrap();
+    let code = engine.section("code.sm_90a.accept");
+    let kernel = gpu.load("accept", "accept", code, 0).unwrap();
+    let params = vec![0; 1024];
+    let launch = Launch { kernel, grid: 1, block: 2048, shared_bytes: 0, params, overlap: true };
+    let graph = gpu.record(&[launch]).unwrap();
+    let message = "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE";
+    assert_eq!(error(gpu.replay(graph)), message);
+    let address = gpu.alloc(4).unwrap();
+    gpu.write(address, &[1, 2, 3, 4]).unwrap();
+    let mut found = [0; 4];
+    gpu.read(address, &mut found).unwrap();
+    assert_eq!(found, [1, 2, 3, 4]);
 }
 
 #[test]

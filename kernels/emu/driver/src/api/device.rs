@@ -113,7 +113,7 @@ unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_in
 
 #[unsafe(no_mangle)]
 extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Status {
-    call("cuDevicePrimaryCtxRelease_v2", |machine| machine.release(device))
+    call("cuDevicePrimaryCtxRelease", |machine| machine.release(device))
 }
 
 #[unsafe(no_mangle)]
