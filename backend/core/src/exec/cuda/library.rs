@@ -78,7 +78,7 @@ macro_rules! functions {
             ///
             /// # Safety
             /// As the library's documentation says.
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
             pub(super) unsafe fn $name($($arg: $type),*) -> $result {
                 let functions = FUNCTIONS.get().expect("the library is loaded");
                 // SAFETY: the caller sees to it.

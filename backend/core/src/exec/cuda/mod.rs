@@ -6,6 +6,7 @@
 
 mod code;
 mod cublas;
+mod cublas_calls;
 pub mod device;
 mod driver;
 mod driver_calls;
