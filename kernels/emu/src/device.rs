@@ -157,14 +157,8 @@ impl Device for Emulator {
     /// The code itself is not looked at: the emulator has the kernel of this name already, with the shape of its
     /// matrix as a parameter.
     fn load(&mut self, variant: &str, _: &str, _: &[u8], _: u32) -> Result<Kernel> {
-        let name = variant.split(".SHAPE_").next().unwrap_or(variant);
-        let older = format!("{name}@sm_80");
-        let is_old = self.description.capability < (9, 0) && machine::has_variant(&older);
-        let name = if is_old { older } else { name.to_string() };
-        if !machine::has_variant(&name) {
-            return Err(Error::Device(format!("the emulator was built without {name}")));
-        }
-        self.kernels.push(name);
+        let name = machine::variant_for(variant, self.description.capability);
+        self.kernels.push(name.map_err(Error::Device)?);
         Ok(Kernel(self.kernels.len() as u32 - 1))
     }
 
