@@ -5,6 +5,7 @@ use crate::triton::{Error, Result};
 use spec_core::batch::{Entry, Executor, Outcome};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
+use std::time::Instant;
 
 /// An executor that breaks once.
 struct Faulty {
@@ -26,6 +27,14 @@ impl Executor for Faulty {
 
     fn forget(&mut self, id: SequenceId) {
         self.inner.forget(id);
+    }
+
+    fn reach(&self) -> usize {
+        self.inner.reach()
+    }
+
+    fn began(&self) -> Option<Instant> {
+        self.inner.began()
     }
 }
 

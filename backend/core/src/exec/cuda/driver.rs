@@ -4,7 +4,7 @@
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, PRODUCT_BYTES, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product, Shared,
 };
 use super::driver_calls::{self as calls, Status};
 use super::places::Places;
@@ -12,6 +12,7 @@ use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 /// Alignment that `cuMemAlloc` guarantees.
@@ -31,6 +32,7 @@ pub struct Driver {
     modules: Vec<sys::CUmodule>,
     functions: Vec<sys::CUfunction>,
     graphs: Vec<Recorded>,
+    events: Vec<sys::CUevent>,
     products: Option<Cublas>,
     /// The status after which no work is taken any more.
     last: OnceCell<Status>,
@@ -80,6 +82,7 @@ impl Driver {
                 modules: Vec::new(),
                 functions: Vec::new(),
                 graphs: Vec::new(),
+                events: Vec::new(),
                 products: None,
                 last: OnceCell::new(),
             };
@@ -172,6 +175,7 @@ impl Driver {
                     calls::cuGraphExecDestroy(*exec);
                 }
             }
+            self.events.iter().for_each(|&event| _ = calls::cuEventDestroy_v2(event));
             self.modules.iter().for_each(|&module| _ = calls::cuModuleUnload(module));
             self.shared.iter().for_each(|&host| _ = calls::cuMemFreeHost(host));
             self.memory.iter().for_each(|&address| _ = calls::cuMemFree_v2(address));
@@ -245,6 +249,18 @@ impl Device for Driver {
         // pageable memory is staged before the call returns.
         let status = unsafe {
             calls::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        };
+        self.check("cuMemcpyHtoDAsync", status)
+    }
+
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        self.enter()?;
+        // SAFETY: the range lies inside of page-locked memory that lives until drop; the caller leaves it alone until
+        // the copy was waited for. The driver checks the target range.
+        let status = unsafe {
+            let source = shared.host.as_ptr().add(from.start).cast();
+            calls::cuMemcpyHtoDAsync_v2(to, source, from.len(), self.stream)
         };
         self.check("cuMemcpyHtoDAsync", status)
     }
@@ -340,6 +356,30 @@ impl Device for Driver {
                 launches.iter().try_for_each(|launch| self.issue(launch))
             }
         }
+    }
+
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.enter()?;
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a pointer to a local; the event is destroyed once, at drop.
+        self.check("cuEventCreate", unsafe { calls::cuEventCreate(&mut event, flags) })?;
+        self.events.push(event);
+        Ok(Mark(self.events.len() as u32 - 1))
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        let event = self.events[mark.0 as usize];
+        // SAFETY: events and the stream live until drop.
+        self.check("cuEventRecord", unsafe { calls::cuEventRecord(event, self.stream) })
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        // SAFETY: events live until drop.
+        let status = unsafe { calls::cuEventSynchronize(self.events[mark.0 as usize]) };
+        self.check("cuEventSynchronize", status)
     }
 
     fn wait(&mut self) -> Result<()> {

@@ -111,6 +111,10 @@ functions! {
     cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) -> Status;
     cuStreamDestroy_v2(stream: sys::CUstream) -> Status;
     cuStreamSynchronize(stream: sys::CUstream) -> Status;
+    cuEventCreate(event: *mut sys::CUevent, flags: c_uint) -> Status;
+    cuEventDestroy_v2(event: sys::CUevent) -> Status;
+    cuEventRecord(event: sys::CUevent, stream: sys::CUstream) -> Status;
+    cuEventSynchronize(event: sys::CUevent) -> Status;
     cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode) -> Status;
     cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) -> Status;
     cuGraphInstantiateWithFlags(
