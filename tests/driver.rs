@@ -15,7 +15,6 @@ use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
 use spec_emu::{Emulator, Schedule};
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
@@ -74,25 +73,14 @@ impl Emulated {
         recipe.on(device).build(&path("built"));
         let engine = Engine::open(path("built").join("1").join(TARGET_FILE)).unwrap();
         let draft = engine.open_drafter().unwrap();
-        let table: String =
-            [Some(&engine), draft.as_ref()].into_iter().flatten().map(table).collect();
+        let table: String = [Some(&engine), draft.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(spec_emu::code_table)
+            .collect();
         fs::write(env::var_os(CODE).unwrap(), table).unwrap();
         engine
     }
-}
-
-/// What the emulated driver runs for each cubin of an engine.
-fn table(engine: &Engine) -> String {
-    let mut lines = String::new();
-    for section in &engine.manifest().sections {
-        let Some((_, variant)) = section.name.strip_prefix("code.").and_then(|n| n.split_once('.'))
-        else {
-            continue;
-        };
-        let hash = blake3::hash(engine.section(&section.name)).to_hex();
-        writeln!(lines, "{hash} {variant}").unwrap();
-    }
-    lines
 }
 
 /// A tenth of a GPU's memory is more than enough.
@@ -227,9 +215,10 @@ fn a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again
     let first = failures(&mut runtime, &requests());
     assert_eq!(first.len(), 1, "{first:?}");
     assert!(first[0].contains("CUDA_ERROR_LAUNCH_FAILED"), "{first:?}");
-    assert!(first[0].contains("load the model again"), "{first:?}");
+    assert!(first[0].contains("unload every model on it and load them again"), "{first:?}");
     let later = failures(&mut runtime, &requests()[..1]);
-    let expected = "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): load the model again";
+    let expected =
+        "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): unload and load the model";
     assert_eq!(later, [expected]);
     drop(runtime);
     let mut runtime = Runtime::load(&engine, &options(Fixed)).unwrap();

@@ -21,6 +21,7 @@ class Model:
     decoupled: bool = True
     max_batch_size: int = 32
     instances: int = 1
+    kind: str = "KIND_CPU"
     parameters: dict = field(default_factory=dict)
     extra: str = ""
 
@@ -30,7 +31,7 @@ class Model:
             'backend: "spec"',
             f"max_batch_size: {self.max_batch_size}",
             f"model_transaction_policy {{ decoupled: {str(self.decoupled).lower()} }}",
-            f"instance_group [ {{ count: {self.instances} kind: KIND_CPU }} ]",
+            f"instance_group [ {{ count: {self.instances} kind: {self.kind} }} ]",
         ]
         for key, value in self.parameters.items():
             lines.append(f"parameters {{ key: {quoted(key)} value {{ string_value: {quoted(value)} }} }}")
