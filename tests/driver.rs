@@ -227,13 +227,28 @@ fn a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again
     let first = failures(&mut runtime, &requests());
     assert_eq!(first.len(), 1, "{first:?}");
     assert!(first[0].contains("CUDA_ERROR_LAUNCH_FAILED"), "{first:?}");
-    assert!(first[0].contains("load the model again"), "{first:?}");
+    assert!(first[0].contains("unload every model on it and load them again"), "{first:?}");
     let later = failures(&mut runtime, &requests()[..1]);
-    let expected = "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): load the model again";
+    let expected =
+        "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): unload and load the model";
     assert_eq!(later, [expected]);
     drop(runtime);
     let mut runtime = Runtime::load(&engine, &options(Fixed)).unwrap();
     assert_eq!(failures(&mut runtime, &requests()), Vec::<String>::new());
+}
+
+#[test]
+fn models_share_a_gpu_and_one_can_go() {
+    let Some(emulated) = Emulated::run("models_share_a_gpu_and_one_can_go", &[], &[]) else {
+        return;
+    };
+    let engine = emulated.target("cuda:sm_90a");
+    let load = || Runtime::load(&engine, &options(Fixed)).unwrap();
+    let (mut first, mut second) = (load(), load());
+    let written = texts(&running::run(&mut first, &requests()));
+    assert_eq!(texts(&running::run(&mut second, &requests()[..2])), written[..2]);
+    drop(first);
+    assert_eq!(texts(&running::run(&mut second, &requests())), written);
 }
 
 fn writes_the_same(test: &str, variable: (&str, &str)) {
@@ -284,6 +299,29 @@ fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
     let mut found = [0; 4];
     gpu.read(address, &mut found).unwrap();
     assert_eq!(found, [1, 2, 3, 4]);
+}
+
+#[test]
+fn launches_keep_to_the_shared_memory_that_was_asked_for() {
+    let test = "launches_keep_to_the_shared_memory_that_was_asked_for";
+    let complaint = "cuLaunchKernelEx: sample has up to 50000 bytes of shared memory, not 50001";
+    let Some(emulated) = Emulated::run(test, &[], &[complaint]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let mut gpu = Driver::open(0).unwrap();
+    let kernel =
+        gpu.load("sample", "sample", engine.section("code.sm_90a.sample"), 50_000).unwrap();
+    let params = vec![0; 1024];
+    let launch = Launch { kernel, grid: 1, block: 1, shared_bytes: 50_001, params, overlap: true };
+    assert_eq!(error(gpu.launch(&launch)), "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE");
+}
+
+#[test]
+fn a_device_that_is_never_dropped_is_noticed() {
+    let test = "a_device_that_is_never_dropped_is_noticed";
+    let complaint = "the context of device 0 is held 1 times at the end";
+    if Emulated::run(test, &[], &[complaint]).is_some() {
+        std::mem::forget(Driver::open(0).unwrap());
+    }
 }
 
 #[test]

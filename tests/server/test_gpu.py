@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness import client, emulated, places
+from harness.reference import Reference
 from harness.repository import Model
+from harness.server import eventually
 
 PROMPTS = ["Hello there", "abc abc abc abc", "1 2 3 4 5 6 7 8 9", "The quick brown fox jumps over the lazy dog, " * 3]
 CASES = [
@@ -19,6 +21,14 @@ CASES = [
     for idx, text in enumerate(PROMPTS)
     for sampling in [{}, dict(temperature=1.0, seed=idx), dict(temperature=1.3, top_k=9, top_p=0.9, seed=7)]
 ]
+
+
+POOL = {"max_tokens_in_paged_kv_cache": 1024}
+REAL = {"text_input": "One, two,", "max_tokens": 4}
+
+
+def complaints(server):
+    return [line for line in server.log.splitlines() if emulated.COMPLAINT in line]
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +50,16 @@ def gpu(folder, gpu_engine):
 
 
 @pytest.fixture(scope="module")
+def placing_gpu(folder, gpu):
+    """The same, with a CUDA runtime by which Triton sees the first GPU too."""
+    return {**gpu, "LD_PRELOAD": str(emulated.cuda_runtime(folder))}
+
+
+@pytest.fixture(scope="module")
 def server(serve, gpu_engine, gpu):
-    pool = {"max_tokens_in_paged_kv_cache": 1024}
     return serve([
-        Model("adaptive", gpu_engine, kind="KIND_MODEL", parameters=pool),
-        Model("fixed", gpu_engine, kind="KIND_CPU", parameters={**pool, "draft_len": 3, "gpu_device_ids": "1"}),
+        Model("adaptive", gpu_engine, kind="KIND_MODEL", parameters=POOL),
+        Model("fixed", gpu_engine, kind="KIND_CPU", parameters={**POOL, "draft_len": 3, "gpu_device_ids": "1"}),
     ], env=gpu)
 
 
@@ -83,8 +98,7 @@ def test_drafts_are_verified_and_kept(server, expected):
 
 
 def test_no_call_of_the_driver_was_wrong(server):
-    complaints = [line for line in server.log.splitlines() if "emulated libcuda:" in line]
-    assert complaints == []
+    assert complaints(server) == []
 
 
 def test_a_gpu_that_is_not_there_is_named(serve, gpu_engine, gpu):
@@ -96,3 +110,42 @@ def test_a_gpu_that_is_not_there_is_named(serve, gpu_engine, gpu):
 def test_a_machine_without_a_driver_is_told_so(serve, gpu_engine):
     error = serve([Model("gpu", gpu_engine, kind="KIND_MODEL")], load=[]).load("gpu")
     assert "the CUDA driver (libcuda.so.1) is not installed" in error
+
+
+def load_again(server):
+    """The server has unloaded a model some time after it has said so."""
+    assert server.unload("gpu") is None
+    eventually(lambda: "successfully unloaded 'gpu'" in server.log)
+    assert server.load("gpu") is None
+
+
+def test_a_model_that_triton_places_is_unloaded_and_everything_is_freed(serve, gpu_engine, placing_gpu, expected):
+    server = serve([Model("gpu", gpu_engine, kind="KIND_GPU", parameters=POOL)], env=placing_gpu)
+    assert client.generate(server, "gpu", CASES[0]).good().text == expected[0]
+    load_again(server)
+    assert client.generate(server, "gpu", CASES[0]).good().text == expected[0]
+    assert server.stop() == 0 and complaints(server) == []
+
+
+def test_a_gpu_that_fails_is_told_and_a_model_that_is_loaded_again_runs(serve, gpu_engine, placing_gpu, expected):
+    failing = {"EMU_DRIVER_FAIL": "kernel=719@200"}
+    server = serve([Model("gpu", gpu_engine, kind="KIND_GPU", parameters=POOL)], env={**placing_gpu, **failing})
+    assert "unload every model on it and load them again" in client.generate(server, "gpu", CASES[0]).error
+    assert not server.is_ready("gpu")
+    assert "the GPU failed before (CUDA_ERROR_LAUNCH_FAILED)" in client.generate(server, "gpu", CASES[0]).error
+    load_again(server)
+    assert client.generate(server, "gpu", CASES[0]).good().text == expected[0]
+    assert server.stop() == 0 and complaints(server) == []
+
+
+def test_a_real_model_is_served(serve, folder):
+    engine = places.engine("gpu", max_seq_len=128, max_batch_size=4, dtype="fp16", device="cuda:sm_90a")
+    here = folder / "real"
+    here.mkdir()
+    gpu = emulated.environment(engine, here)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu.items():
+            patch.setenv(name, value)
+        expected = Reference(engine).text(**REAL)
+    server = serve([Model("real", engine, kind="KIND_MODEL", parameters=POOL)], env=gpu)
+    assert client.generate(server, "real", REAL).good().text == expected

@@ -5,10 +5,14 @@ SPEC_EMU_DRIVER  the library; `scripts/test-server` builds it
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from . import places
+
+# How the emulated driver begins to say what was wrong.
+COMPLAINT = "emulated libcuda:"
 
 # As small as the kernels take, with the drafter's weights those of the target.
 _SHAPE = {
@@ -53,3 +57,11 @@ def _code(engine):
     sections = [section for part in parts.values() for section in part["sections"]]
     kernels = [section for section in sections if section["name"].startswith("code.")]
     return "".join(f"{kernel['hash']} {kernel['name'].split('.', 2)[2]}\n" for kernel in kernels)
+
+
+def cuda_runtime(folder):
+    """A library for LD_PRELOAD: what Triton calls of the CUDA runtime to place a model on a GPU."""
+    library = folder / "cuda_runtime.so"
+    source = Path(__file__).with_name("cuda_runtime.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library

@@ -61,17 +61,19 @@ def checkpoint():
 def _code():
     """A hash over the sources that decide what an engine file holds."""
     digest = hashlib.sha256()
-    for folder in ["builder/src", "backend/core/src/engine", "backend/core/src/model"]:
-        for file in sorted((ROOT / folder).rglob("*.rs")):
+    for folder, suffix in [
+        ("builder/src", "rs"), ("backend/core/src/engine", "rs"), ("backend/core/src/model", "rs"), ("kernels", "cu*"),
+    ]:
+        for file in sorted((ROOT / folder).rglob(f"*.{suffix}")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def engine(label, *, max_seq_len, max_batch_size=32, dtype="bf16", draft="ngram", max_draft_len=8):
+def engine(label, *, max_seq_len, max_batch_size=32, dtype="bf16", draft="ngram", max_draft_len=8, device="cpu"):
     """A model folder built from the small model, kept until the builder's source or the arguments change."""
     arguments = [
         f"--draft={draft}", f"--dtype={dtype}", f"--max-draft-len={max_draft_len}",
-        f"--max-seq-len={max_seq_len}", f"--max-batch-size={max_batch_size}",
+        f"--max-seq-len={max_seq_len}", f"--max-batch-size={max_batch_size}", f"--device={device}",
     ]
     source = checkpoint()
     key = hashlib.sha256("\0".join([_code(), source.name, *arguments]).encode()).hexdigest()[:16]

@@ -16,7 +16,6 @@ pub(crate) const NO_BINARY_FOR_GPU: Status = 209;
 pub(crate) const INVALID_HANDLE: Status = 400;
 pub(crate) const ILLEGAL_STATE: Status = 401;
 pub(crate) const NOT_FOUND: Status = 500;
-pub(crate) const NOT_READY: Status = 600;
 pub(crate) const LAUNCH_FAILED: Status = 719;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 pub(crate) const CAPTURE_UNSUPPORTED: Status = 900;
@@ -24,7 +23,7 @@ pub(crate) const CAPTURE_INVALIDATED: Status = 901;
 pub(crate) const UNKNOWN: Status = 999;
 
 /// The codes that have a name here.
-const NAMES: [(Status, &CStr); 17] = [
+const NAMES: [(Status, &CStr); 16] = [
     (SUCCESS, c"CUDA_SUCCESS"),
     (INVALID_VALUE, c"CUDA_ERROR_INVALID_VALUE"),
     (OUT_OF_MEMORY, c"CUDA_ERROR_OUT_OF_MEMORY"),
@@ -36,7 +35,6 @@ const NAMES: [(Status, &CStr); 17] = [
     (INVALID_HANDLE, c"CUDA_ERROR_INVALID_HANDLE"),
     (ILLEGAL_STATE, c"CUDA_ERROR_ILLEGAL_STATE"),
     (NOT_FOUND, c"CUDA_ERROR_NOT_FOUND"),
-    (NOT_READY, c"CUDA_ERROR_NOT_READY"),
     (LAUNCH_FAILED, c"CUDA_ERROR_LAUNCH_FAILED"),
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED"),
     (CAPTURE_UNSUPPORTED, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"),

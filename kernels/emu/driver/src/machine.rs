@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::config::Config;
 use crate::context::Context;
 use crate::fault::{
-    Fault, INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, Outcome, SUCCESS, Status, UNKNOWN,
+    Fault, ILLEGAL_STATE, INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED, Outcome, SUCCESS,
+    Status, UNKNOWN,
 };
 use crate::table::{self, Handle};
 
@@ -135,7 +136,7 @@ impl Machine {
         let (_, context) = device.primary.take().ok_or_else(none)?;
         let fences = context.memory.check_fences();
         let left = if context.sticky.is_none() { context.left() } else { Vec::new() };
-        let wrong = |message: String| Err(Fault::wrong(SUCCESS, message));
+        let wrong = |message: String| Err(Fault::wrong(ILLEGAL_STATE, message));
         match fences {
             Err(message) => wrong(message),
             Ok(()) if !left.is_empty() => wrong(format!("never freed: {}", left.join(", "))),

@@ -75,11 +75,6 @@ impl Stream {
         self.num_done + self.queue.len() as u64
     }
 
-    /// Of it, what is done.
-    pub(crate) fn num_done(&self) -> u64 {
-        self.num_done
-    }
-
     pub(crate) fn is_capturing(&self) -> bool {
         self.capture.is_some()
     }

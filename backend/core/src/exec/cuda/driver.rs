@@ -105,7 +105,7 @@ impl Driver {
     fn enter(&self) -> Result<()> {
         if let Some(&status) = self.last.get() {
             let name = calls::name_of(status);
-            let message = format!("the GPU failed before ({name}): load the model again");
+            let message = format!("the GPU failed before ({name}): unload and load the model");
             return Err(Error::Device(message));
         }
         // SAFETY: the context is retained until drop.
@@ -119,8 +119,8 @@ impl Driver {
         }
         self.last.get_or_init(|| status);
         Err(Error::Device(format!(
-            "{what}: {}: the GPU takes no more work: load the model again, with all others on this GPU, or restart \
-             the server",
+            "{what}: {}: the GPU takes no more work: unload every model on it and load them again, or restart the \
+             server",
             calls::name_of(status)
         )))
     }

@@ -4,7 +4,7 @@ use std::ffi::{c_uint, c_ulonglong};
 
 use super::{expect_flags, put};
 use crate::context::Event;
-use crate::fault::{Fault, NOT_READY, Status};
+use crate::fault::Status;
 use crate::machine::in_context;
 use crate::stream::Stream;
 use crate::table::Handle;
@@ -119,18 +119,5 @@ extern "C" fn cuEventSynchronize(event: Handle) -> Status {
     in_context("cuEventSynchronize", |context, config| match context.recorded(event)? {
         Some((stream, num)) => context.wait(stream, num, &mut config.failing),
         None => Ok(()),
-    })
-}
-
-/// Says once that the work is not done, and does it: who asks again finds it done.
-#[unsafe(no_mangle)]
-extern "C" fn cuEventQuery(event: Handle) -> Status {
-    in_context("cuEventQuery", |context, config| {
-        let Some((stream, num)) = context.recorded(event)? else { return Ok(()) };
-        if context.streams.get(stream)?.num_done() >= num {
-            return Ok(());
-        }
-        context.wait(stream, num, &mut config.failing)?;
-        Err(Fault::plain(NOT_READY))
     })
 }
