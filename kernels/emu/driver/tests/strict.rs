@@ -97,7 +97,7 @@ impl Turn {
 
     /// Lets both go; the statuses.
     fn give(self) -> [Status; 2] {
-        [0, 1].map(|device| cuDevicePrimaryCtxRelease_v2(device))
+        [0, 1].map(cuDevicePrimaryCtxRelease_v2)
     }
 }
 
