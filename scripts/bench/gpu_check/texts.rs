@@ -47,14 +47,18 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
 fn the_same_with_drafts(drafts: Drafts, many_rows: ManyRows, bed: Bed) -> Outcome {
     let (_folder, engine) = case::speculating(drafts, bed);
     let requests = requests(many_rows, bed);
-    let mut plain = load(&engine, Fixed, many_rows, bed)?;
-    let alone = running::run_alone(&mut plain, &requests);
+    let options = options(Fixed, many_rows);
+    let mut waiting = load(&engine, Options { launch_ahead: false, ..options.clone() }, bed)?;
+    let alone = running::run_alone(&mut waiting, &requests);
+    if running::run_alone(&mut load(&engine, options, bed)?, &requests) != alone {
+        return Err("steps that begin ahead give other texts than steps that wait".into());
+    }
     let (mut drafted, mut accepted) = (0, 0);
     let ways = if bed.small { &WAYS[..FEW_WAYS] } else { &WAYS };
     for &(policy, draft_len) in ways {
         let requests = requests.iter().map(|request| with_drafts(request, draft_len));
         let done = running::run(
-            &mut load(&engine, policy, many_rows, bed)?,
+            &mut load(&engine, self::options(policy, many_rows), bed)?,
             &requests.collect::<Vec<_>>(),
         );
         for (idx, (done, expected)) in done.iter().zip(&alone).enumerate() {
@@ -82,19 +86,17 @@ fn with_drafts(request: &Request, draft_len: usize) -> Request {
     Request { draft_len: Some(draft_len), ..request.clone() }
 }
 
-fn load(
-    engine: &Engine,
-    policy: DraftPolicy,
-    many_rows: ManyRows,
-    bed: Bed,
-) -> spec_core::Result<Runtime> {
-    let options = Options {
+fn options(policy: DraftPolicy, many_rows: ManyRows) -> Options {
+    Options {
         kv_tokens: Some(KV_TOKENS),
         many_rows,
         // Pages of another prompt would cut a prompt elsewhere, which the library's bits depend on.
         kv_reuse: many_rows == ManyRows::Exact,
         ..running::options(policy)
-    };
+    }
+}
+
+fn load(engine: &Engine, options: Options, bed: Bed) -> spec_core::Result<Runtime> {
     Runtime::load_on(engine, &options, &|_| Ok(Box::new(bed.machine.open()?)))
 }
 
