@@ -15,6 +15,7 @@ use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
 use spec_emu::{Emulator, Schedule};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::{env, fs};
@@ -73,14 +74,25 @@ impl Emulated {
         recipe.on(device).build(&path("built"));
         let engine = Engine::open(path("built").join("1").join(TARGET_FILE)).unwrap();
         let draft = engine.open_drafter().unwrap();
-        let table: String = [Some(&engine), draft.as_ref()]
-            .into_iter()
-            .flatten()
-            .map(spec_emu::code_table)
-            .collect();
+        let table: String =
+            [Some(&engine), draft.as_ref()].into_iter().flatten().map(table).collect();
         fs::write(env::var_os(CODE).unwrap(), table).unwrap();
         engine
     }
+}
+
+/// What the emulated driver runs for each cubin of an engine.
+fn table(engine: &Engine) -> String {
+    let mut lines = String::new();
+    for section in &engine.manifest().sections {
+        let Some((_, variant)) = section.name.strip_prefix("code.").and_then(|n| n.split_once('.'))
+        else {
+            continue;
+        };
+        let hash = blake3::hash(engine.section(&section.name)).to_hex();
+        writeln!(lines, "{hash} {variant}").unwrap();
+    }
+    lines
 }
 
 /// A tenth of a GPU's memory is more than enough.
@@ -239,9 +251,8 @@ fn models_share_a_gpu_and_one_can_go() {
     assert_eq!(texts(&running::run(&mut second, &requests())), written);
 }
 
-/// The kernels of each step are launched one by one.
-fn writes_the_same_without_graphs(test: &str, failing: &str) {
-    let Some(emulated) = Emulated::run(test, &[("EMU_DRIVER_FAIL", failing)], &[]) else { return };
+fn writes_the_same(test: &str, variable: (&str, &str)) {
+    let Some(emulated) = Emulated::run(test, &[variable], &[]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
     let mut expected = Runtime::load_on(&engine, &options(Fixed), &open).unwrap();
@@ -253,20 +264,27 @@ fn writes_the_same_without_graphs(test: &str, failing: &str) {
 #[test]
 fn texts_are_the_same_where_no_graph_can_be_captured() {
     let test = "texts_are_the_same_where_no_graph_can_be_captured";
-    writes_the_same_without_graphs(test, "cuStreamBeginCapture=900");
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuStreamBeginCapture=900"));
 }
 
 #[test]
 fn texts_are_the_same_where_no_graph_can_be_instantiated() {
     let test = "texts_are_the_same_where_no_graph_can_be_instantiated";
-    writes_the_same_without_graphs(test, "cuGraphInstantiateWithFlags=2");
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2"));
+}
+
+#[test]
+fn texts_are_the_same_where_kernels_do_not_overlap() {
+    let test = "texts_are_the_same_where_kernels_do_not_overlap";
+    writes_the_same(test, ("SPEC_CUDA_OVERLAP", "off"));
 }
 
 #[test]
 fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
     let test = "a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was";
     let complaint = "cuLaunchKernelEx: accept has up to";
-    let Some(emulated) = Emulated::run(test, &[], &[complaint; 2]) else { return };
+    // Recorded to overlap, recorded without, and launched.
+    let Some(emulated) = Emulated::run(test, &[], &[complaint; 3]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let mut gpu = Driver::open(0).unwrap();
     let code = engine.section("code.sm_90a.accept");

@@ -2,10 +2,9 @@
 //! Nth step, error:N has it fail.
 
 use crate::triton::{Error, Result};
-use spec_core::batch::{Entry, Executor, Outcome};
+use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
-use std::time::Instant;
 
 /// An executor that breaks once.
 struct Faulty {
@@ -33,8 +32,8 @@ impl Executor for Faulty {
         self.inner.reach()
     }
 
-    fn began(&self) -> Option<Instant> {
-        self.inner.began()
+    fn timing(&self) -> Timing {
+        self.inner.timing()
     }
 }
 

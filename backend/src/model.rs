@@ -9,6 +9,7 @@ use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,6 +24,8 @@ pub(crate) struct Model {
     pub(crate) metrics: Arc<Metrics>,
     /// To the responders of its instances: a request can be ended through any of them.
     doors: Mutex<BTreeMap<usize, Sender<News>>>,
+    /// Instances so far that Triton has not placed on a GPU.
+    num_unplaced: AtomicUsize,
     /// Dropped last, after `metrics`.
     _sweeper: Sweeper,
 }
@@ -60,7 +63,15 @@ impl Model {
         }
         let metrics = Metrics::of(&name, version)?;
         log(Level::Info, &format!("model '{name}' version {version}: {}", folder.path.display()));
-        Ok(Self { folder, settings, contract, metrics, doors: Mutex::default(), _sweeper: Sweeper })
+        Ok(Self {
+            folder,
+            settings,
+            contract,
+            metrics,
+            doors: Mutex::default(),
+            num_unplaced: AtomicUsize::new(0),
+            _sweeper: Sweeper,
+        })
     }
 
     /// Rows in a step where nothing is said: what a GPU's engine was built for. A step on a CPU is short enough for decoding neighbours, and for
@@ -98,8 +109,13 @@ impl Model {
 
     /// A runtime for an instance.
     pub(crate) fn runtime(&self, placement: Placement) -> Result<Runtime> {
-        let gpu = gpu(placement, &self.folder.target.manifest().device)?;
         let settings = &self.settings;
+        let built_for = &self.folder.target.manifest().device;
+        let turn = match placement {
+            Placement::Gpu(_) => 0,
+            Placement::Cpu | Placement::Model => self.num_unplaced.fetch_add(1, Ordering::Relaxed),
+        };
+        let gpu = gpu(placement, built_for, &settings.gpus, turn)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared_out = (cores / settings.instance_count.max(1)).max(1);
         let options = Options {
@@ -133,21 +149,23 @@ impl Model {
     }
 }
 
-/// Number of the GPU that an instance runs on; it must be placed where its engine runs.
-fn gpu(placement: Placement, built_for: &Device) -> Result<usize> {
+/// Number of the GPU that an instance runs on, the `turn`-th of those that are not placed on one.
+fn gpu(placement: Placement, built_for: &Device, gpus: &[usize], turn: usize) -> Result<usize> {
     match (placement, built_for) {
-        (Placement::Gpu(number), Device::Cuda { .. }) => Ok(number.max(0) as usize),
+        (Placement::Gpu(number), Device::Cuda { .. }) if gpus.is_empty() => {
+            Ok(number.max(0) as usize)
+        }
+        (Placement::Gpu(number), Device::Cuda { .. }) => Err(Error::invalid_arg(format!(
+            "instance_group places the instance on GPU {number} and gpu_device_ids names {gpus:?}: set one of them, \
+             or KIND_MODEL"
+        ))),
         (Placement::Cpu | Placement::Model, Device::Cpu) => Ok(0),
         (Placement::Gpu(number), Device::Cpu) => Err(Error::unsupported(format!(
             "the instance is placed on GPU {number} and the engine is built for the CPU: set KIND_CPU in \
              instance_group, or build with spec-build --device cuda:ARCH"
         ))),
-        (Placement::Cpu | Placement::Model, Device::Cuda { archs, .. }) => {
-            Err(Error::unsupported(format!(
-                "the instance is not placed on a GPU and the engine is built for cuda:{}: set KIND_GPU in \
-                 instance_group, or build with spec-build --device cpu",
-                archs.join(",")
-            )))
+        (Placement::Cpu | Placement::Model, Device::Cuda { .. }) => {
+            Ok(*gpus.get(turn % gpus.len().max(1)).unwrap_or(&0))
         }
     }
 }
@@ -165,4 +183,31 @@ fn limits(manifest: &spec_core::engine::Manifest) -> Limits {
         limits.max_draft_len = 0;
     }
     limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cuda() -> Device {
+        Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 }
+    }
+
+    #[test]
+    fn instances_without_a_place_take_turns_on_the_gpus_that_are_named() {
+        let number = |gpus: &[usize], turn| gpu(Placement::Model, &cuda(), gpus, turn).unwrap();
+        assert_eq!([0, 1, 2].map(|turn| number(&[2, 5], turn)), [2, 5, 2]);
+        assert_eq!(number(&[], 3), 0);
+        assert_eq!(gpu(Placement::Cpu, &cuda(), &[1], 0).unwrap(), 1);
+        assert_eq!(gpu(Placement::Cpu, &Device::Cpu, &[1], 0).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_place_on_a_gpu_is_kept_and_named_once() {
+        assert_eq!(gpu(Placement::Gpu(3), &cuda(), &[], 0).unwrap(), 3);
+        let twice = gpu(Placement::Gpu(3), &cuda(), &[1], 0).unwrap_err().message;
+        assert!(twice.contains("on GPU 3") && twice.contains("[1]"), "{twice}");
+        let cpu = gpu(Placement::Gpu(3), &Device::Cpu, &[], 0).unwrap_err().message;
+        assert!(cpu.contains("built for the CPU"), "{cpu}");
+    }
 }

@@ -63,6 +63,8 @@ pub struct Settings {
     pub kv_reuse: bool,
     /// Rows in a step.
     pub max_num_tokens: Option<usize>,
+    /// GPUs of the instances that are not placed on one, in turn; none is the first GPU for all.
+    pub gpus: Vec<usize>,
     /// The drafter's GPU, where it is not that of the instance.
     pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
@@ -121,6 +123,7 @@ impl Default for Settings {
             max_queue_size: 64,
             kv_reuse: true,
             max_num_tokens: None,
+            gpus: Vec::new(),
             draft_gpu: None,
             prefill: ManyRows::default(),
             launch_ahead: true,

@@ -4,7 +4,7 @@
 use crate::common::running::{self, Done};
 use crate::{Drafts, load_bounded, load_with, requests, target, texts};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
-use spec_core::batch::{Entry, Executor, Outcome};
+use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::engine::Engine;
 use spec_core::pages::PAGE_TOKENS;
 use spec_core::runtime::{Options, Request, Runtime};
@@ -23,7 +23,8 @@ struct Counting {
 impl Executor for Counting {
     fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
         let outcomes = self.inner.step(entries);
-        self.begun.fetch_add(usize::from(self.inner.began().is_some()), Ordering::Relaxed);
+        let has_begun = matches!(self.inner.timing(), Timing::Since(_));
+        self.begun.fetch_add(usize::from(has_begun), Ordering::Relaxed);
         outcomes
     }
 

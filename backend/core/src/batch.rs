@@ -75,6 +75,18 @@ pub struct Outcome {
     pub draft_computed: usize,
 }
 
+/// How the time that a step takes is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// As long as the call.
+    #[default]
+    Call,
+    /// Its work began before it was asked for, then.
+    Since(Instant),
+    /// With preparations that no other step like it needs: it says nothing about what steps cost.
+    Unlike,
+}
+
 /// Runs whole speculative steps on a device.
 pub trait Executor: Send {
     /// Draft, verify and accept for every entry; one outcome an entry, in order.
@@ -89,9 +101,9 @@ pub trait Executor: Send {
         0
     }
 
-    /// When the work of the last step began, if that was before it was asked for.
-    fn began(&self) -> Option<Instant> {
-        None
+    /// How long the last step took.
+    fn timing(&self) -> Timing {
+        Timing::Call
     }
 }
 

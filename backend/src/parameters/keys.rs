@@ -115,6 +115,14 @@ pub(crate) static KEYS: &[Key] = &[
         "rows of a step at most",
     ),
     key(
+        "gpu_device_ids",
+        "numbers separated by `;`",
+        "the first GPU",
+        |s, v| write(&mut s.gpus, gpus(v)),
+        "GPUs of the instances that `instance_group` does not place on one (`KIND_CPU`, `KIND_MODEL`), in turn, where \
+         the engine is built for GPUs",
+    ),
+    key(
         "draft_gpu",
         "number",
         "that of the instance",
@@ -259,7 +267,6 @@ pub(crate) static KEYS: &[Key] = &[
     refused("encoder_model_path", NO_ENCODER),
     refused("executor_worker_path", NOT_TENSORRT),
     refused("tokenizer_dir", "the tokenizer lies in the model's version folder"),
-    refused("gpu_device_ids", ONE_DEVICE),
     refused("participant_ids", ONE_DEVICE),
     refused("num_nodes", ONE_DEVICE),
     refused("gpu_weights_percent", "all weights are held on the device"),
@@ -319,6 +326,11 @@ fn positive(value: &str) -> Result<usize, &'static str> {
 
 fn count(value: &str) -> Result<usize, &'static str> {
     parsed(value, "a whole number of at least 0")
+}
+
+fn gpus(value: &str) -> Result<Vec<usize>, &'static str> {
+    let expected = "GPU numbers separated by ';': an instance runs on one";
+    value.split(';').map(|number| parsed(number.trim(), expected)).collect()
 }
 
 fn milliseconds(value: &str) -> Result<u64, &'static str> {

@@ -2,7 +2,6 @@
 //! is a fiber; a seeded schedule decides what a GPU leaves open; errors of a kernel are messages.
 
 mod arena;
-mod code_table;
 mod compile;
 mod device;
 mod machine;
@@ -11,7 +10,6 @@ mod program;
 mod variants;
 
 pub use arena::Arena;
-pub use code_table::code_table;
 pub use device::Emulator;
 pub use machine::{Landing, Launch, Schedule, has_variant, launch, run, variant_for};
 pub use program::{Mutation, Options, Program};

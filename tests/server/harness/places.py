@@ -22,7 +22,7 @@ SCRATCH = ROOT / "target" / "test-server"
 MODEL_FILE = "smollm2-135m-instruct-q4_1.gguf"
 
 
-def _place(variable, default):
+def place(variable, default):
     path = Path(os.environ.get(variable, default))
     if not path.exists():
         raise RuntimeError(f"there is no {path}: run the suites with scripts/test-server, or set {variable}")
@@ -30,15 +30,15 @@ def _place(variable, default):
 
 
 def backends():
-    return _place("SPEC_BACKEND_DIR", ROOT / "target/backends-dev")
+    return place("SPEC_BACKEND_DIR", ROOT / "target/backends-dev")
 
 
 def fault_backends():
-    return _place("SPEC_FAULT_BACKEND_DIR", ROOT / "target/backends-fault")
+    return place("SPEC_FAULT_BACKEND_DIR", ROOT / "target/backends-fault")
 
 
 def spec_build():
-    return _place("SPEC_BUILD", ROOT / "target/debug/spec-build")
+    return place("SPEC_BUILD", ROOT / "target/debug/spec-build")
 
 
 def tritonserver():

@@ -16,7 +16,7 @@ pub use text::{TextChunk, TextStream};
 use placement::Placement;
 
 use crate::adapt::{DraftPolicy, Tuner};
-use crate::batch::Executor;
+use crate::batch::{Executor, Timing};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
 use crate::exec::cuda;
@@ -267,10 +267,17 @@ impl Runtime {
         }
         let start = Instant::now();
         let outcomes = self.executor.step(&self.scheduler.entries(&schedule));
-        let ms = self.executor.began().unwrap_or(start).elapsed().as_secs_f64() * 1e3;
+        let start = match self.executor.timing() {
+            Timing::Call => Some(start),
+            Timing::Since(began) => Some(began),
+            Timing::Unlike => None,
+        };
         let (events, failure) = match outcomes {
             Ok(outcomes) => {
-                self.scheduler.observe(&schedule, &outcomes, ms);
+                if let Some(start) = start {
+                    let ms = start.elapsed().as_secs_f64() * 1e3;
+                    self.scheduler.observe(&schedule, &outcomes, ms);
+                }
                 (self.scheduler.commit(&schedule, outcomes), None)
             }
             Err(error) => (self.scheduler.fail(&schedule), Some(error)),

@@ -1,5 +1,5 @@
 //! What the emulated driver refuses, and what it lets wait: called as a program calls it, by name.
-#![allow(unsafe_code, non_snake_case, clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, unsafe_code, non_snake_case)]
 
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;

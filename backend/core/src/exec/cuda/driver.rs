@@ -8,6 +8,7 @@ use super::device::{
 };
 use super::driver_calls::{self as calls, Status};
 use super::places::Places;
+use super::staging::Staging;
 use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::cell::OnceCell;
@@ -24,6 +25,8 @@ const DRIVER_OF_CUDA_13: u32 = 580;
 /// An opened GPU with one stream. Everything that was allocated or loaded goes with it.
 pub struct Driver {
     description: Description,
+    /// Whether kernels may start before the ones ahead of them have ended.
+    overlaps: bool,
     ordinal: i32,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -33,6 +36,7 @@ pub struct Driver {
     functions: Vec<sys::CUfunction>,
     graphs: Vec<Recorded>,
     events: Vec<sys::CUevent>,
+    staging: Option<Staging>,
     products: Option<Cublas>,
     /// The status after which no work is taken any more.
     last: OnceCell<Status>,
@@ -72,8 +76,11 @@ impl Driver {
                 "cuDevicePrimaryCtxRetain",
                 calls::cuDevicePrimaryCtxRetain(&mut context, device),
             )?;
+            // Older GPUs have no such thing: there, kernels do not wait by themselves.
+            let overlaps = description.capability >= (9, 0) && overlap_is_wanted()?;
             let mut driver = Self {
                 description,
+                overlaps,
                 ordinal: device,
                 context,
                 stream: ptr::null_mut(),
@@ -83,6 +90,7 @@ impl Driver {
                 functions: Vec::new(),
                 graphs: Vec::new(),
                 events: Vec::new(),
+                staging: None,
                 products: None,
                 last: OnceCell::new(),
             };
@@ -117,7 +125,8 @@ impl Driver {
         )))
     }
 
-    fn issue(&self, launch: &Launch) -> Result<()> {
+    /// `may_overlap` is whether a launch that may begin early does.
+    fn issue(&self, launch: &Launch, may_overlap: bool) -> Result<()> {
         let mut attribute = overlap_attribute();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid,
@@ -129,8 +138,7 @@ impl Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream,
             attrs: &mut attribute,
-            // Older GPUs have no such thing: there, kernels do not wait by themselves.
-            numAttrs: u32::from(launch.overlap && self.description.capability >= (9, 0)),
+            numAttrs: u32::from(launch.overlap && may_overlap && self.overlaps),
         };
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
@@ -143,7 +151,7 @@ impl Driver {
     }
 
     /// Makes a graph of launches. The stream is as before also where that fails.
-    fn capture(&self, launches: &[Launch]) -> Result<sys::CUgraphExec> {
+    fn capture(&self, launches: &[Launch], may_overlap: bool) -> Result<sys::CUgraphExec> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: capture begins and ends here on our own stream, also after a failed launch; what there is of a graph
@@ -151,7 +159,7 @@ impl Driver {
         unsafe {
             let begun = calls::cuStreamBeginCapture_v2(self.stream, mode);
             self.check("cuStreamBeginCapture", begun)?;
-            let issued = launches.iter().try_for_each(|launch| self.issue(launch));
+            let issued = launches.iter().try_for_each(|launch| self.issue(launch, may_overlap));
             let ended = calls::cuStreamEndCapture(self.stream, &mut graph);
             let recorded = issued.and_then(|()| self.check("cuStreamEndCapture", ended));
             let made = recorded.and_then(|()| {
@@ -244,13 +252,13 @@ impl Device for Driver {
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the source is a slice; the driver checks the target range. The copy is ordered on the stream and
-        // pageable memory is staged before the call returns.
-        let status = unsafe {
-            calls::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        let mut staging = match self.staging.take() {
+            Some(staging) => staging,
+            None => Staging::new(self)?,
         };
-        self.check("cuMemcpyHtoDAsync", status)
+        let written = staging.write(to, bytes, self);
+        self.staging = Some(staging);
+        written
     }
 
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
@@ -308,7 +316,7 @@ impl Device for Driver {
 
     fn launch(&mut self, launch: &Launch) -> Result<()> {
         self.enter()?;
-        self.issue(launch)
+        self.issue(launch, true)
     }
 
     fn enable_products(&mut self) -> Result<()> {
@@ -329,7 +337,12 @@ impl Device for Driver {
     /// Where no graph can be made, replaying launches each kernel by itself.
     fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
         self.enter()?;
-        let recorded = match self.capture(launches) {
+        let graph = match self.capture(launches, true) {
+            // Seen elsewhere on some systems: kernels that overlap cannot be captured.
+            Err(_) if self.overlaps && self.last.get().is_none() => self.capture(launches, false),
+            other => other,
+        };
+        let recorded = match graph {
             Ok(graph) => Recorded::Graph(graph),
             Err(error) if self.last.get().is_some() => return Err(error),
             Err(error) => {
@@ -353,7 +366,7 @@ impl Device for Driver {
                 self.check("cuGraphLaunch", status)
             }
             Recorded::Launches(launches) => {
-                launches.iter().try_for_each(|launch| self.issue(launch))
+                launches.iter().try_for_each(|launch| self.issue(launch, true))
             }
         }
     }
@@ -401,6 +414,17 @@ impl Drop for Driver {
         }
         // SAFETY: it was retained once.
         unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
+    }
+}
+
+/// To see whether something that goes wrong goes wrong because kernels overlap.
+fn overlap_is_wanted() -> Result<bool> {
+    match std::env::var("SPEC_CUDA_OVERLAP").as_deref() {
+        Err(_) | Ok("on") => Ok(true),
+        Ok("off") => Ok(false),
+        Ok(other) => {
+            Err(Error::Device(format!("SPEC_CUDA_OVERLAP is '{other}', on and off are known")))
+        }
     }
 }
 

@@ -5,9 +5,12 @@
 use super::library::{Library, functions};
 use crate::{Error, Result};
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
 const LIBRARY: &CStr = c"libcuda.so.1";
+
+/// Names another library in its place: a compatibility package's, or one of a test.
+const OTHER_LIBRARY: &str = "SPEC_CUDA_DRIVER";
 
 /// A `CUresult`, of which newer drivers have more than older ones.
 pub(super) type Status = u32;
@@ -22,7 +25,7 @@ const LAST: [Status; 13] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 71
 
 /// Whether the driver's library is on this machine.
 pub fn is_present() -> bool {
-    Library::open(LIBRARY).is_ok()
+    library().is_ok()
 }
 
 /// Finds the driver.
@@ -31,7 +34,18 @@ pub(super) fn open() -> Result<()> {
         let remedy = "install it, or rebuild with spec-build --device cpu";
         Error::Device(format!("the CUDA driver (libcuda.so.1) is not installed: {what}: {remedy}"))
     };
-    load(&Library::open(LIBRARY).map_err(missing)?).map_err(missing)
+    load(&library().map_err(missing)?).map_err(missing)
+}
+
+fn library() -> std::result::Result<Library, String> {
+    match std::env::var_os(OTHER_LIBRARY) {
+        None => Library::open(LIBRARY),
+        Some(path) => {
+            let path = CString::new(path.into_encoded_bytes())
+                .map_err(|_| format!("{OTHER_LIBRARY} has a zero in it"))?;
+            Library::open(&path).map_err(|error| format!("{OTHER_LIBRARY}: {error}"))
+        }
+    }
 }
 
 /// Whether a call has failed for good.
@@ -111,10 +125,6 @@ functions! {
     cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint) -> Status;
     cuStreamDestroy_v2(stream: sys::CUstream) -> Status;
     cuStreamSynchronize(stream: sys::CUstream) -> Status;
-    cuEventCreate(event: *mut sys::CUevent, flags: c_uint) -> Status;
-    cuEventDestroy_v2(event: sys::CUevent) -> Status;
-    cuEventRecord(event: sys::CUevent, stream: sys::CUstream) -> Status;
-    cuEventSynchronize(event: sys::CUevent) -> Status;
     cuStreamBeginCapture_v2(stream: sys::CUstream, mode: sys::CUstreamCaptureMode) -> Status;
     cuStreamEndCapture(stream: sys::CUstream, graph: *mut sys::CUgraph) -> Status;
     cuGraphInstantiateWithFlags(
@@ -125,4 +135,8 @@ functions! {
     cuGraphDestroy(graph: sys::CUgraph) -> Status;
     cuGraphExecDestroy(exec: sys::CUgraphExec) -> Status;
     cuGraphLaunch(exec: sys::CUgraphExec, stream: sys::CUstream) -> Status;
+    cuEventCreate(event: *mut sys::CUevent, flags: c_uint) -> Status;
+    cuEventDestroy_v2(event: sys::CUevent) -> Status;
+    cuEventRecord(event: sys::CUevent, stream: sys::CUstream) -> Status;
+    cuEventSynchronize(event: sys::CUevent) -> Status;
 }

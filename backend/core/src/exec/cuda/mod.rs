@@ -23,6 +23,7 @@ mod pass;
 mod places;
 pub mod plain;
 pub mod shape;
+mod staging;
 mod step;
 mod step_buffers;
 mod step_graph;

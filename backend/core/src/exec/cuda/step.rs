@@ -15,7 +15,7 @@ use super::step_graph::{Parts, Shape};
 use super::step_input::{Planned, StepInput};
 use super::step_params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult};
 use super::step_upload::{Told, Uploads};
-use crate::batch::{Emitted, Entry, Executor, Outcome, Segment};
+use crate::batch::{Emitted, Entry, Executor, Outcome, Segment, Timing};
 use crate::draft::{Drafter, Ngram, Proposal};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
@@ -64,8 +64,8 @@ pub struct Steps {
     ahead: Option<Flight>,
     /// When the last step was told.
     told: Instant,
-    /// When the work of the last step began, if it had begun before.
-    began: Option<Instant>,
+    /// Of the last step.
+    timing: Timing,
 }
 
 /// Who is asked for a sequence's drafts.
@@ -186,7 +186,7 @@ impl Steps {
             number: 0,
             ahead: None,
             told: Instant::now(),
-            began: None,
+            timing: Timing::Call,
         })
     }
 
@@ -244,7 +244,9 @@ impl Steps {
             next.begin_after(&answers.results);
         }
         self.ahead = next;
-        self.began = is_ahead.then_some(self.told);
+        if is_ahead && self.timing == Timing::Call {
+            self.timing = Timing::Since(self.told);
+        }
         self.told = Instant::now();
         let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
         let has_model = self.on.draft.is_some();
@@ -411,6 +413,7 @@ impl Steps {
                     buffers: &self.buffers,
                     max_pages: self.capacity.max_pages,
                 };
+                self.timing = Timing::Unlike;
                 let graph = device.record(&parts.step(shape))?;
                 self.graphs.insert(shape, graph);
                 graph
@@ -464,7 +467,7 @@ fn slot(flight: &Flight) -> usize {
 
 impl Executor for Steps {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
-        self.began = None;
+        self.timing = Timing::Call;
         let takes = self.split(entries);
         let on_device: Vec<&Entry<'_>> = entries
             .iter()
@@ -509,7 +512,7 @@ impl Executor for Steps {
         if goes_ahead { self.capacity.drafts + 1 } else { 0 }
     }
 
-    fn began(&self) -> Option<Instant> {
-        self.began
+    fn timing(&self) -> Timing {
+        self.timing
     }
 }
