@@ -48,6 +48,14 @@ fn library() -> std::result::Result<Library, String> {
     }
 }
 
+/// Turns what is no success into an error of this call.
+pub(super) fn check(what: &str, status: Status) -> Result<()> {
+    match status {
+        SUCCESS => Ok(()),
+        _ => Err(Error::Device(format!("{what}: {}", name_of(status)))),
+    }
+}
+
 /// Whether a call has failed for good.
 pub(super) fn is_last(status: Status) -> bool {
     LAST.contains(&status)

@@ -10,6 +10,7 @@ mod cublas_calls;
 pub mod device;
 mod driver;
 mod driver_calls;
+mod driver_describe;
 mod flight;
 mod forward;
 pub mod kv;
