@@ -227,10 +227,9 @@ fn a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again
     let first = failures(&mut runtime, &requests());
     assert_eq!(first.len(), 1, "{first:?}");
     assert!(first[0].contains("CUDA_ERROR_LAUNCH_FAILED"), "{first:?}");
-    assert!(first[0].contains("unload every model on it and load them again"), "{first:?}");
+    assert!(first[0].contains("restart the server"), "{first:?}");
     let later = failures(&mut runtime, &requests()[..1]);
-    let expected =
-        "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): unload and load the model";
+    let expected = "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): restart the server";
     assert_eq!(later, [expected]);
     drop(runtime);
     let mut runtime = Runtime::load(&engine, &options(Fixed)).unwrap();

@@ -2,7 +2,7 @@
 //! they did, whatever becomes of the sequences in the meantime.
 
 use crate::common::running::{self, Done};
-use crate::{Drafts, load_bounded, load_with, requests, target, texts};
+use crate::{Drafts, emulator, load_bounded, load_with, requests, target, texts};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::engine::Engine;
@@ -30,6 +30,10 @@ impl Executor for Counting {
 
     fn forget(&mut self, id: SequenceId) {
         self.inner.forget(id);
+    }
+
+    fn timing(&self) -> Timing {
+        self.inner.timing()
     }
 }
 
@@ -167,5 +171,30 @@ fn texts_survive_what_happens_around_a_step_that_has_begun() {
         assert_eq!(texts(&done), texts(&expected), "seed {seed}");
         let begun = begun.load(Ordering::Relaxed);
         assert!(begun > 10, "{begun} steps had begun with seed {seed}");
+    }
+}
+
+/// What the host believes that the device knows must be true, or the next sequences use pages of others.
+#[test]
+fn a_copy_that_fails_leaves_nothing_behind() {
+    let (_dir, engine) = target(Drafts::Model);
+    let requests = simple_requests();
+    let (expected, _) = run(&engine, asleep(), &requests);
+    for after in 0..6 {
+        let open = |_| Ok(Box::new(emulator(Schedule::PLAIN).refusing_a_copy(after)) as _);
+        // Pages are lent again at once, in the same order.
+        let kv_tokens = Some(PAGES * PAGE_TOKENS);
+        let options = Options { kv_reuse: false, kv_tokens, ..running::options(Fixed) };
+        let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
+        for request in requests.iter().rev() {
+            runtime.add(request.clone()).expect("is allowed");
+        }
+        let mut failures = 0;
+        while !runtime.is_idle() {
+            failures += usize::from(runtime.step().failure.is_some());
+        }
+        assert_eq!(failures, 1, "after {after} copies");
+        let done = running::run(&mut runtime, &requests);
+        assert_eq!(texts(&done), texts(&expected), "after {after} copies");
     }
 }

@@ -43,6 +43,8 @@ pub struct Emulator {
     num_done: u64,
     /// Work ahead of each mark.
     marks: Vec<u64>,
+    /// Copies from shared memory until one is refused.
+    copies_left: Option<usize>,
 }
 
 impl Emulator {
@@ -59,7 +61,13 @@ impl Emulator {
             queue: VecDeque::new(),
             num_done: 0,
             marks: Vec::new(),
+            copies_left: None,
         }
+    }
+
+    /// Refuses one copy from shared memory, the one behind so many others.
+    pub fn refusing_a_copy(self, after: usize) -> Self {
+        Self { copies_left: Some(after), ..self }
     }
 
     /// Work issued since the beginning.
@@ -143,6 +151,14 @@ impl Device for Emulator {
 
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
         assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        match self.copies_left {
+            Some(0) => {
+                self.copies_left = None;
+                return Err(Error::Device("a copy is refused".into()));
+            }
+            Some(left) => self.copies_left = Some(left - 1),
+            None => (),
+        }
         let (from, bytes) = (shared.device + from.start as Address, from.len());
         self.queue.push_back(Work::Copy { to, from, bytes });
         Ok(())

@@ -77,6 +77,17 @@ pub struct Tuner {
     plain_at: BTreeMap<usize, u64>,
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
+    tried: Tried,
+}
+
+/// What the last choice was to find out, and what was known of that before.
+#[derive(Clone, Debug, Default)]
+struct Tried {
+    /// The knot at which it was plain.
+    plain: Option<(usize, u64)>,
+    /// The sequences that it probed.
+    probed: Vec<(SequenceId, u64)>,
+    saved_ms: f64,
 }
 
 impl Tuner {
@@ -96,6 +107,7 @@ impl Tuner {
             steps: 0,
             plain_at: BTreeMap::new(),
             saved_ms: 0.0,
+            tried: Tried::default(),
         }
     }
 
@@ -116,6 +128,7 @@ impl Tuner {
             return Batch::longest(&limits, max_extra);
         }
         self.steps += 1;
+        self.tried = Tried { saved_ms: self.saved_ms, ..Tried::default() };
         let without_prefill = base_rows == candidates.len();
         if without_prefill && self.is_plain_due(base_rows) {
             return vec![0; limits.len()];
@@ -151,6 +164,20 @@ impl Tuner {
         self.costs.observe(step, ms);
     }
 
+    /// The last choice was not carried out, since the step had begun before it was made: what it was to find out is
+    /// asked for again.
+    pub fn ask_again(&mut self) {
+        let Tried { plain, probed, saved_ms } = std::mem::take(&mut self.tried);
+        if plain.is_none() && probed.is_empty() {
+            return;
+        }
+        self.saved_ms = saved_ms;
+        self.plain_at.extend(plain);
+        for (id, probed_at) in probed {
+            self.state(id).probed_at = probed_at;
+        }
+    }
+
     /// The sequence has left.
     pub fn forget(&mut self, id: SequenceId) {
         self.states.remove(&id);
@@ -165,10 +192,12 @@ impl Tuner {
     }
 
     fn is_plain_due(&mut self, rows: usize) -> bool {
-        let last = self.plain_at.entry(Costs::knot(rows)).or_insert(0);
+        let knot = Costs::knot(rows);
+        let last = self.plain_at.entry(knot).or_insert(0);
         // Steps count from 1, so 0 is never.
         let due = *last == 0 || self.steps - *last >= PLAIN_PERIOD;
         if due {
+            self.tried.plain = Some((knot, *last));
             *last = self.steps;
         }
         due
@@ -226,7 +255,9 @@ impl Tuner {
             }
             self.saved_ms -= cost;
             ms += cost;
-            self.state(candidates[idx].id).probed_at = self.steps;
+            let state = self.state(candidates[idx].id);
+            let before = std::mem::replace(&mut state.probed_at, steps);
+            self.tried.probed.push((candidates[idx].id, before));
         }
     }
 }

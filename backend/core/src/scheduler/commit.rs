@@ -30,13 +30,19 @@ impl Scheduler {
     /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
     pub fn commit(&mut self, schedule: &Schedule, outcomes: Vec<Outcome>) -> Vec<Event> {
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
+        // A step that began before it was asked for has drafted as the step before.
+        let drafts_as_asked = |(part, outcome): (&Part, &Outcome)| {
+            part.given || (part.draft_len > 0) == (outcome.drafted > 0)
+        };
+        if self.config.reach > 0 && !schedule.parts.iter().zip(&outcomes).all(drafts_as_asked) {
+            self.tuner.ask_again();
+        }
         let each = schedule.parts.iter().zip(outcomes);
         each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
     }
 
     fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
-        // A step that began before it was asked for has drafted as the step before.
         let most = if self.config.reach > 0 { self.config.max_draft_len } else { part.draft_len };
         assert!(outcome.drafted <= part.draft_len.max(most), "more drafts verified than asked for");
         if !part.given {

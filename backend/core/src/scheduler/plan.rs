@@ -189,10 +189,10 @@ impl Scheduler {
             return;
         }
         let room = |free_pages: usize| (held + free_pages) * PAGE_TOKENS - computed;
+        if room(self.pool.free_pages()) < chunk + given_len {
+            self.take_back_reach(&plan.parts);
+        }
         while room(self.pool.free_pages()) == 0 {
-            if self.take_back_reach(&plan.parts) {
-                continue;
-            }
             if self.running.last_key_value().is_none_or(|(&last, _)| last == key) {
                 return;
             }
@@ -216,8 +216,11 @@ impl Scheduler {
         while plan.rows_left > 0 && !plan.preempted {
             let Some(next) = self.waiting.first_entry() else { return };
             let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
+            let has_place = self.running.len() < self.config.max_batch_size;
             let fits = self.admits(&self.waiting[&key])
-                || (self.take_back_reach(&plan.parts) && self.admits(&self.waiting[&key]));
+                || (has_place
+                    && self.take_back_reach(&plan.parts)
+                    && self.admits(&self.waiting[&key]));
             if !fits || (speculates && plan.draft_rows_left == 0) {
                 return;
             }

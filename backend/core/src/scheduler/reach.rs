@@ -1,6 +1,5 @@
 //! Pages beyond those of a step, for an executor that begins the next step before it has told of this one. They come
-//! from what a plan has left, and go back as soon as anything else needs them: who has none is no worse off than with
-//! an executor that does not reach further.
+//! from what a plan has left, kept pages that nobody holds included, and go back as soon as anything else needs them.
 
 use super::{Part, Scheduler};
 use crate::pages::{PagePool, pages_for};

@@ -1,5 +1,6 @@
 //! What the executor needs of a GPU, so that the same executor runs on the CUDA driver and, in the tests, on an
-//! emulator. Work is issued in order to one queue; only `read`, `wait` and `wait_for` wait for it.
+//! emulator. Work is issued in order to one queue; `read`, `wait` and `wait_for` wait for it, and `write` where there is no
+//! room for what it copies.
 #![allow(unsafe_code)]
 
 use super::plain::{Plain, bytes_of};

@@ -103,7 +103,7 @@ impl Driver {
     fn enter(&self) -> Result<()> {
         if let Some(&status) = self.last.get() {
             let name = calls::name_of(status);
-            let message = format!("the GPU failed before ({name}): unload and load the model");
+            let message = format!("the GPU failed before ({name}): restart the server");
             return Err(Error::Device(message));
         }
         // SAFETY: the context is retained until drop.
@@ -117,8 +117,8 @@ impl Driver {
         }
         self.last.get_or_init(|| status);
         Err(Error::Device(format!(
-            "{what}: {}: the GPU takes no more work: unload every model on it and load them again, or restart the \
-             server",
+            "{what}: {}: the GPU takes no more work: restart the server, or, where nothing else uses the GPU, unload \
+             every model on it and load them again",
             calls::name_of(status)
         )))
     }

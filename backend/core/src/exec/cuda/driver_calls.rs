@@ -18,10 +18,11 @@ pub(super) type Status = u32;
 pub(super) const SUCCESS: Status = 0;
 pub(super) const OUT_OF_MEMORY: Status = 2;
 
-/// After these no work is taken any more: memory errors of the hardware (214, 220), and kernels that broke off (700 an
+/// After these no work is taken any more: errors of the hardware (214, 220, 226, 911), and kernels that broke off (700 an
 /// illegal address, 702 too long, 709 the context is gone, 710 an assertion, 714 to 719 faults of an instruction, 721
 /// memory of tensor cores).
-const LAST: [Status; 13] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721];
+const LAST: [Status; 15] =
+    [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 911];
 
 /// Whether the driver's library is on this machine.
 pub fn is_present() -> bool {

@@ -1,6 +1,6 @@
 //! A step on its way on the device. Where nobody has to look at what it brings, the next one begins before it is told:
 //! the device goes on from where it is. It is taken for the step that is asked for next if it turns out to be that; if
-//! not, nothing is lost but time, since what it wrote lies behind everything that is valid.
+//! not, no text changes and time is lost, since what it wrote lies behind everything that is valid.
 
 use super::page_table::PageTable;
 use super::step_graph::Shape;

@@ -19,6 +19,11 @@ impl PageTable {
         Self { words: vec![0; places * max_pages], max_pages }
     }
 
+    /// Every page differs from what is known.
+    pub(super) fn forget(&mut self) {
+        self.words.fill(PageId::MAX);
+    }
+
     /// Whether a place has these pages at its beginning.
     pub(super) fn begins_with(&self, place: usize, pages: &[PageId]) -> bool {
         self.words[place * self.max_pages..][..self.max_pages].starts_with(pages)
@@ -72,6 +77,15 @@ mod tests {
         assert_eq!(update(&mut table, &[(1, &[7, 3, 9])]), [(10_001, 10_003)]);
         assert_eq!(table.words(0..4), [5, 6, 4, 0]);
         assert_eq!(table.words(10_000..10_003), [7, 3, 9]);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_uploaded_again() {
+        let mut table = PageTable::new(1, 4);
+        update(&mut table, &[(0, &[5, 6])]);
+        table.forget();
+        assert!(!table.begins_with(0, &[5]));
+        assert_eq!(update(&mut table, &[(0, &[5, 6])]), [(0, 2)]);
     }
 
     #[test]

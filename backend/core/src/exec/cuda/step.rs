@@ -1,8 +1,8 @@
 //! Speculative steps on a GPU: one recorded graph drafts, verifies and accepts for all sequences. The host uploads what
-//! it knows about them, replays the graph, has the next step begin if that needs nothing of it, and then waits once.
+//! it knows about them, replays the graph, has the next step begin if that needs nothing of it, and then waits.
 //!
-//! Nothing but the KV caches outlives a step on the device, unless the next one goes on from there. Known tokens that
-//! come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
+//! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
+//! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
 //! log-probabilities are decided about on the host.
 
 use super::code::StepCode;
@@ -10,12 +10,14 @@ use super::device::{Device, Graph, Mark};
 use super::flight::{Flight, Place};
 use super::forward::Gpu;
 use super::model::Model;
+use super::step_answers::Answers;
 use super::step_buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use super::step_graph::{Parts, Shape};
-use super::step_input::{Planned, StepInput};
+use super::step_input::StepInput;
 use super::step_params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult};
+use super::step_part::{Asked, Part};
 use super::step_upload::{Told, Uploads};
-use crate::batch::{Emitted, Entry, Executor, Outcome, Segment, Timing};
+use crate::batch::{Entry, Executor, Outcome, Segment, Timing};
 use crate::draft::{Drafter, Ngram, Proposal};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
@@ -68,99 +70,15 @@ pub struct Steps {
     timing: Timing,
 }
 
-/// Who is asked for a sequence's drafts.
-#[derive(Clone, Copy, PartialEq)]
-enum Asked {
-    /// The model on the device.
-    Model,
-    /// Nobody any more: something was looked up, and the model sees nothing of this step.
-    Lookup,
-    /// There is no model that could fall behind.
-    LookupAlone,
-}
-
-/// A sequence's part in a step.
-struct Part<'a> {
-    entry: &'a Entry<'a>,
-    /// Draft tokens that the host knows already.
-    given: Vec<u32>,
-    drafter: Asked,
-    /// Known tokens that go through the drafter in the graph.
-    num_fed: usize,
-}
-
-impl Part<'_> {
-    /// Drafts that the model is asked for.
-    fn draft_len(&self) -> usize {
-        if self.drafter == Asked::Model { self.entry.draft_len } else { 0 }
-    }
-
-    /// Known tokens that go through the drafter in this step.
-    fn drafter_rows(&self) -> std::ops::Range<usize> {
-        let end = self.entry.computed + self.entry.chunk;
-        let is_fed = self.entry.speculates && self.drafter == Asked::Model;
-        if is_fed { self.entry.draft_computed..end } else { end..end }
-    }
-
-    /// Positions that the drafter knows without what the graph runs.
-    fn draft_computed(&self) -> usize {
-        let Entry { computed, chunk, draft_computed, .. } = *self.entry;
-        let rows = self.drafter_rows();
-        match self.drafter {
-            Asked::LookupAlone => computed + chunk,
-            Asked::Model if !rows.is_empty() => rows.end - self.num_fed,
-            Asked::Model | Asked::Lookup => draft_computed,
-        }
-    }
-
-    fn planned(&self) -> Planned {
-        Planned {
-            num_fed: self.num_fed,
-            draft_computed: self.draft_computed(),
-            draft_len: self.draft_len(),
-            num_given: self.given.len(),
-        }
-    }
-}
+/// Where drafts of one in so many sequences were looked up, steps wait for the host to say so. Fewer go on with drafts of
+/// the model: all would have to wait for them.
+const FOUND_SHARE: usize = 4;
 
 /// Entries whose step was issued in this call.
 struct Launched<'a> {
     parts: Vec<Part<'a>>,
     /// The step of those that get tokens, if any do.
     flight: Option<Flight>,
-}
-
-/// What a step did, place by place.
-struct Answers {
-    results: Vec<StepResult>,
-    tokens: Vec<u32>,
-    /// Tokens of a place.
-    width: usize,
-}
-
-impl Answers {
-    fn tokens(&self, place: usize) -> Vec<Emitted> {
-        let emit = |&token| Emitted { token, logprob: None, top_logprobs: Vec::new() };
-        let tokens = &self.tokens[place * self.width..][..self.width];
-        tokens[..self.results[place].num_tokens as usize].iter().map(emit).collect()
-    }
-
-    /// Of a place with `given` drafts that no model has seen.
-    fn outcome(&self, place: usize, entry: &Entry<'_>, given: usize, has_model: bool) -> Outcome {
-        let result = &self.results[place];
-        let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
-        Outcome {
-            tokens: self.tokens(place),
-            drafted,
-            accepted,
-            draft_passes: drafted - given.min(drafted),
-            draft_computed: match has_model {
-                true => result.draft_computed as usize,
-                // Nobody could fall behind.
-                false => entry.tokens.len() + accepted,
-            },
-        }
-    }
 }
 
 impl Steps {
@@ -209,11 +127,49 @@ impl Steps {
         takes.collect()
     }
 
+    /// The step of all entries, on the device or on the host.
+    fn step_all(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        let takes = self.split(entries);
+        let on_device: Vec<&Entry<'_>> = entries
+            .iter()
+            .zip(&takes)
+            .filter(|(_, takes)| **takes)
+            .map(|(entry, _)| entry)
+            .collect();
+        let on_host: Vec<Entry<'_>> = entries
+            .iter()
+            .zip(&takes)
+            .filter(|(_, takes)| !**takes)
+            .map(|(entry, _)| *entry)
+            .collect();
+        let mut device = if on_device.is_empty() {
+            Vec::new()
+        } else {
+            self.run(&on_device, on_host.is_empty())?
+        }
+        .into_iter();
+        let mut host =
+            if on_host.is_empty() { Vec::new() } else { self.host.step(&on_host)? }.into_iter();
+        let next = |takes: &bool| if *takes { device.next() } else { host.next() };
+        Ok(takes.iter().map(next).map(|outcome| outcome.expect("one outcome an entry")).collect())
+    }
+
+    /// After a failure: nothing is on its way, and what the device knows of pages is told anew.
+    fn recover(&mut self) {
+        self.ahead = None;
+        self.uploads.forget_pages();
+        // Whether it can still be waited for or not: the failure is told already.
+        let _ = self.on.gpu.lock().wait();
+    }
+
     /// The step of all entries. `alone` says that the host has no other work for the device.
     fn run(&mut self, entries: &[&Entry<'_>], alone: bool) -> Result<Vec<Outcome>> {
         let proposals = self.look_up(entries)?;
-        let needs_host = !alone || self.reach() == 0 || proposals.iter().any(|p| !p.is_empty());
+        let num_found = proposals.iter().filter(|proposal| !proposal.is_empty()).count();
+        let needs_host =
+            !alone || self.reach() == 0 || num_found * FOUND_SHARE >= entries.len().max(1);
         let ahead = self.ahead.take();
+        let had_begun = ahead.is_some();
         let pages = self.uploads.pages();
         let place = |entry: &&Entry<'_>| ahead.as_ref()?.place_of(entry, pages);
         let landing: Vec<Option<usize>> = entries.iter().map(place).collect();
@@ -244,9 +200,13 @@ impl Steps {
             next.begin_after(&answers.results);
         }
         self.ahead = next;
-        if is_ahead && self.timing == Timing::Call {
-            self.timing = Timing::Since(self.told);
-        }
+        self.timing = match self.timing {
+            // The time of more than one step, and of part of one.
+            Timing::Call if !is_ahead && had_begun => Timing::Unlike,
+            Timing::Call if is_ahead && alone => Timing::Since(self.told),
+            Timing::Call if is_ahead => Timing::Unlike,
+            other => other,
+        };
         self.told = Instant::now();
         let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
         let has_model = self.on.draft.is_some();
@@ -468,31 +428,12 @@ fn slot(flight: &Flight) -> usize {
 impl Executor for Steps {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
         self.timing = Timing::Call;
-        let takes = self.split(entries);
-        let on_device: Vec<&Entry<'_>> = entries
-            .iter()
-            .zip(&takes)
-            .filter(|(_, takes)| **takes)
-            .map(|(entry, _)| entry)
-            .collect();
-        let on_host: Vec<Entry<'_>> = entries
-            .iter()
-            .zip(&takes)
-            .filter(|(_, takes)| !**takes)
-            .map(|(entry, _)| *entry)
-            .collect();
-        let mut device = if on_device.is_empty() {
-            Vec::new()
-        } else {
-            self.run(&on_device, on_host.is_empty())?
+        let outcomes = self.step_all(entries);
+        if outcomes.is_err() {
+            self.recover();
         }
-        .into_iter();
-        let mut host =
-            if on_host.is_empty() { Vec::new() } else { self.host.step(&on_host)? }.into_iter();
-        let next = |takes: &bool| if *takes { device.next() } else { host.next() };
-        Ok(takes.iter().map(next).map(|outcome| outcome.expect("one outcome an entry")).collect())
+        outcomes
     }
-
     fn forget(&mut self, id: SequenceId) {
         if let Some(lookup) = &mut self.on.lookup {
             lookup.forget(id);

@@ -53,6 +53,11 @@ impl Uploads {
         &self.pages
     }
 
+    /// What the device has of them is not known.
+    pub(super) fn forget_pages(&mut self) {
+        self.pages.forget();
+    }
+
     /// Tells a step everything but its pages, in one copy.
     pub(super) fn tell(
         &mut self,
