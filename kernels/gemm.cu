@@ -17,6 +17,7 @@ struct GemmParams {
     const float* bias;           // [n up to a whole tile], or null
     const void* input;           // f32 residual [.][k]; RESIDUAL: f16 [.][k]
     const float* norm;           // [k]; RESIDUAL: unused
+    float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
     const uint32_t* row_index;   // input row of each row, or null: its own
     float* partials;             // [grid][2][ROWS][64]
@@ -37,11 +38,12 @@ struct GemmParams {
     uint32_t max_pages;
     uint32_t kv;                 // FP8 or FP16
 };
-static_assert(sizeof(GemmParams) == 152, "as on the host");
+static_assert(sizeof(GemmParams) == 160, "as on the host");
 
 constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
 
 #include "image.cuh"
+#include "squares.cuh"
 #include "gemm_ring.cuh"
 #include "gemm_input.cuh"
 #include "gemm_tile.cuh"
@@ -66,7 +68,7 @@ constexpr uint32_t THREADS = CONSUMERS + 32;
 struct Shared {
     Ring ring;
     uint16_t* x;
-    float* halves;     // of the sums; before the first tile: parts of the norms
+    float* halves;     // of the sums
     float* factors;
     uint32_t* is_last;
 };
@@ -160,7 +162,7 @@ KERNEL(gemm, GemmParams, THREADS, 2) {
     clear_unused_rows(p, shared.x);
     grid_wait();
     if (HAS_NORM && split.first < split.last) {
-        norm_factors(p, matrix_k(p), shared.halves, shared.factors);
+        norm_factors(p, matrix_k(p), shared.factors);
     }
     consume(p, split, shared);
 }

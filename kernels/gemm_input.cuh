@@ -11,8 +11,6 @@ constexpr uint32_t X_STRIDE = CHUNK_K + 16;
 constexpr uint32_t CHUNK_UNITS = CHUNK_K / UNIT_K;
 // Elements that a thread loads at a time; k is a multiple of it.
 constexpr uint32_t GROUP_K = 8;
-// Rows whose squares are summed side by side, so that their loads overlap.
-constexpr uint32_t NORM_ROWS = 4;
 
 DEVICE void consumer_barrier() {
     barrier_named(1, CONSUMERS);
@@ -23,45 +21,23 @@ DEVICE uint32_t input_row(const GemmParams& p, uint32_t row) {
     return p.row_index ? p.row_index[row] : row;
 }
 
-DEVICE float add_squares(const Float4& v, float sum) {
-    sum = fmaf(v.x, v.x, sum);
-    sum = fmaf(v.y, v.y, sum);
-    sum = fmaf(v.z, v.z, sum);
-    return fmaf(v.w, v.w, sum);
-}
-
-// Writes each row's 1 / sqrt(mean of squares + eps) to `factors`, for after the next barrier; `parts` is
-// [ROWS][CONSUMER_WARPS]. Which thread sums what depends on k only, so the bits of a row do not depend on
-// the number of rows.
-DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* parts, float* factors) {
-    const float* input = (const float*)p.input;
-    for (uint32_t first = 0; first < p.num_rows; first += NORM_ROWS) {
-        float sums[NORM_ROWS] = {};
-        const float* rows[NORM_ROWS] = {};
-        for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            // Rows beyond the last repeat it: a branch would keep the loads apart.
-            const uint32_t row = minimum(first + i, p.num_rows - 1);
-            rows[i] = input + uint64_t(input_row(p, row)) * k_len;
-        }
-        for (uint32_t k = 4 * thread_index(); k < k_len; k += 4 * CONSUMERS) {
-            for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-                sums[i] = add_squares(*(const Float4*)(rows[i] + k), sums[i]);
-            }
-        }
-        for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            const float sum = warp_sum(sums[i]);
-            if (lane_index() == 0 && first + i < p.num_rows) {
-                parts[(first + i) * CONSUMER_WARPS + warp_index()] = sum;
-            }
-        }
+// Writes each row's factor of the norm to `factors`, for after the next barrier. A warp has every eighth row.
+DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* factors) {
+    constexpr uint32_t WARP_ROWS = ROWS / CONSUMER_WARPS;
+    float shares[WARP_ROWS];
+    UNROLL
+    for (uint32_t i = 0; i < WARP_ROWS; ++i) {
+        // Rows beyond the last repeat it: a branch would keep the loads apart.
+        const uint32_t row = minimum(warp_index() + i * CONSUMER_WARPS, p.num_rows - 1);
+        const uint64_t first = uint64_t(input_row(p, row)) * divide_up(k_len, SQUARES_LEN);
+        shares[i] = lane_squares(p.squares + first, k_len);
     }
-    consumer_barrier();
-    if (thread_index() < p.num_rows) {
-        float sum = 0.0f;
-        for (uint32_t warp = 0; warp < CONSUMER_WARPS; ++warp) {
-            sum += parts[thread_index() * CONSUMER_WARPS + warp];
+    UNROLL
+    for (uint32_t i = 0; i < WARP_ROWS; ++i) {
+        const float factor = norm_factor(shares[i], k_len, p.eps);
+        if (lane_index() == 0) {
+            factors[warp_index() + i * CONSUMER_WARPS] = factor;
         }
-        factors[thread_index()] = 1.0f / sqrtf(sum / float(k_len) + p.eps);
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Chain {
     pub(crate) arena: Arena,
     kernels: Vec<Kernel>,
     pub(crate) residual: u64,
+    /// Of the residual.
+    squares: u64,
     partials: u64,
     arrivals: u64,
     outputs: Vec<(u64, usize)>,
@@ -64,6 +66,7 @@ impl Chain {
             scales: arena.put(&float_bytes(&[0.5; TOKENS])),
             rows: arena.put(&rows),
             residual: arena.alloc(size.num_rows * size.hidden * 4),
+            squares: arena.alloc(size.num_rows * size.hidden.div_ceil(64) * 4),
             num_rows: size.num_rows,
             k: size.hidden,
         };
@@ -75,9 +78,9 @@ impl Chain {
         };
         let partials = arena.alloc(gemm_partials(size.grid, size.capacity) * 4);
         let arrivals = arena.put(&[0; MAX_TILES * 4]);
-        let residual = embed.residual;
+        let EmbedParams { residual, squares, .. } = embed;
         let (kernels, outputs) = (vec![kernel], Vec::new());
-        Self { size, arena, kernels, residual, partials, arrivals, outputs }
+        Self { size, arena, kernels, residual, squares, partials, arrivals, outputs }
     }
 
     /// A product with a matrix of n outputs, from `input`; where to is not given, to new memory. Returns
@@ -94,12 +97,12 @@ impl Chain {
         let run = Run { is_old, ..run };
         let own = Loaded::new(&self.arena, &problem, &run).params;
         let output = output.unwrap_or(own.output);
-        let (partials, arrivals) = (self.partials, self.arrivals);
+        let (squares, partials, arrivals) = (self.squares, self.partials, self.arrivals);
         self.kernels.push(Kernel {
             variant: run.variant(&problem.plan),
             block: GEMM_THREADS,
             shared_bytes: gemm_shared_bytes(capacity),
-            params: GemmParams { input, output, partials, arrivals, ..own }.bytes(),
+            params: GemmParams { input, squares, output, partials, arrivals, ..own }.bytes(),
         });
         let (width, bytes) = problem.plan.output_row();
         self.outputs.push((output, num_rows * width * bytes));

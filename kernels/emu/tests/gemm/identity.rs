@@ -15,6 +15,9 @@ fn row_bits(problem: &Problem, run: &Run, outcome: &Outcome, row: usize) -> Vec<
         let words = best.iter().flat_map(|(value, index)| [value.to_bits(), *index]);
         bits.extend(words.flat_map(u32::to_le_bytes));
     }
+    if let Some(squares) = outcome.squares.get(i) {
+        bits.extend(squares.iter().flat_map(|square| square.to_le_bytes()));
+    }
     let is_stored = matches!(problem.plan.epilogue, Epilogue::Qkv { .. });
     if is_stored && problem.rows[row].is_active() {
         let size = bytes_of(problem.plan.kv);

@@ -19,6 +19,8 @@ pub(crate) enum Scene {
     Short,
     /// Two tiles of twenty units in blocks of eight: three parts to a tile, several chunks.
     Long,
+    /// A product that adds to the residual stream, and one of the sum.
+    Sum,
 }
 
 /// A kernel that is broken: `replacement` stands in `file` where `text` did.
@@ -33,7 +35,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 20] = [
+pub(crate) const MUTANTS: [Mutant; 22] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -89,14 +91,6 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         file: "gemm_input.cuh",
         text: "    consumer_barrier();\n    const uint32_t k_first",
         replacement: "    const uint32_t k_first",
-    },
-    Mutant {
-        name: "no barrier between the parts of a norm",
-        found: Found::Race,
-        scene: Scene::Short,
-        file: "gemm_input.cuh",
-        text: "    consumer_barrier();\n    if (thread_index() < p.num_rows)",
-        replacement: "    if (thread_index() < p.num_rows)",
     },
     Mutant {
         name: "no barrier between two slices",
@@ -179,6 +173,30 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         replacement: "(row & 3)",
     },
     Mutant {
+        name: "the embedding's squares lack a lane's",
+        found: Found::Wrong,
+        scene: Scene::Short,
+        file: "squares.cuh",
+        text: "LANES / 2",
+        replacement: "LANES / 4",
+    },
+    Mutant {
+        name: "the squares of a tile lack its upper half",
+        found: Found::Wrong,
+        scene: Scene::Sum,
+        file: "gemm_epilogue.cuh",
+        text: "fmaf(b, b, a * a)",
+        replacement: "a * a",
+    },
+    Mutant {
+        name: "the squares are those of what is added",
+        found: Found::Wrong,
+        scene: Scene::Sum,
+        file: "gemm_epilogue.cuh",
+        text: "    return *to += v;",
+        replacement: "    *to += v;\n    return v;",
+    },
+    Mutant {
         name: "no wait for the kernel before",
         found: Found::Stopped,
         scene: Scene::Short,
@@ -191,8 +209,8 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "    grid_wait();\n    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.halves, shared.factors);\n    }\n",
-        replacement: "    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.halves, shared.factors);\n    }\n    grid_wait();\n",
+        text: "    grid_wait();\n    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.factors);\n    }\n",
+        replacement: "    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.factors);\n    }\n    grid_wait();\n",
     },
 ];
 

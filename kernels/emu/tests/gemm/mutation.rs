@@ -7,15 +7,23 @@ use spec_emu::{Mutation, Options, Program, Schedule};
 use spec_kernels::{Epilogue, Format};
 
 fn chain(scene: Scene, is_old: bool) -> Chain {
-    let (hidden, grid, outputs) = match scene {
-        Scene::Short => (1024, 3, vec![256, 200]),
-        Scene::Long => (2560, 5, vec![128]),
+    let (hidden, grid) = match scene {
+        Scene::Short => (1024, 3),
+        Scene::Long => (2560, 5),
+        Scene::Sum => (192, 5),
     };
     let weight = Format::Fp8;
-    let size = Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old };
-    let mut chain = Chain::new(size);
-    for n in outputs {
-        chain.product((Epilogue::Raw, n), chain.residual, None);
+    let mut chain = Chain::new(Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old });
+    let residual = chain.residual;
+    let mut raw = |n| chain.product((Epilogue::Raw, n), residual, None);
+    match scene {
+        Scene::Short => [256, 200].map(raw).into_iter().for_each(drop),
+        Scene::Long => drop(raw(128)),
+        Scene::Sum => {
+            let activated = chain.product((Epilogue::SwiGlu, 384), residual, None);
+            chain.product((Epilogue::Residual, 192), activated, Some(residual));
+            chain.product((Epilogue::Raw, 130), residual, None);
+        }
     }
     chain
 }
@@ -78,7 +86,7 @@ fn what_orders_copies_by_lanes_is_needed() {
 fn the_kernels_as_they_are_have_no_race() {
     for is_old in [false, true] {
         let options = Options { tsan: true, mutation: None };
-        for scene in [Scene::Short, Scene::Long] {
+        for scene in [Scene::Short, Scene::Long, Scene::Sum] {
             let found = find(&build(scene, is_old, &options), scene, is_old, 3);
             assert_eq!(found, None, "{scene:?}, old: {is_old}");
         }

@@ -34,6 +34,7 @@ pub(crate) struct GemmParams {
     pub(crate) bias: u64,
     pub(crate) input: u64,
     pub(crate) norm: u64,
+    pub(crate) squares: u64,
     pub(crate) rows: u64,
     pub(crate) row_index: u64,
     pub(crate) partials: u64,
@@ -57,11 +58,11 @@ pub(crate) struct GemmParams {
 
 impl GemmParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { weights, scales, bias, input, norm, rows, row_index, .. } = *self;
+        let Self { weights, scales, bias, input, norm, squares, rows, row_index, .. } = *self;
         let Self { partials, arrivals, output, cache, rope, pages, best, .. } = *self;
         let Self { num_rows, n, k, num_heads, num_kv_heads, max_pages, kv, .. } = *self;
         Fields::default()
-            .pointers(&[weights, scales, bias, input, norm, rows, row_index])
+            .pointers(&[weights, scales, bias, input, norm, squares, rows, row_index])
             .pointers(&[partials, arrivals, output, cache, rope, pages, best])
             .floats(&[self.eps, self.k_scale, self.v_scale])
             .words(&[num_rows, n, k, num_heads, num_kv_heads, max_pages, kv])
@@ -76,14 +77,16 @@ pub(crate) struct EmbedParams {
     pub(crate) scales: u64,
     pub(crate) rows: u64,
     pub(crate) residual: u64,
+    pub(crate) squares: u64,
     pub(crate) num_rows: usize,
     pub(crate) k: usize,
 }
 
 impl EmbedParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { weights, scales, rows, residual, num_rows, k } = *self;
-        Fields::default().pointers(&[weights, scales, rows, residual]).words(&[num_rows, k]).0
+        let Self { weights, scales, rows, residual, squares, num_rows, k } = *self;
+        let pointers = [weights, scales, rows, residual, squares];
+        Fields::default().pointers(&pointers).words(&[num_rows, k]).0
     }
 }
 

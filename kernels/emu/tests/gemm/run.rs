@@ -14,6 +14,9 @@ use spec_kernels::{Epilogue, Format, Variant};
 /// What memory holds that the kernel must not touch.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
 
+/// What a sum of 64 squares may lose in f32, of its value.
+pub(crate) const SQUARES_ERROR: f64 = 1e-6;
+
 /// How a problem is run.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
@@ -47,6 +50,8 @@ pub(crate) struct Outcome {
     pub(crate) output: Vec<Vec<u8>>,
     /// HEAD: of each row and tile.
     pub(crate) best: Vec<Vec<(f32, u32)>>,
+    /// RESIDUAL: of each row and tile.
+    pub(crate) squares: Vec<Vec<f32>>,
     pub(crate) cache: Vec<u8>,
 }
 
@@ -71,6 +76,7 @@ impl<'a> Loaded<'a> {
             bias: if plan.has_bias { in_order(&problem.bias) } else { 0 },
             input: arena.put(&input_bytes(problem, run)),
             norm: arena.put(&float_bytes(&problem.norm)),
+            squares: arena.put(&squares_bytes(problem, run)),
             rows: arena.put(&rows),
             row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
             partials: arena.alloc(gemm_partials(run.grid, run.capacity) * 4),
@@ -105,10 +111,14 @@ impl<'a> Loaded<'a> {
         assert!(arrivals.iter().all(|&byte| byte == 0), "{run:?}: arrivals do not return to zero");
         let output = self.read(self.params.output, self.output_bytes);
         let best = self.read(self.params.best, (count + 1) * tiles * 8);
-        let is_head = problem.plan.epilogue == Epilogue::Head;
-        let best_end = if is_head { count * tiles * 8 } else { 0 };
+        let written = |epilogue, bytes| if problem.plan.epilogue == epilogue { bytes } else { 0 };
+        let best_end = written(Epilogue::Head, count * tiles * 8);
+        let squares_end = written(Epilogue::Residual, count * tiles * 4);
+        let squares = self.read(self.params.squares, squares_end / count * (count + 1));
         let row_bytes = self.output_bytes / (count + 1);
-        for (bytes, end) in [(&output, count * row_bytes), (&best, best_end)] {
+        for (bytes, end) in
+            [(&output, count * row_bytes), (&best, best_end), (&squares, squares_end)]
+        {
             let is_untouched = bytes[end..].iter().all(|&byte| byte == UNTOUCHED);
             assert!(is_untouched, "{run:?}: writes beyond the last row");
         }
@@ -116,6 +126,7 @@ impl<'a> Loaded<'a> {
         Outcome {
             output: output.chunks(row_bytes).take(count).map(<[u8]>::to_vec).collect(),
             best: best.map(|row| row.chunks(8).map(best_of_bytes).collect()).collect(),
+            squares: floats(&squares[..squares_end]).chunks(tiles).map(<[f32]>::to_vec).collect(),
             cache: self.read(self.params.cache, problem.cache_bytes()),
         }
     }
@@ -142,6 +153,17 @@ fn input_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
         return input.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
     }
     float_bytes(&input)
+}
+
+/// Sums of squares of those rows, or room for those of the output and a row more.
+fn squares_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
+    let Plan { n, k, epilogue, .. } = problem.plan;
+    if epilogue == Epilogue::Residual {
+        return vec![UNTOUCHED; (run.picks.len() + 1) * n.div_ceil(64) * 4];
+    }
+    let input = floats(&input_bytes(problem, run));
+    let squares = input.chunks(k).flat_map(twin::squares_of_tiles);
+    squares.flat_map(|square| (square as f32).to_le_bytes()).collect()
 }
 
 /// What stands in the output before, and a row more that nobody may touch.
@@ -184,6 +206,13 @@ pub(crate) fn check(problem: &Problem, run: &Run) {
         for (n, (near, &found)) in expected.output.iter().zip(&found).enumerate() {
             assert!(near.has(found), "{plan:?} {run:?}: row {i} output {n}: {found} for {near:?}");
         }
+        if plan.epilogue == Epilogue::Residual {
+            let row: Vec<f32> = found.iter().map(|&x| x as f32).collect();
+            for (square, expected) in outcome.squares[i].iter().zip(twin::squares_of_tiles(&row)) {
+                let error = (f64::from(*square) - expected).abs();
+                assert!(error <= SQUARES_ERROR * expected, "{run:?}: {square} for {expected}");
+            }
+        }
         if plan.epilogue == Epilogue::Head {
             let logits: Vec<f32> = found.iter().map(|&x| x as f32).collect();
             assert_eq!(outcome.best[i], twin::best_of_tiles(&logits), "{plan:?} {run:?}: row {i}");
@@ -217,6 +246,10 @@ pub(crate) fn check_stored(
 pub(crate) fn check_rest(cache: &[u8], seen: &[bool]) {
     let stray = cache.iter().zip(seen).position(|(&x, &seen)| !seen && x != UNTOUCHED);
     assert_eq!(stray, None, "a byte of the cache is written where no row is");
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect()
 }
 
 /// A row of the output as numbers.

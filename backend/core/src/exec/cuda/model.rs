@@ -9,7 +9,7 @@ use super::kv;
 use super::many::{Many, ManyRows};
 use super::pass::Launches;
 use super::plain::bytes_of;
-use super::shape::Tiling;
+use super::shape::{TILE_OUTPUTS, Tiling};
 use super::tables::{Bounds, Tables, passes};
 use super::weights::Weights;
 use super::workspace::{Capacity, Workspace};
@@ -169,6 +169,11 @@ impl Model {
     /// The cache of one layer.
     pub(super) fn layer_cache(&self, idx: usize) -> Address {
         self.cache + (idx * self.layer_bytes) as Address
+    }
+
+    /// Bytes of a row of [`Workspace::squares`].
+    pub(super) fn squares_bytes(&self) -> usize {
+        self.config.hidden_size.div_ceil(TILE_OUTPUTS) * size_of::<f32>()
     }
 
     /// The format of the cache as `types.cuh` numbers it.

@@ -45,6 +45,7 @@ impl<'a> Launches<'a> {
             scales: embed.scales,
             rows: work.rows,
             residual: work.residual,
+            squares: work.squares,
             num_rows: self.pass.num_rows as u32,
             k: embed.k as u32,
         };
@@ -137,6 +138,7 @@ impl<'a> Launches<'a> {
             bias,
             input: at(product.input, skipped, product.input_bytes),
             norm: product.norm,
+            squares: at(work.squares, skipped, model.squares_bytes()),
             rows: at(work.rows, first, 32),
             row_index: at(product.row_index, first, if is_indexed { 4 } else { 0 }),
             partials: work.gemm_partials,

@@ -60,6 +60,8 @@ impl Capacity {
 pub struct Workspace {
     /// f32 `[rows][hidden]`.
     pub residual: Address,
+    /// f32 `[rows][tiles of hidden]`: sums of its squares.
+    pub squares: Address,
     /// f32 `[rows][qkv]`, for models with head norms.
     pub raw: Address,
     /// f16 `[rows][queries]`.
@@ -92,7 +94,7 @@ pub struct Workspace {
 
 impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
-    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 15] {
+    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 16] {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
@@ -105,6 +107,7 @@ impl Workspace {
         let partials = partial(Tiling::Narrow, narrow).max(partial(Tiling::Wide, wide));
         [
             rows * model.hidden_size * size_of::<f32>(),
+            rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
             if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
@@ -145,6 +148,7 @@ impl Workspace {
         // In the order of the sizes.
         Ok(Self {
             residual: place(),
+            squares: place(),
             raw: place(),
             queries: place(),
             attended: place(),
