@@ -25,8 +25,10 @@ DEVICE float sum_of_lanes(float value) {
 // A lane's share of the sums of a row of `len` elements.
 DEVICE float lane_squares(const float* squares, uint32_t len) {
     float sum = 0.0f;
-    for (uint32_t i = lane_index(); i < divide_up(len, SQUARES_LEN); i += 32) {
-        sum += squares[i];
+    const uint32_t tiles = divide_up(len, SQUARES_LEN);
+    for (uint32_t first = 0; first < tiles; first += 32) {
+        const uint32_t tile = first + lane_index();
+        sum += tile < tiles ? squares[tile] : 0.0f;
     }
     return sum;
 }

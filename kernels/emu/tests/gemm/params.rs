@@ -6,26 +6,6 @@ use spec_kernels::Format;
 pub(crate) const GEMM_THREADS: u32 = 288;
 /// Threads of the embedding, and of head norms and rotation.
 pub(crate) const ROW_THREADS: u32 = 256;
-const STAGES: usize = 6;
-
-/// Dynamic shared memory of the product, in bytes: the ring, the chunk of x, half of the slices' sums, the
-/// factors of the norm, the barriers and a flag.
-pub(crate) fn gemm_shared_bytes(capacity: usize) -> u32 {
-    let chunk_k = match capacity {
-        8 => 2048,
-        16 => 1024,
-        _ => 512,
-    };
-    let (ring, x) = (STAGES * 8192, capacity * (chunk_k + 16) * 2);
-    let (sums, factors) = (2 * capacity * (64 + 4) * 4, capacity * 4);
-    (ring + x + sums + factors + 2 * STAGES * 8 + 16) as u32
-}
-
-/// Floats of the workspace for parts of tiles.
-pub(crate) fn gemm_partials(grid: u32, capacity: usize) -> usize {
-    grid as usize * 2 * capacity * 64
-}
-
 /// `GemmParams` of `gemm.cu`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GemmParams {

@@ -1,13 +1,11 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
 use crate::image::{bytes_of, reorder};
-use crate::params::{
-    GEMM_THREADS, GemmParams, float_bytes, format_code, gemm_partials, gemm_shared_bytes,
-    word_bytes,
-};
+use crate::params::{GEMM_THREADS, GemmParams, float_bytes, format_code, word_bytes};
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
+use spec_core::exec::cuda::shape::{gemm_partials, gemm_shared_bytes};
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
 
@@ -41,6 +39,15 @@ impl Run {
     pub(crate) fn variant(&self, plan: &Plan) -> String {
         let name = Variant::gemm(plan.weight, self.capacity, plan.epilogue).to_string();
         if self.is_old { name + "@sm_80" } else { name }
+    }
+
+    pub(crate) fn shared_bytes(&self) -> u32 {
+        gemm_shared_bytes(self.capacity, if self.is_old { (8, 0) } else { (9, 0) })
+    }
+
+    /// Floats of the workspace for a matrix.
+    pub(crate) fn partials(&self, shape: [usize; 2]) -> usize {
+        gemm_partials(shape, self.grid as usize, self.capacity)
     }
 }
 
@@ -79,7 +86,7 @@ impl<'a> Loaded<'a> {
             squares: arena.put(&squares_bytes(problem, run)),
             rows: arena.put(&rows),
             row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
-            partials: arena.alloc(gemm_partials(run.grid, run.capacity) * 4),
+            partials: arena.alloc(run.partials([plan.n, plan.k]) * 4),
             arrivals: arena.put(&vec![0; tiles * 4]),
             output: arena.put(&output),
             cache: arena.put(&vec![UNTOUCHED; problem.cache_bytes()]),
@@ -187,7 +194,7 @@ pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
         block: GEMM_THREADS,
-        shared_bytes: gemm_shared_bytes(run.capacity),
+        shared_bytes: run.shared_bytes(),
         params: &loaded.params.bytes(),
         ..Launch::default()
     };

@@ -35,6 +35,8 @@ pub struct Model {
     capacity: Capacity,
     pub(super) max_seq_len: usize,
     pub(super) num_sms: u32,
+    /// Of the GPU.
+    pub(super) capability: (u32, u32),
     /// For passes of many rows, where a library multiplies those.
     many: Option<Many>,
 }
@@ -71,7 +73,7 @@ impl Model {
     ) -> Result<Self> {
         let manifest = engine.manifest();
         let (config, precision) = (manifest.model.clone(), manifest.precision.clone());
-        let num_sms = device.describe().num_sms;
+        let Description { num_sms, capability, .. } = *device.describe();
         let code = Code::load(engine, device)?;
         let weights = Weights::upload(engine, device)?;
         let max_seq_len = manifest.limits.max_seq_len;
@@ -92,6 +94,7 @@ impl Model {
             capacity,
             max_seq_len,
             num_sms,
+            capability,
             many,
             config,
         })

@@ -160,7 +160,7 @@ impl<'a> Launches<'a> {
             kv: model.kv_format(),
         };
         let idx = shape::gemm_rows_idx(num_rows);
-        let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx]);
+        let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], model.capability);
         self.push(product.kernels[idx], model.num_sms, shape::GEMM_THREADS, shared_bytes, params);
     }
 

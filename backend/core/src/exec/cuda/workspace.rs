@@ -5,8 +5,9 @@ use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
-use crate::engine::Manifest;
+use crate::engine::{Manifest, Matrix};
 use crate::pages::pages_for;
+use spec_kernels::GEMM_ROWS;
 
 /// Fewest rows that a pass is planned for: what prefill runs at a time.
 const MIN_PASS_ROWS: usize = 256;
@@ -101,6 +102,10 @@ impl Workspace {
         let widest =
             [model.vocab_size, 2 * model.intermediate_size, model.qkv_size(), model.hidden_size];
         let widest = widest.into_iter().max().unwrap_or(0);
+        let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
+        let gemm_partials =
+            Matrix::ALL.map(|matrix| shape::gemm_partials(matrix.shape(model), grid, most_rows));
+        let gemm_partials = gemm_partials.into_iter().max().unwrap_or(0);
         let splits = shape::max_splits(manifest.limits.max_seq_len);
         let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
         let [narrow, wide] = tiles;
@@ -114,7 +119,7 @@ impl Workspace {
             rows * model.intermediate_size * size_of::<u16>(),
             few * model.vocab_size * size_of::<f32>(),
             few * vocab_tiles * size_of::<Best>(),
-            shape::gemm_partials(grid) * size_of::<f32>(),
+            gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
             partials * model.num_kv_heads * splits * size_of::<f32>(),
             narrow * model.num_kv_heads * size_of::<u32>(),
