@@ -105,8 +105,10 @@ fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
         (8, true) => (10, SEGMENT_INPUTS),
         (16, true) => (8, SEGMENT_INPUTS),
         (32, true) => (12, SEGMENT_INPUTS),
+        (64, true) => (6, SEGMENT_INPUTS),
         (8 | 16, false) => (6, SEGMENT_INPUTS),
         (32, false) => (6, SEGMENT_INPUTS / 2),
+        (64, false) => (3, SEGMENT_INPUTS / 4),
         _ => panic!("no product is compiled for {rows} rows"),
     }
 }
