@@ -60,18 +60,19 @@ constexpr uint32_t X_OFFSET = STAGES * UNIT_BYTES;
 constexpr uint32_t SUMS_OFFSET = X_OFFSET + ROWS * X_STRIDE * 2;
 constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + 2 * SUMS_SIZE * 4;
 constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + ROWS * 4;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * STAGES * 8;
+constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (STAGES + 1) * 8;
 constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
 static_assert(SHARED_BYTES <= (IS_LARGE ? 227 : 99) * 1024, "all that a CTA may have");
 
-constexpr uint32_t THREADS = CONSUMERS + 32;
+// After the consumers a warp that loads, and one that counts parts.
+constexpr uint32_t THREADS = CONSUMERS + 64;
 
 struct Shared {
     Ring ring;
     uint16_t* x;
     float* halves;     // of the sums
     float* factors;
-    uint32_t* is_last;
+    Handover handover;
 };
 
 DEVICE Shared carve(uint8_t* memory) {
@@ -81,7 +82,8 @@ DEVICE Shared carve(uint8_t* memory) {
     shared.x = (uint16_t*)(memory + X_OFFSET);
     shared.halves = (float*)(memory + SUMS_OFFSET);
     shared.factors = (float*)(memory + FACTORS_OFFSET);
-    shared.is_last = (uint32_t*)(memory + IS_LAST_OFFSET);
+    uint64_t* handover = barriers + 2 * STAGES;
+    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
     return shared;
 }
 
@@ -102,30 +104,46 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #endif
 }
 
+// Each warp finishes its rows of a tile.
+DEVICE void finish_rows(const GemmParams& p, uint32_t tile, const float* halves) {
+    const uint32_t lane = lane_index();
+    for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
+        const float low = tile_sum(halves, row, lane);
+        const float high = tile_sum(halves, row, lane + 32);
+        finish_row(p, matrix_n(p), tile, row, low, high);
+    }
+}
+
+// If a part was written: finishes its tile, if that was the last part. A warp reads and writes no rows of `halves`
+// but its own.
+DEVICE void settle(
+    const GemmParams& p, const Split& split, const Shared& shared, Pending& pending) {
+    if (!pending.is_open || !was_last(shared.handover, pending)) {
+        return;
+    }
+    for (uint32_t row = warp_index(); row < p.num_rows; row += SUM_ROWS * CONSUMER_WARPS) {
+        sum_parts(p, split, pending.tile, row, shared.halves);
+    }
+    finish_rows(p, pending.tile, shared.halves);
+    if (thread_index() == 0) {
+        p.arrivals[pending.tile] = 0;
+    }
+}
+
 // Turns the sums of a piece into output, or into a part of it.
 DEVICE void finish_piece(
     const GemmParams& p, const Split& split, const Piece& piece, const Sums& sums,
-    const Shared& shared) {
-    reduce_slices(sums, shared.halves);
-    const uint32_t tile = piece.block.tile;
-    const bool is_whole = piece.k_last - piece.k_first == split.k_units;
-    if (is_whole || publish_part(p, split, piece, shared.halves, shared.is_last)) {
-        if (!is_whole) {
-            for (uint32_t row = warp_index(); row < p.num_rows; row += SUM_ROWS * CONSUMER_WARPS) {
-                sum_parts(p, split, tile, row, shared.halves);
-            }
-        }
-        const uint32_t lane = lane_index();
-        for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
-            const float low = tile_sum(shared.halves, row, lane);
-            const float high = tile_sum(shared.halves, row, lane + 32);
-            finish_row(p, matrix_n(p), tile, row, low, high);
-        }
-        if (!is_whole && thread_index() == 0) {
-            p.arrivals[tile] = 0;
-        }
-    }
+    const Shared& shared, Pending& pending) {
+    settle(p, split, shared, pending);
+    // No warp reads the sums of the piece before any more.
     consumer_barrier();
+    reduce_slices(sums, shared.halves);
+    if (num_units(piece) == split.k_units) {
+        finish_rows(p, piece.block.tile, shared.halves);
+    } else {
+        write_part(p, split, piece, shared.halves);
+        hand_over(shared.handover, piece.block.tile, pending);
+    }
 }
 
 // Has a unit's inputs staged; returns what then is.
@@ -143,6 +161,7 @@ DEVICE Range with_unit(
 // All units of this CTA, piece by piece; `staged` is what is staged already.
 DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const Shared& shared) {
     Cursor at = {0, 0};
+    Pending pending = {false, 0, 0};
     for (uint32_t unit = split.first; unit < split.last;) {
         const Piece piece = piece_at(split, unit);
         staged = with_unit(p, split, staged, unit, piece.k_first, shared);
@@ -155,8 +174,9 @@ DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const
             multiply_unit(sums, weights, shared.x + (k_unit - staged.first) * UNIT_K);
             release(shared.ring, at);
         }
-        finish_piece(p, split, piece, sums, shared);
+        finish_piece(p, split, piece, sums, shared, pending);
     }
+    settle(p, split, shared, pending);
 }
 
 // What can be done before the kernel ahead has ended, then all the rest.
@@ -180,10 +200,16 @@ KERNEL(gemm, GemmParams, THREADS, ROWS <= 16 ? 2 : 1) {
     const Split split = split_units(matrix_n(p), matrix_k(p));
     if (thread_index() == 0) {
         ring_init(shared.ring);
+        handover_init(shared.handover);
     }
     barrier_all();
     if (warp_index() == CONSUMER_WARPS) {
         produce(shared.ring, p.weights, split);
+    } else if (warp_index() > CONSUMER_WARPS) {
+        grid_wait();
+        if (lane_index() == 0) {
+            count_parts(p, split, shared.handover);
+        }
     } else {
         run_consumer(p, split, shared);
     }

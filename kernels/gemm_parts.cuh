@@ -83,25 +83,73 @@ DEVICE void sum_parts(
     }
 }
 
-// Publishes this CTA's part of a tile and tells all its threads whether it was the last one: a tile's counter
-// counts the units that have been multiplied.
-DEVICE bool publish_part(
-    const GemmParams& p, const Split& split, const Piece& piece, const float* halves,
-    uint32_t* is_last) {
+// Writes this CTA's part of a tile to its slot. All consumers.
+DEVICE void write_part(
+    const GemmParams& p, const Split& split, const Piece& piece, const float* halves) {
     float* slot = part_slot(p, split, block_index(), piece.block);
     for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
         for (uint32_t output = lane_index(); output < UNIT_OUTPUTS; output += 32) {
             slot[row * UNIT_OUTPUTS + output] = tile_sum(halves, row, output);
         }
     }
-    // The barrier puts all threads' stores before the counter that one of them moves, and the counter of
-    // the last CTA after all others': no thread needs a fence of its own.
-    consumer_barrier();
-    if (thread_index() == 0) {
-        const uint32_t own = piece.k_last - piece.k_first;
-        const uint32_t before = atomic_add_acq_rel(&p.arrivals[piece.block.tile], own);
-        *is_last = before + own == split.k_units;
+}
+
+// Between the consumers and the thread that counts their parts: that takes it a microsecond, in which they go on
+// to the next tile.
+struct Handover {
+    uint64_t* written;    // all warps have written their share of a part
+    uint64_t* counted;    // it is known whether it was the last of its tile
+    uint32_t* is_last;
+};
+
+// By one thread, before a barrier of the whole CTA.
+DEVICE void handover_init(const Handover& handover) {
+    mbar_init(handover.written, CONSUMER_WARPS);
+    mbar_init(handover.counted, 1);
+}
+
+// The counting thread's whole life: every part of this CTA, in order. A tile's counter counts the units that have
+// been multiplied. The barrier puts all threads' stores before the counter, and the counter of the last CTA comes
+// after all others': no thread needs a fence of its own.
+DEVICE void count_parts(const GemmParams& p, const Split& split, const Handover& handover) {
+    uint32_t parity = 0;
+    for (uint32_t unit = split.first; unit < split.last;) {
+        const Piece piece = piece_at(split, unit);
+        const uint32_t own = num_units(piece);
+        if (own < split.k_units) {
+            mbar_wait(handover.written, parity);
+            const uint32_t before = atomic_add_acq_rel(&p.arrivals[piece.block.tile], own);
+            *handover.is_last = before + own == split.k_units;
+            mbar_arrive(handover.counted);
+            parity ^= 1;
+        }
+        unit += own;
     }
-    consumer_barrier();
-    return *is_last;
+}
+
+// The tile of which a part was written last, until it is settled whether that was its last one.
+struct Pending {
+    bool is_open;
+    uint32_t tile;
+    uint32_t parity;
+};
+
+// By every consumer warp, when it has written its share.
+DEVICE void hand_over(const Handover& handover, uint32_t tile, Pending& pending) {
+    warp_sync();
+    if (lane_index() == 0) {
+        mbar_arrive(handover.written);
+    }
+    pending.is_open = true;
+    pending.tile = tile;
+}
+
+// Whether the pending part was the last one; settles it.
+DEVICE bool was_last(const Handover& handover, Pending& pending) {
+    mbar_wait(handover.counted, pending.parity);
+    // Lanes may leave the wait one by one; what follows takes whole warps.
+    warp_sync();
+    pending.is_open = false;
+    pending.parity ^= 1;
+    return *handover.is_last;
 }

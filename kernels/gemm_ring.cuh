@@ -75,7 +75,7 @@ DEVICE void produce(const Ring& ring, const uint8_t* image, const Split& split) 
     Cursor at = {0, 0};
     for (uint32_t unit = split.first; unit < split.last;) {
         const Piece piece = piece_at(split, unit);
-        const uint32_t count = piece.k_last - piece.k_first;
+        const uint32_t count = num_units(piece);
         const uint64_t first = uint64_t(piece.block.tile) * split.k_units + piece.k_first;
         fill_piece(ring, image + first * UNIT_BYTES, count, at);
         unit += count;

@@ -52,6 +52,10 @@ struct Piece {
     uint32_t k_last;
 };
 
+DEVICE uint32_t num_units(const Piece& piece) {
+    return piece.k_last - piece.k_first;
+}
+
 // The piece of this CTA that begins at a unit.
 DEVICE Piece piece_at(const Split& split, uint32_t unit) {
     Piece piece;

@@ -1,9 +1,10 @@
 //! Kernels of a forward pass one after the other: the embedding, then products that share a workspace.
 
 use crate::image::{Matrix, Random};
-use crate::params::{EmbedParams, GEMM_THREADS, GemmParams, ROW_THREADS, float_bytes};
+use crate::params::{EmbedParams, GemmParams, ROW_THREADS, float_bytes};
 use crate::problem::{Plan, Problem, Row};
 use crate::run::{Loaded, Run, read};
+use spec_core::exec::cuda::shape::GEMM_THREADS;
 use spec_emu::{Arena, Launch};
 use spec_kernels::{Epilogue, Format, Variant};
 

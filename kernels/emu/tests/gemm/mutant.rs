@@ -36,7 +36,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 24] = [
+pub(crate) const MUTANTS: [Mutant; 27] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -130,19 +130,43 @@ pub(crate) const MUTANTS: [Mutant; 24] = [
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "            p.arrivals[tile] = 0;\n        }\n    }\n    consumer_barrier();",
-        replacement: "            p.arrivals[tile] = 0;\n        }\n    }",
+        text: "    consumer_barrier();\n    reduce_slices",
+        replacement: "    reduce_slices",
     },
     Mutant {
-        name: "no barrier before a part is announced",
+        name: "a part is counted before all warps have written it",
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm_parts.cuh",
-        text: "    consumer_barrier();\n    if (thread_index() == 0) {",
-        replacement: "    if (thread_index() == 0) {",
+        text: "mbar_init(handover.written, CONSUMER_WARPS)",
+        replacement: "mbar_init(handover.written, CONSUMER_WARPS - 1)",
     },
     Mutant {
-        name: "a part is announced without order",
+        name: "a part is counted before it is written",
+        found: Found::Race,
+        scene: Scene::Short,
+        file: "gemm_parts.cuh",
+        text: "            mbar_wait(handover.written, parity);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "nobody waits for the counter",
+        found: Found::Race,
+        scene: Scene::Short,
+        file: "gemm_parts.cuh",
+        text: "    mbar_wait(handover.counted, pending.parity);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "the parity of the counter stays",
+        found: Found::Race,
+        scene: Scene::Long,
+        file: "gemm_parts.cuh",
+        text: "    pending.parity ^= 1;\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "a part is counted without order",
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm_parts.cuh",
@@ -178,7 +202,7 @@ pub(crate) const MUTANTS: [Mutant; 24] = [
         found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "            p.arrivals[tile] = 0;\n",
+        text: "        p.arrivals[pending.tile] = 0;\n",
         replacement: "",
     },
     Mutant {

@@ -2,8 +2,6 @@
 
 use spec_kernels::Format;
 
-/// Threads of the product.
-pub(crate) const GEMM_THREADS: u32 = 288;
 /// Threads of the embedding, and of head norms and rotation.
 pub(crate) const ROW_THREADS: u32 = 256;
 /// `GemmParams` of `gemm.cu`.

@@ -1,11 +1,11 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
 use crate::image::{bytes_of, reorder};
-use crate::params::{GEMM_THREADS, GemmParams, float_bytes, format_code, word_bytes};
+use crate::params::{GemmParams, float_bytes, format_code, word_bytes};
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
-use spec_core::exec::cuda::shape::{gemm_partials, gemm_shared_bytes};
+use spec_core::exec::cuda::shape::{GEMM_THREADS, gemm_partials, gemm_shared_bytes};
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
 

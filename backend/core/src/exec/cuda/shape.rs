@@ -61,8 +61,8 @@ const MOST_NARROW: usize = 3;
 /// What an attention block notes about the tiles.
 const PLAN_BYTES: usize = 2068;
 
-/// Warps that multiply, and one that loads.
-pub const GEMM_THREADS: u32 = 9 * 32;
+/// Warps that multiply, one that loads, and one that counts parts.
+pub const GEMM_THREADS: u32 = 10 * 32;
 /// Threads of an attention block.
 pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
@@ -120,7 +120,7 @@ pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     let inputs = rows * (staged + 16) * size_of::<u16>();
     let sums = 2 * rows * (TILE_OUTPUTS + 4) * size_of::<f32>();
     let factors = rows * size_of::<f32>();
-    let barriers = 2 * stages * size_of::<u64>();
+    let barriers = 2 * (stages + 1) * size_of::<u64>();
     (ring + inputs + sums + factors + barriers + 16) as u32
 }
 
