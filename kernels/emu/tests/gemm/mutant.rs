@@ -239,7 +239,7 @@ pub(crate) const MUTANTS: [Mutant; 27] = [
     },
     Mutant {
         name: "no wait for the kernel before",
-        found: Found::Stopped,
+        found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
         text: "    grid_wait();\n    stage(",
