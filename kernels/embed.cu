@@ -1,23 +1,26 @@
-// residual[row] = the embedding of the row's token, as f32, out of the packed matrix. Any grid: a CTA takes
-// every num_blocks-th row. Rows without a sequence get token 0, whatever they name.
+// residual[row] = the embedding of the row's token, as f32, out of the packed matrix, and its squares. Any grid: a
+// CTA takes every num_blocks-th row. Rows without a sequence get token 0, whatever they name.
 #include "prims.cuh"
 #include "types.cuh"
 
 #include "image.cuh"
+#include "squares.cuh"
 
 struct EmbedParams {
     const uint8_t* weights;   // units of image.cuh: an output is a token
     const float* scales;      // [tokens], of FP8 weights
     const Row* rows;
     float* residual;          // [row][k]
+    float* squares;           // of squares.cuh
     uint32_t num_rows;
     uint32_t k;               // a multiple of 4
 };
-static_assert(sizeof(EmbedParams) == 40, "as on the host");
+static_assert(sizeof(EmbedParams) == 48, "as on the host");
 
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t ROW_CHUNKS = UNIT_ROW_BYTES / CHUNK_BYTES;
 constexpr uint32_t CHUNK_K = CHUNK_BYTES / WEIGHT_BYTES;
+constexpr uint32_t SQUARES_CHUNKS = SQUARES_LEN / CHUNK_K;
 
 // Four elements, from the word (FP8) or the two words (FP16) that hold them.
 DEVICE Float4 four_elements(const uint32_t* words, float scale) {
@@ -38,18 +41,36 @@ DEVICE Uint4 load_chunk(const EmbedParams& p, uint32_t token, uint32_t chunk) {
     return *(const Uint4*)(unit + chunk_offset(token % UNIT_OUTPUTS, chunk % ROW_CHUNKS));
 }
 
+// Writes a chunk; the sum of its squares.
+DEVICE float embed_chunk(
+    const EmbedParams& p, uint32_t token, float scale, uint32_t chunk, float* to) {
+    const Uint4 loaded = load_chunk(p, token, chunk);
+    const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+    float squares = 0.0f;
+    for (uint32_t i = 0; i < CHUNK_K; i += 4) {
+        const uint32_t k = chunk * CHUNK_K + i;
+        if (k < p.k) {
+            const Float4 four = four_elements(words + i * WEIGHT_BYTES / 4, scale);
+            *(Float4*)(to + k) = four;
+            squares = add_squares(four, squares);
+        }
+    }
+    return squares;
+}
+
 DEVICE void embed_row(const EmbedParams& p, uint32_t row) {
     const uint32_t token = p.rows[row].sequence == NO_SEQUENCE ? 0 : p.rows[row].token;
     const float scale = WEIGHT == FP8 ? p.scales[token] : 1.0f;
     float* to = p.residual + uint64_t(row) * p.k;
-    for (uint32_t chunk = thread_index(); chunk * CHUNK_K < p.k; chunk += THREADS) {
-        const Uint4 loaded = load_chunk(p, token, chunk);
-        const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
-        for (uint32_t i = 0; i < CHUNK_K; i += 4) {
-            if (chunk * CHUNK_K + i < p.k) {
-                *(Float4*)(to + chunk * CHUNK_K + i) =
-                    four_elements(words + i * WEIGHT_BYTES / 4, scale);
-            }
+    float* squares = p.squares + uint64_t(row) * divide_up(p.k, SQUARES_LEN);
+    // Whole warps go round, for their sums.
+    for (uint32_t first = warp_index() * 32; first * CHUNK_K < p.k; first += THREADS) {
+        const uint32_t chunk = first + lane_index();
+        const bool is_inside = chunk * CHUNK_K < p.k;
+        const float own = is_inside ? embed_chunk(p, token, scale, chunk, to) : 0.0f;
+        const float sum = sum_of_lanes<SQUARES_CHUNKS>(own);
+        if (is_inside && chunk % SQUARES_CHUNKS == 0) {
+            squares[chunk / SQUARES_CHUNKS] = sum;
         }
     }
 }

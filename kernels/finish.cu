@@ -6,6 +6,7 @@
 
 #include "operand.cuh"
 #include "scaling.cuh"
+#include "squares.cuh"
 
 #define RESIDUAL 1   // adds to f32 [row][n]
 #define SWIGLU 2     // silu(gate) * up, an operand of n / 2 elements
@@ -14,11 +15,12 @@ struct FinishParams {
     const float* sums;   // [row][n up to whole tiles]
     Scaling scaling;
     float* residual;     // RESIDUAL: [row][n]
+    float* squares;      // RESIDUAL: of squares.cuh, of the residual
     Operand output;      // SWIGLU; its scales are not those of `scaling`
     uint32_t num_rows;
     uint32_t n;          // a multiple of 4; SWIGLU: of 64
 };
-static_assert(sizeof(FinishParams) == 72, "as on the host");
+static_assert(sizeof(FinishParams) == 80, "as on the host");
 
 constexpr uint32_t TILE = 64;
 
@@ -33,12 +35,28 @@ DEVICE Float4 scaled_four(const FinishParams& p, uint32_t row, const float* sums
 }
 
 #if EPILOGUE == RESIDUAL
+constexpr uint32_t SQUARES_LANES = SQUARES_LEN / 4;
+
+// Adds to four elements of the residual; the sum of their squares.
+DEVICE float add_four(float* residual, const Float4& v) {
+    const Float4 old = *(const Float4*)residual;
+    const Float4 sum = {old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w};
+    *(Float4*)residual = sum;
+    return add_squares(sum, 0.0f);
+}
+
 DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
     float* residual = p.residual + uint64_t(row) * p.n;
-    for (uint32_t n = 4 * thread_index(); n < p.n; n += 4 * THREADS) {
-        const Float4 v = scaled_four(p, row, sums, n);
-        const Float4 old = *(const Float4*)(residual + n);
-        *(Float4*)(residual + n) = {old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w};
+    float* squares = p.squares + uint64_t(row) * divide_up(p.n, SQUARES_LEN);
+    // Whole warps go round, for their sums.
+    for (uint32_t first = 4 * 32 * warp_index(); first < p.n; first += 4 * THREADS) {
+        const uint32_t n = first + 4 * lane_index();
+        const bool is_inside = n < p.n;
+        const float own = is_inside ? add_four(residual + n, scaled_four(p, row, sums, n)) : 0.0f;
+        const float sum = sum_of_lanes<SQUARES_LANES>(own);
+        if (is_inside && n % SQUARES_LEN == 0) {
+            squares[n / SQUARES_LEN] = sum;
+        }
     }
 }
 #endif

@@ -17,9 +17,10 @@ struct GemmParams {
     const float* bias;           // [n up to a whole tile], or null
     const void* input;           // f32 residual [.][k]; RESIDUAL: f16 [.][k]
     const float* norm;           // [k]; RESIDUAL: unused
+    float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
     const uint32_t* row_index;   // input row of each row, or null: its own
-    float* partials;             // [grid][2][ROWS][64]
+    float* partials;             // [grid + tiles of n * segments of k][ROWS][64]
     uint32_t* arrivals;          // [tiles of n], zero before and after
     void* output;
     uint8_t* cache;              // QKV: keys and values of this layer
@@ -37,15 +38,17 @@ struct GemmParams {
     uint32_t max_pages;
     uint32_t kv;                 // FP8 or FP16
 };
-static_assert(sizeof(GemmParams) == 152, "as on the host");
+static_assert(sizeof(GemmParams) == 160, "as on the host");
 
 constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
 
 #include "image.cuh"
+#include "squares.cuh"
+#include "gemm_split.cuh"
 #include "gemm_ring.cuh"
 #include "gemm_input.cuh"
 #include "gemm_tile.cuh"
-#include "gemm_split.cuh"
+#include "gemm_parts.cuh"
 #if EPILOGUE == QKV
 #include "kv_cache.cuh"
 #include "rotary.cuh"
@@ -57,18 +60,19 @@ constexpr uint32_t X_OFFSET = STAGES * UNIT_BYTES;
 constexpr uint32_t SUMS_OFFSET = X_OFFSET + ROWS * X_STRIDE * 2;
 constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + 2 * SUMS_SIZE * 4;
 constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + ROWS * 4;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * STAGES * 8;
+constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (STAGES + 1) * 8;
 constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
-static_assert(SHARED_BYTES <= 99 * 1024, "all that a CTA may have on sm_89 and sm_120");
+static_assert(SHARED_BYTES <= (IS_LARGE ? 227 : 99) * 1024, "all that a CTA may have");
 
-constexpr uint32_t THREADS = CONSUMERS + 32;
+// After the consumers a warp that loads, and one that counts parts.
+constexpr uint32_t THREADS = CONSUMERS + 64;
 
 struct Shared {
     Ring ring;
     uint16_t* x;
-    float* halves;     // of the sums; before the first tile: parts of the norms
+    float* halves;     // of the sums
     float* factors;
-    uint32_t* is_last;
+    Handover handover;
 };
 
 DEVICE Shared carve(uint8_t* memory) {
@@ -78,7 +82,8 @@ DEVICE Shared carve(uint8_t* memory) {
     shared.x = (uint16_t*)(memory + X_OFFSET);
     shared.halves = (float*)(memory + SUMS_OFFSET);
     shared.factors = (float*)(memory + FACTORS_OFFSET);
-    shared.is_last = (uint32_t*)(memory + IS_LAST_OFFSET);
+    uint64_t* handover = barriers + 2 * STAGES;
+    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
     return shared;
 }
 
@@ -99,68 +104,113 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #endif
 }
 
-// Turns the sums of this CTA's units of a tile into output, or into a part of it.
-DEVICE void finish_tile(
-    const GemmParams& p, const Split& split, uint32_t tile, const Sums& sums, const Shared& shared) {
-    reduce_slices(sums, shared.halves);
-    const bool is_whole = num_parts(split, tile) == 1;
-    if (is_whole || publish_part(p, split, tile, shared.halves, shared.is_last)) {
-        const uint32_t lane = lane_index();
-        for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
-            const float low = is_whole ? tile_sum(shared.halves, row, lane)
-                                       : sum_parts(p, split, tile, row, lane);
-            const float high = is_whole ? tile_sum(shared.halves, row, lane + 32)
-                                        : sum_parts(p, split, tile, row, lane + 32);
-            finish_row(p, matrix_n(p), tile, row, low, high);
-        }
-        if (!is_whole && thread_index() == 0) {
-            p.arrivals[tile] = 0;
-        }
+// Each warp finishes its rows of a tile.
+DEVICE void finish_rows(const GemmParams& p, uint32_t tile, const float* halves) {
+    const uint32_t lane = lane_index();
+    for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
+        const float low = tile_sum(halves, row, lane);
+        const float high = tile_sum(halves, row, lane + 32);
+        finish_row(p, matrix_n(p), tile, row, low, high);
     }
-    consumer_barrier();
 }
 
-// All units of this CTA, tile by tile.
-DEVICE void consume(const GemmParams& p, const Split& split, const Shared& shared) {
-    uint32_t staged = split.first % split.k_units / CHUNK_UNITS;
-    if (split.first < split.last) {
-        stage_chunk(p, matrix_k(p), staged, shared.factors, shared.x);
+// If a part was written: finishes its tile, if that was the last part. A warp reads and writes no rows of `halves`
+// but its own.
+DEVICE void settle(
+    const GemmParams& p, const Split& split, const Shared& shared, Pending& pending) {
+    if (!pending.is_open || !was_last(shared.handover, pending)) {
+        return;
     }
-    grid_launch_dependents();
+    for (uint32_t row = warp_index(); row < p.num_rows; row += SUM_ROWS * CONSUMER_WARPS) {
+        sum_parts(p, split, pending.tile, row, shared.halves);
+    }
+    finish_rows(p, pending.tile, shared.halves);
+    if (thread_index() == 0) {
+        p.arrivals[pending.tile] = 0;
+    }
+}
+
+// Turns the sums of a piece into output, or into a part of it.
+DEVICE void finish_piece(
+    const GemmParams& p, const Split& split, const Piece& piece, const Sums& sums,
+    const Shared& shared, Pending& pending) {
+    settle(p, split, shared, pending);
+    // No warp reads the sums of the piece before any more.
+    consumer_barrier();
+    reduce_slices(sums, shared.halves);
+    if (num_units(piece) == split.k_units) {
+        finish_rows(p, piece.block.tile, shared.halves);
+    } else {
+        write_part(p, split, piece, shared.halves);
+        hand_over(shared.handover, piece.block.tile, pending);
+    }
+}
+
+// Has a unit's inputs staged; returns what then is.
+DEVICE Range with_unit(
+    const GemmParams& p, const Split& split, Range staged, uint32_t unit, uint32_t k_unit,
+    const Shared& shared) {
+    if (!has_unit(staged, k_unit)) {
+        staged = range_of(split, unit, k_unit);
+        const Weight weight = load_weight(p, place_of(staged, matrix_k(p)));
+        stage(p, matrix_k(p), staged, weight, false, shared.factors, shared.x);
+    }
+    return staged;
+}
+
+// All units of this CTA, piece by piece; `staged` is what is staged already.
+DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const Shared& shared) {
     Cursor at = {0, 0};
+    Pending pending = {false, 0, 0};
     for (uint32_t unit = split.first; unit < split.last;) {
-        const uint32_t tile = unit / split.k_units;
-        const uint32_t end = minimum((tile + 1) * split.k_units, split.last);
+        const Piece piece = piece_at(split, unit);
+        staged = with_unit(p, split, staged, unit, piece.k_first, shared);
         Sums sums = {};
-        for (; unit < end; ++unit) {
-            const uint32_t k_unit = unit - tile * split.k_units;
-            if (k_unit / CHUNK_UNITS != staged) {
-                staged = k_unit / CHUNK_UNITS;
-                stage_chunk(p, matrix_k(p), staged, shared.factors, shared.x);
+        for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
+            if constexpr (CHUNK_K < SEGMENT_K) {
+                staged = with_unit(p, split, staged, unit, k_unit, shared);
             }
             const uint8_t* weights = acquire(shared.ring, at);
-            multiply_unit(sums, weights, shared.x + k_unit % CHUNK_UNITS * UNIT_K);
+            multiply_unit(sums, weights, shared.x + (k_unit - staged.first) * UNIT_K);
             release(shared.ring, at);
         }
-        finish_tile(p, split, tile, sums, shared);
+        finish_piece(p, split, piece, sums, shared, pending);
     }
+    settle(p, split, shared, pending);
 }
 
-KERNEL(gemm, GemmParams, THREADS, 2) {
+// What can be done before the kernel ahead has ended, then all the rest.
+DEVICE void run_consumer(const GemmParams& p, const Split& split, const Shared& shared) {
+    if (split.first == split.last) {
+        grid_wait();
+        grid_launch_dependents();
+        return;
+    }
+    clear_unused_rows(p, shared.x);
+    const Range range = range_of(split, split.first, piece_at(split, split.first).k_first);
+    const Weight weight = load_weight(p, place_of(range, matrix_k(p)));
+    grid_wait();
+    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);
+    grid_launch_dependents();
+    consume(p, split, range, shared);
+}
+
+KERNEL(gemm, GemmParams, THREADS, ROWS <= 16 ? 2 : 1) {
     const Shared shared = carve(shared_memory());
     const Split split = split_units(matrix_n(p), matrix_k(p));
     if (thread_index() == 0) {
         ring_init(shared.ring);
+        handover_init(shared.handover);
     }
     barrier_all();
     if (warp_index() == CONSUMER_WARPS) {
-        produce(shared.ring, p.weights, split.first, split.last);
-        return;
+        produce(shared.ring, p.weights, split);
+    } else if (warp_index() > CONSUMER_WARPS) {
+        grid_wait();
+        if (lane_index() == 0) {
+            count_parts(p, split, shared.handover);
+        }
+    } else {
+        run_consumer(p, split, shared);
     }
-    clear_unused_rows(p, shared.x);
-    grid_wait();
-    if (HAS_NORM && split.first < split.last) {
-        norm_factors(p, matrix_k(p), shared.halves, shared.factors);
-    }
-    consume(p, split, shared);
 }

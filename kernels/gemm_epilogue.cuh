@@ -9,11 +9,10 @@ DEVICE float scaled(const GemmParams& p, uint32_t n, float sum) {
     return fmaf(sum, scale, p.bias ? p.bias[n] : 0.0f);
 }
 
-#if EPILOGUE == RAW || EPILOGUE == RESIDUAL
+#if EPILOGUE == RAW
 DEVICE void store_output(const GemmParams& p, uint32_t n_len, uint32_t row, uint32_t n, float v) {
     if (n < n_len) {
-        float* to = (float*)p.output + uint64_t(row) * n_len + n;
-        *to = EPILOGUE == RESIDUAL ? *to + v : v;
+        ((float*)p.output)[uint64_t(row) * n_len + n] = v;
     }
 }
 
@@ -22,6 +21,28 @@ DEVICE void finish_row(
     const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
     store_output(p, n_len, row, n, scaled(p, n, low));
     store_output(p, n_len, row, n + 32, scaled(p, n + 32, high));
+}
+#endif
+
+#if EPILOGUE == RESIDUAL
+// Returns what then stands there.
+DEVICE float add_output(const GemmParams& p, uint32_t n_len, uint32_t row, uint32_t n, float v) {
+    if (n >= n_len) {
+        return 0.0f;
+    }
+    float* to = (float*)p.output + uint64_t(row) * n_len + n;
+    return *to += v;
+}
+
+DEVICE void finish_row(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, uint32_t row, float low, float high) {
+    const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
+    const float a = add_output(p, n_len, row, n, scaled(p, n, low));
+    const float b = add_output(p, n_len, row, n + 32, scaled(p, n + 32, high));
+    const float sum = warp_sum(fmaf(b, b, a * a));
+    if (lane_index() == 0) {
+        p.squares[uint64_t(row) * divide_up(n_len, SQUARES_LEN) + tile] = sum;
+    }
 }
 #endif
 

@@ -1,21 +1,50 @@
-// The activations of a product, in shared memory as f16 and one chunk of k at a time: [ROWS][X_STRIDE].
+// The activations of a product, in shared memory as f16 and one range of k at a time: [ROWS][X_STRIDE].
 // Normalised on the way where the product follows an RMS norm. Rows that are not computed are zero, and so
-// is k beyond the matrix: the products of a row depend on that row alone.
+// is k beyond the matrix: the products of a row depend on that row alone. How much is staged at a time changes
+// no bit.
 #pragma once
 
 constexpr uint32_t CONSUMERS = CONSUMER_WARPS * 32;
-constexpr uint32_t CHUNK_K = ROWS == 8 ? 2048 : ROWS == 16 ? 1024 : 512;
+// All of a segment where shared memory has room for it.
+constexpr uint32_t CHUNK_K = ROWS <= 16 || IS_LARGE ? SEGMENT_K : 512 * 32 / ROWS;
 // 32 bytes more than the chunk: the 8-byte loads of a half warp, four rows by four lanes, then touch every
 // bank once.
 constexpr uint32_t X_STRIDE = CHUNK_K + 16;
 constexpr uint32_t CHUNK_UNITS = CHUNK_K / UNIT_K;
-// Elements that a thread loads at a time; k is a multiple of it.
-constexpr uint32_t GROUP_K = 8;
-// Rows whose squares are summed side by side, so that their loads overlap.
-constexpr uint32_t NORM_ROWS = 4;
+// f16 inputs go to shared memory as they are, if their order is that of the weights.
+constexpr bool IS_COPIED = !HAS_NORM && WEIGHT == FP8;
+// Elements that a thread has of a row; k is a multiple of it.
+constexpr uint32_t GROUP_K = IS_COPIED ? 8 : 4;
+constexpr uint32_t ROW_THREADS = CHUNK_K / GROUP_K;
+// Rows that are staged side by side.
+constexpr uint32_t SIDE_ROWS = CONSUMERS / ROW_THREADS;
+// Rows of a thread whose loads are under way together.
+constexpr uint32_t BATCH_ROWS = minimum(ROWS / SIDE_ROWS, 8u);
 
 DEVICE void consumer_barrier() {
     barrier_named(1, CONSUMERS);
+}
+
+// Units of a tile's k that are staged: [first, last).
+struct Range {
+    uint32_t first;
+    uint32_t last;
+};
+
+DEVICE bool has_unit(const Range& range, uint32_t k_unit) {
+    return range.first <= k_unit && k_unit < range.last;
+}
+
+// What to stage for a unit of the order, which is `k_unit` of its tile: its chunk of the segment, or the rest
+// of the CTA's units.
+DEVICE Range range_of(const Split& split, uint32_t unit, uint32_t k_unit) {
+    const uint32_t segment = k_unit / split.segment_units;
+    const uint32_t first = segment * split.segment_units;
+    const uint32_t last = first + block_units(split, segment);
+    const uint32_t chunk = k_unit - (k_unit - first) % CHUNK_UNITS;
+    const Range range = {chunk, minimum(chunk + CHUNK_UNITS, last)};
+    const uint32_t end = k_unit + split.last - unit;
+    return end <= range.last ? Range{k_unit, end} : range;
 }
 
 // Row of the input that a row of the product reads.
@@ -23,45 +52,23 @@ DEVICE uint32_t input_row(const GemmParams& p, uint32_t row) {
     return p.row_index ? p.row_index[row] : row;
 }
 
-DEVICE float add_squares(const Float4& v, float sum) {
-    sum = fmaf(v.x, v.x, sum);
-    sum = fmaf(v.y, v.y, sum);
-    sum = fmaf(v.z, v.z, sum);
-    return fmaf(v.w, v.w, sum);
-}
-
-// Writes each row's 1 / sqrt(mean of squares + eps) to `factors`, for after the next barrier; `parts` is
-// [ROWS][CONSUMER_WARPS]. Which thread sums what depends on k only, so the bits of a row do not depend on
-// the number of rows.
-DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* parts, float* factors) {
-    const float* input = (const float*)p.input;
-    for (uint32_t first = 0; first < p.num_rows; first += NORM_ROWS) {
-        float sums[NORM_ROWS] = {};
-        const float* rows[NORM_ROWS] = {};
-        for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            // Rows beyond the last repeat it: a branch would keep the loads apart.
-            const uint32_t row = minimum(first + i, p.num_rows - 1);
-            rows[i] = input + uint64_t(input_row(p, row)) * k_len;
-        }
-        for (uint32_t k = 4 * thread_index(); k < k_len; k += 4 * CONSUMERS) {
-            for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-                sums[i] = add_squares(*(const Float4*)(rows[i] + k), sums[i]);
-            }
-        }
-        for (uint32_t i = 0; i < NORM_ROWS; ++i) {
-            const float sum = warp_sum(sums[i]);
-            if (lane_index() == 0 && first + i < p.num_rows) {
-                parts[(first + i) * CONSUMER_WARPS + warp_index()] = sum;
-            }
-        }
+// Writes each row's factor of the norm to `factors`, for after the next barrier. A warp has every eighth row.
+DEVICE void norm_factors(const GemmParams& p, uint32_t k_len, float* factors) {
+    constexpr uint32_t WARP_ROWS = ROWS / CONSUMER_WARPS;
+    float shares[WARP_ROWS];
+    UNROLL
+    for (uint32_t i = 0; i < WARP_ROWS; ++i) {
+        // Rows beyond the last repeat it: a branch would keep the loads apart.
+        const uint32_t row = minimum(warp_index() + i * CONSUMER_WARPS, p.num_rows - 1);
+        const uint64_t first = uint64_t(input_row(p, row)) * divide_up(k_len, SQUARES_LEN);
+        shares[i] = lane_squares(p.squares + first, k_len);
     }
-    consumer_barrier();
-    if (thread_index() < p.num_rows) {
-        float sum = 0.0f;
-        for (uint32_t warp = 0; warp < CONSUMER_WARPS; ++warp) {
-            sum += parts[thread_index() * CONSUMER_WARPS + warp];
+    UNROLL
+    for (uint32_t i = 0; i < WARP_ROWS; ++i) {
+        const float factor = norm_factor(shares[i], k_len, p.eps);
+        if (lane_index() == 0) {
+            factors[warp_index() + i * CONSUMER_WARPS] = factor;
         }
-        factors[thread_index()] = 1.0f / sqrtf(sum / float(k_len) + p.eps);
     }
 }
 
@@ -69,68 +76,154 @@ DEVICE uint32_t half_pair(float low, float high) {
     return float_to_half_sat(low) | uint32_t(float_to_half_sat(high)) << 16;
 }
 
-// Four normalised elements as halves.
-DEVICE Uint2 normalise(const float* input, const float* weight, float factor) {
-    const Float4 v = *(const Float4*)input;
-    const Float4 w = *(const Float4*)weight;
-    return {
-        half_pair(v.x * factor * w.x, v.y * factor * w.y),
-        half_pair(v.z * factor * w.z, v.w * factor * w.w),
-    };
+// What a thread stages: the same elements of some rows.
+struct Place {
+    uint32_t k;           // of the input; that of other threads if this one has nothing to read
+    uint32_t to;          // of the staged range
+    uint32_t first_row;
+    bool is_inside;       // of the range
+    bool is_real;         // is inside of the matrix too, which is padded with zeros
+};
+
+DEVICE Place place_of(const Range& range, uint32_t k_len) {
+    Place place;
+    place.to = thread_index() % ROW_THREADS * GROUP_K;
+    place.first_row = thread_index() / ROW_THREADS;
+    const uint32_t first = range.first * UNIT_K;
+    place.is_inside = first + place.to < range.last * UNIT_K;
+    place.is_real = place.is_inside && first + place.to < k_len;
+    place.k = place.is_real ? first + place.to : first;
+    return place;
 }
 
-// Elements [k, k + GROUP_K) of a row, as they go into the product.
-DEVICE Uint4 load_group(const GemmParams& p, uint64_t first, uint32_t k, float factor) {
-    if constexpr (!HAS_NORM) {
-        return *(const Uint4*)((const uint16_t*)p.input + first + k);
-    }
-    const float* input = (const float*)p.input + first + k;
-    const Uint2 low = normalise(input, p.norm + k, factor);
-    const Uint2 high = normalise(input + 4, p.norm + k + 4, factor);
-    return {low.x, low.y, high.x, high.y};
-}
-
-// FP8 keeps the order of k. FP16 weights meet their activations in the order that makes a lane's four
-// elements of 16 neighbours: pairs 0 4 1 5 2 6 3 7.
-DEVICE void store_group(uint16_t* row, uint32_t k, const Uint4& halves) {
-    if constexpr (WEIGHT == FP8) {
-        *(Uint4*)(row + k) = halves;
-        return;
-    }
-    uint32_t* words = (uint32_t*)(row + k / 16 * 16) + k / GROUP_K % 2;
-    words[0] = halves.x;
-    words[2] = halves.y;
-    words[4] = halves.z;
-    words[6] = halves.w;
+// Where a thread's elements of a row begin in the input. Rows beyond the last repeat it: a branch would keep
+// the loads apart.
+DEVICE uint64_t input_place(const GemmParams& p, uint32_t k_len, const Place& place, uint32_t row) {
+    return uint64_t(input_row(p, minimum(row, p.num_rows - 1))) * k_len + place.k;
 }
 
 // Zeroes the rows that are never staged.
 DEVICE void clear_unused_rows(const GemmParams& p, uint16_t* x) {
     const uint32_t first = p.num_rows * X_STRIDE;
-    for (uint32_t i = first + GROUP_K * thread_index(); i < ROWS * X_STRIDE;
-         i += GROUP_K * CONSUMERS) {
+    for (uint32_t i = first + 8 * thread_index(); i < ROWS * X_STRIDE; i += 8 * CONSUMERS) {
         *(Uint4*)(x + i) = {};
     }
 }
 
-// Replaces the chunk in shared memory, when no warp reads the old one any more and the factors are there.
-DEVICE void stage_chunk(
-    const GemmParams& p, uint32_t k_len, uint32_t chunk, const float* factors, uint16_t* x) {
-    consumer_barrier();
-    const uint32_t k_first = chunk * CHUNK_K;
-    const uint32_t k_end = divide_up(k_len, UNIT_K) * UNIT_K;
-    constexpr uint32_t ROW_GROUPS = CHUNK_K / GROUP_K;
-    for (uint32_t i = thread_index(); i < p.num_rows * ROW_GROUPS; i += CONSUMERS) {
-        const uint32_t row = i / ROW_GROUPS;
-        const uint32_t k = i % ROW_GROUPS * GROUP_K;
-        if (k_first + k < k_end) {
-            Uint4 group = {};
-            if (k_first + k < k_len) {
-                const uint64_t first = uint64_t(input_row(p, row)) * k_len;
-                group = load_group(p, first, k_first + k, HAS_NORM ? factors[row] : 1.0f);
-            }
-            store_group(x + row * X_STRIDE, k, group);
+#if EPILOGUE == RESIDUAL
+typedef Uint2 Group;
+// Nothing is multiplied on the way.
+struct Weight {};
+
+DEVICE Weight load_weight(const GemmParams&, const Place&) {
+    return {};
+}
+
+DEVICE Group load_group(const GemmParams& p, uint64_t place) {
+    return *(const Uint2*)((const uint16_t*)p.input + place);
+}
+
+DEVICE Uint2 staged_group(const Group& group, const Weight&, const float*, uint32_t) {
+    return group;
+}
+#else
+typedef Float4 Group;
+typedef Float4 Weight;
+
+// The norm's weights of a thread's elements: constants, which may be read before the kernel ahead has ended.
+DEVICE Weight load_weight(const GemmParams& p, const Place& place) {
+    return *(const Float4*)(p.norm + place.k);
+}
+
+DEVICE Group load_group(const GemmParams& p, uint64_t place) {
+    return *(const Float4*)((const float*)p.input + place);
+}
+
+DEVICE Uint2 staged_group(const Group& v, const Weight& w, const float* factors, uint32_t row) {
+    const float factor = factors[row];
+    return {
+        half_pair(v.x * factor * w.x, v.y * factor * w.y),
+        half_pair(v.z * factor * w.z, v.w * factor * w.w),
+    };
+}
+#endif
+
+// FP8 keeps the order of k. FP16 weights meet their activations in the order that makes a lane's four
+// elements of 16 neighbours: pairs 0 4 1 5 2 6 3 7.
+DEVICE void store_group(uint16_t* row, uint32_t k, const Uint2& halves) {
+    if constexpr (WEIGHT == FP8) {
+        *(Uint2*)(row + k) = halves;
+        return;
+    }
+    const uint32_t quarter = k / 4 % 4;
+    uint32_t* words = (uint32_t*)(row + k / 16 * 16) + quarter % 2 * 4 + quarter / 2;
+    words[0] = halves.x;
+    words[2] = halves.y;
+}
+
+// Some rows of a thread, as they are in the input.
+struct Batch {
+    Group of[BATCH_ROWS];
+};
+
+DEVICE Batch load_batch(const GemmParams& p, uint32_t k_len, const Place& place, uint32_t first) {
+    Batch batch;
+    UNROLL
+    for (uint32_t i = 0; i < BATCH_ROWS; ++i) {
+        batch.of[i] = load_group(p, input_place(p, k_len, place, first + i * SIDE_ROWS));
+    }
+    return batch;
+}
+
+DEVICE void store_batch(
+    const GemmParams& p, const Place& place, uint32_t first, const Batch& batch,
+    const Weight& weight, const float* factors, uint16_t* x) {
+    UNROLL
+    for (uint32_t i = 0; i < BATCH_ROWS; ++i) {
+        const uint32_t row = first + i * SIDE_ROWS;
+        if (place.is_inside && row < p.num_rows) {
+            const Uint2 halves = staged_group(batch.of[i], weight, factors, row);
+            store_group(x + row * X_STRIDE, place.to, place.is_real ? halves : Uint2{});
         }
+    }
+}
+
+// Stages by copies that pass by the registers.
+DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, const Place& place, uint16_t* x) {
+    if (place.is_inside) {
+        for (uint32_t row = place.first_row; row < p.num_rows; row += SIDE_ROWS) {
+            const uint16_t* from = (const uint16_t*)p.input + input_place(p, k_len, place, row);
+            async_copy16_zero(x + row * X_STRIDE + place.to, from, place.is_real);
+        }
+    }
+    async_commit();
+    async_wait<0>();
+}
+
+// Stages a range; `is_first` is the first of a CTA, for which nobody waits, but which needs the factors. The
+// first batch is under way while the factors are computed, or the old range is still read.
+DEVICE void stage(
+    const GemmParams& p, uint32_t k_len, const Range& range, const Weight& weight, bool is_first,
+    float* factors, uint16_t* x) {
+    const Place place = place_of(range, k_len);
+    if constexpr (IS_COPIED) {
+        if (!is_first) {
+            consumer_barrier();
+        }
+        copy_rows(p, k_len, place, x);
+        consumer_barrier();
+        return;
+    }
+    Batch batch = load_batch(p, k_len, place, place.first_row);
+    if (HAS_NORM && is_first) {
+        norm_factors(p, k_len, factors);
+    }
+    consumer_barrier();
+    store_batch(p, place, place.first_row, batch, weight, factors, x);
+    for (uint32_t row = place.first_row + BATCH_ROWS * SIDE_ROWS; row < p.num_rows;
+         row += BATCH_ROWS * SIDE_ROWS) {
+        batch = load_batch(p, k_len, place, row);
+        store_batch(p, place, row, batch, weight, factors, x);
     }
     consumer_barrier();
 }

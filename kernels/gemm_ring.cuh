@@ -3,7 +3,13 @@
 // Weights depend on no other kernel, so the ring fills before the previous kernel has ended.
 #pragma once
 
-constexpr uint32_t STAGES = 6;
+// Multiprocessors that give a CTA up to 227 KB of shared memory; others have 99 KB.
+constexpr bool IS_LARGE = ARCH >= 900 && ARCH < 1200;
+
+// With up to 16 rows two CTAs fit in a large multiprocessor, the next kernel's beside this one's, whose ring then
+// fills early. With more rows one does, and its ring fills while the activations are staged.
+constexpr uint32_t LARGE_STAGES = ROWS == 8 ? 10 : ROWS == 16 ? 8 : ROWS == 32 ? 12 : 6;
+constexpr uint32_t STAGES = IS_LARGE ? LARGE_STAGES : ROWS == 64 ? 3 : 6;
 constexpr uint32_t CONSUMER_WARPS = 8;
 
 // A bulk copy counts bytes, and one thread arrives; without bulk copies every lane arrives for its own.
@@ -50,18 +56,29 @@ DEVICE void fill_stage(uint8_t* stage, const uint8_t* unit, uint64_t* full) {
 #endif
 }
 
-// The producer warp's whole life: units [first, last) of the image, in order. It must not join a barrier of
-// the CTA any more: it may wait for a consumer that waits there.
-DEVICE void produce(const Ring& ring, const uint8_t* image, uint32_t first, uint32_t last) {
+// The units of a piece, which follow each other in the image.
+DEVICE void fill_piece(const Ring& ring, const uint8_t* units, uint32_t count, Cursor& at) {
+    for (uint32_t i = 0; i < count; ++i) {
+        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
+        uint8_t* stage = ring.stages + at.stage * UNIT_BYTES;
+        fill_stage(stage, units + uint64_t(i) * UNIT_BYTES, &ring.full[at.stage]);
+        advance(at);
+    }
+}
+
+// The producer warp's whole life: this CTA's units of the image. It must not join a barrier of the CTA any
+// more: it may wait for a consumer that waits there.
+DEVICE void produce(const Ring& ring, const uint8_t* image, const Split& split) {
     if (HAS_BULK_COPY && lane_index() != 0) {
         return;
     }
     Cursor at = {0, 0};
-    for (uint32_t unit = first; unit < last; ++unit) {
-        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
-        uint8_t* stage = ring.stages + at.stage * UNIT_BYTES;
-        fill_stage(stage, image + uint64_t(unit) * UNIT_BYTES, &ring.full[at.stage]);
-        advance(at);
+    for (uint32_t unit = split.first; unit < split.last;) {
+        const Piece piece = piece_at(split, unit);
+        const uint32_t count = num_units(piece);
+        const uint64_t first = uint64_t(piece.block.tile) * split.k_units + piece.k_first;
+        fill_piece(ring, image + first * UNIT_BYTES, count, at);
+        unit += count;
     }
     if constexpr (!HAS_BULK_COPY) {
         async_commit();

@@ -92,6 +92,13 @@ DEVICE void reduce_slices(const Sums& sums, float* halves) {
     consumer_barrier();
 }
 
+// Puts what `tile_sum` then finds.
+DEVICE void set_tile_sum(float* halves, uint32_t row, uint32_t output, float sum) {
+    const uint32_t place = row * SUMS_STRIDE + output;
+    halves[place] = sum;
+    halves[SUMS_SIZE + place] = 0.0f;
+}
+
 DEVICE float tile_sum(const float* halves, uint32_t row, uint32_t output) {
     const uint32_t place = row * SUMS_STRIDE + output;
     return halves[place] + halves[SUMS_SIZE + place];

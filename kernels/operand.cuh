@@ -19,9 +19,9 @@ constexpr float E4M3_MOST = 448.0f;
 // A row of zeros has to have a scale too.
 constexpr float LEAST_SCALE = 1e-12f;
 
-// Every thread gets the result; its bits depend on the values of the threads alone.
-template <class Combine>
-DEVICE float block_reduce(float value, Combine combine) {
+// Every thread gets the result.
+DEVICE float block_max(float value) {
+    value = warp_max(value);
     float* parts = (float*)shared_memory();
     // Nobody reads an earlier result any more.
     barrier_all();
@@ -31,17 +31,9 @@ DEVICE float block_reduce(float value, Combine combine) {
     barrier_all();
     float total = parts[0];
     for (uint32_t warp = 1; warp < WARPS; ++warp) {
-        total = combine(total, parts[warp]);
+        total = maximum(total, parts[warp]);
     }
     return total;
-}
-
-DEVICE float block_sum(float value) {
-    return block_reduce(warp_sum(value), [](float a, float b) { return a + b; });
-}
-
-DEVICE float block_max(float value) {
-    return block_reduce(warp_max(value), [](float a, float b) { return maximum(a, b); });
 }
 
 DEVICE float magnitude(const Float4& v) {

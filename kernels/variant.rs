@@ -43,7 +43,7 @@ pub enum Epilogue {
 pub const ARCHS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
 
 /// Rows that the few-row products are compiled for, ascending.
-pub const GEMM_ROWS: [usize; 3] = [8, 16, 32];
+pub const GEMM_ROWS: [usize; 4] = [8, 16, 32, 64];
 
 /// Most query heads of a key head.
 pub const MAX_GROUP: usize = 16;

@@ -1,12 +1,10 @@
 //! Kernels of a forward pass one after the other: the embedding, then products that share a workspace.
 
 use crate::image::{Matrix, Random};
-use crate::params::{
-    EmbedParams, GEMM_THREADS, GemmParams, ROW_THREADS, float_bytes, gemm_partials,
-    gemm_shared_bytes,
-};
+use crate::params::{EmbedParams, GemmParams, ROW_THREADS, float_bytes};
 use crate::problem::{Plan, Problem, Row};
 use crate::run::{Loaded, Run, read};
+use spec_core::exec::cuda::shape::GEMM_THREADS;
 use spec_emu::{Arena, Launch};
 use spec_kernels::{Epilogue, Format, Variant};
 
@@ -23,6 +21,13 @@ pub(crate) struct Size {
     pub(crate) num_rows: usize,
     pub(crate) grid: u32,
     pub(crate) is_old: bool,
+}
+
+impl Size {
+    fn run(&self) -> Run {
+        let Self { capacity, num_rows, grid, is_old, .. } = *self;
+        Run { is_old, ..Run::new(capacity, (0..num_rows).collect(), grid) }
+    }
 }
 
 struct Kernel {
@@ -46,6 +51,8 @@ pub(crate) struct Chain {
     pub(crate) arena: Arena,
     kernels: Vec<Kernel>,
     pub(crate) residual: u64,
+    /// Of the residual.
+    squares: u64,
     partials: u64,
     arrivals: u64,
     outputs: Vec<(u64, usize)>,
@@ -64,6 +71,7 @@ impl Chain {
             scales: arena.put(&float_bytes(&[0.5; TOKENS])),
             rows: arena.put(&rows),
             residual: arena.alloc(size.num_rows * size.hidden * 4),
+            squares: arena.alloc(size.num_rows * size.hidden.div_ceil(64) * 4),
             num_rows: size.num_rows,
             k: size.hidden,
         };
@@ -73,33 +81,33 @@ impl Chain {
             shared_bytes: 0,
             params: embed.bytes(),
         };
-        let partials = arena.alloc(gemm_partials(size.grid, size.capacity) * 4);
+        let largest = [64 * MAX_TILES, size.hidden];
+        let partials = arena.alloc(size.run().partials(largest) * 4);
         let arrivals = arena.put(&[0; MAX_TILES * 4]);
-        let residual = embed.residual;
+        let EmbedParams { residual, squares, .. } = embed;
         let (kernels, outputs) = (vec![kernel], Vec::new());
-        Self { size, arena, kernels, residual, partials, arrivals, outputs }
+        Self { size, arena, kernels, residual, squares, partials, arrivals, outputs }
     }
 
-    /// A product with a matrix of n outputs, from `input`; where to is not given, to new memory. Returns
-    /// where it goes.
+    /// A product with a matrix of n outputs, from `input` to `output`; where one is not given, new memory takes its
+    /// place. Returns where it goes.
     pub(crate) fn product(
         &mut self,
         (epilogue, n): (Epilogue, usize),
-        input: u64,
+        input: Option<u64>,
         output: Option<u64>,
     ) -> u64 {
-        let Size { weight, hidden, capacity, num_rows, grid, is_old } = self.size;
+        let Size { weight, hidden, num_rows, .. } = self.size;
         let problem = Problem::random(Plan::new(weight, epilogue, n, hidden), n as u64);
-        let run = Run::new(capacity, (0..num_rows).collect(), grid);
-        let run = Run { is_old, ..run };
+        let run = self.size.run();
         let own = Loaded::new(&self.arena, &problem, &run).params;
-        let output = output.unwrap_or(own.output);
-        let (partials, arrivals) = (self.partials, self.arrivals);
+        let (input, output) = (input.unwrap_or(own.input), output.unwrap_or(own.output));
+        let (squares, partials, arrivals) = (self.squares, self.partials, self.arrivals);
         self.kernels.push(Kernel {
             variant: run.variant(&problem.plan),
             block: GEMM_THREADS,
-            shared_bytes: gemm_shared_bytes(capacity),
-            params: GemmParams { input, output, partials, arrivals, ..own }.bytes(),
+            shared_bytes: run.shared_bytes(),
+            params: GemmParams { input, squares, output, partials, arrivals, ..own }.bytes(),
         });
         let (width, bytes) = problem.plan.output_row();
         self.outputs.push((output, num_rows * width * bytes));

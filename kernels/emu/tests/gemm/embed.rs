@@ -1,9 +1,10 @@
-//! The embedding is the token's row of the matrix, exactly.
+//! The embedding is the token's row of the matrix, exactly, and comes with its squares.
 
 use crate::image::{Matrix, Random, reorder};
 use crate::params::{EmbedParams, ROW_THREADS, float_bytes};
 use crate::problem::{NO_SEQUENCE, Row};
-use crate::run::{UNTOUCHED, read, values};
+use crate::run::{SQUARES_ERROR, UNTOUCHED, floats, read, values};
+use crate::twin::squares_of_tiles;
 use spec_emu::{Arena, Launch, Schedule, launch};
 use spec_kernels::{Format, Variant};
 
@@ -20,6 +21,7 @@ fn is_right(weight: Format, k: usize, rows: &[Row], grid: u32) {
     let scales = random.floats(VOCAB, |x| 0.5 + 0.4 * x);
     let order: Vec<usize> = (0..VOCAB).collect();
     let arena = Arena::new(1 << 26);
+    let tiles = k.div_ceil(64);
     let row_bytes: Vec<u8> = rows.iter().flat_map(Row::bytes).collect();
     let params = EmbedParams {
         weights: arena.put(&matrix.pack(&order)),
@@ -29,6 +31,7 @@ fn is_right(weight: Format, k: usize, rows: &[Row], grid: u32) {
         },
         rows: arena.put(&row_bytes),
         residual: arena.put(&vec![UNTOUCHED; (rows.len() + 1) * k * 4]),
+        squares: arena.put(&vec![UNTOUCHED; (rows.len() + 1) * tiles * 4]),
         num_rows: rows.len(),
         k,
     };
@@ -38,9 +41,18 @@ fn is_right(weight: Format, k: usize, rows: &[Row], grid: u32) {
         Launch { variant: &variant, grid, block: ROW_THREADS, params: &bytes, ..Launch::default() };
     launch(&launched, &Schedule::seeded(k as u64)).unwrap();
     let residual = read(&arena, params.residual, (rows.len() + 1) * k * 4);
-    let (written, rest) = residual.split_at(rows.len() * k * 4);
-    assert!(rest.iter().all(|&byte| byte == UNTOUCHED), "writes beyond the last row");
-    for (row, found) in rows.iter().zip(written.chunks(k * 4)) {
+    let squares = read(&arena, params.squares, (rows.len() + 1) * tiles * 4);
+    for (bytes, width) in [(&residual, k), (&squares, tiles)] {
+        let mut rest = bytes[rows.len() * width * 4..].iter();
+        assert!(rest.all(|&byte| byte == UNTOUCHED), "writes beyond the last row");
+    }
+    let written = residual.chunks(k * 4).zip(squares.chunks(tiles * 4));
+    for (row, (found, squares)) in rows.iter().zip(written) {
+        for (square, expected) in floats(squares).into_iter().zip(squares_of_tiles(&floats(found)))
+        {
+            let error = (f64::from(square) - expected).abs();
+            assert!(error <= SQUARES_ERROR * expected, "k {k}: {square} for {expected}");
+        }
         let token = if row.is_active() { row.token as usize } else { 0 };
         let scale = if weight == Format::Fp8 { scales[token] } else { 1.0 };
         let expected = (0..k).map(|k| f64::from(matrix.value(token, k) as f32 * scale));

@@ -15,10 +15,13 @@ pub(crate) enum Found {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scene {
     /// Four tiles of eight units in blocks of eleven: whole tiles and parts, a ring that wraps; x is one
-    /// chunk.
+    /// segment.
     Short,
-    /// Two tiles of twenty units in blocks of eight: three parts to a tile, several chunks.
+    /// Two tiles of twenty units in blocks of eight, twice: segments, in the old kernels of several chunks, and several
+    /// parts to a tile. x is normalised, then copied.
     Long,
+    /// A product that adds to the residual stream, and one of the sum.
+    Sum,
 }
 
 /// A kernel that is broken: `replacement` stands in `file` where `text` did.
@@ -33,7 +36,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 20] = [
+pub(crate) const MUTANTS: [Mutant; 27] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -79,24 +82,32 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm_input.cuh",
-        text: "            store_group(x + row * X_STRIDE, k, group);\n        }\n    }\n    consumer_barrier();",
-        replacement: "            store_group(x + row * X_STRIDE, k, group);\n        }\n    }",
+        text: "        store_batch(p, place, row, batch, weight, factors, x);\n    }\n    consumer_barrier();",
+        replacement: "        store_batch(p, place, row, batch, weight, factors, x);\n    }\n",
     },
     Mutant {
-        name: "no barrier before x is replaced",
-        found: Found::Race,
-        scene: Scene::Long,
-        file: "gemm_input.cuh",
-        text: "    consumer_barrier();\n    const uint32_t k_first",
-        replacement: "    const uint32_t k_first",
-    },
-    Mutant {
-        name: "no barrier between the parts of a norm",
+        name: "no barrier between the factors and x",
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm_input.cuh",
-        text: "    consumer_barrier();\n    if (thread_index() < p.num_rows)",
-        replacement: "    if (thread_index() < p.num_rows)",
+        text: "    consumer_barrier();\n    store_batch(p, place, place.first_row",
+        replacement: "    store_batch(p, place, place.first_row",
+    },
+    Mutant {
+        name: "no barrier after x was copied",
+        found: Found::Race,
+        scene: Scene::Sum,
+        file: "gemm_input.cuh",
+        text: "        copy_rows(p, k_len, place, x);\n        consumer_barrier();",
+        replacement: "        copy_rows(p, k_len, place, x);",
+    },
+    Mutant {
+        name: "no wait for the copies of x",
+        found: Found::Wrong,
+        scene: Scene::Sum,
+        file: "gemm_input.cuh",
+        text: "    async_wait<0>();\n",
+        replacement: "",
     },
     Mutant {
         name: "no barrier between two slices",
@@ -119,55 +130,79 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         found: Found::Race,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "            p.arrivals[tile] = 0;\n        }\n    }\n    consumer_barrier();",
-        replacement: "            p.arrivals[tile] = 0;\n        }\n    }",
+        text: "    consumer_barrier();\n    reduce_slices",
+        replacement: "    reduce_slices",
     },
     Mutant {
-        name: "no barrier before a part is announced",
+        name: "a part is counted before all warps have written it",
         found: Found::Race,
         scene: Scene::Short,
-        file: "gemm_split.cuh",
-        text: "    consumer_barrier();\n    if (thread_index() == 0) {",
-        replacement: "    if (thread_index() == 0) {",
+        file: "gemm_parts.cuh",
+        text: "mbar_init(handover.written, CONSUMER_WARPS)",
+        replacement: "mbar_init(handover.written, CONSUMER_WARPS - 1)",
     },
     Mutant {
-        name: "a part is announced without order",
+        name: "a part is counted before it is written",
         found: Found::Race,
         scene: Scene::Short,
-        file: "gemm_split.cuh",
+        file: "gemm_parts.cuh",
+        text: "            mbar_wait(handover.written, parity);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "nobody waits for the counter",
+        found: Found::Race,
+        scene: Scene::Short,
+        file: "gemm_parts.cuh",
+        text: "    mbar_wait(handover.counted, pending.parity);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "the parity of the counter stays",
+        found: Found::Race,
+        scene: Scene::Long,
+        file: "gemm_parts.cuh",
+        text: "    pending.parity ^= 1;\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "a part is counted without order",
+        found: Found::Race,
+        scene: Scene::Short,
+        file: "gemm_parts.cuh",
         text: "atomic_add_acq_rel",
         replacement: "atomic_add",
     },
     Mutant {
-        name: "a tile waits for a part too many",
+        name: "a tile waits for a unit too many",
         found: Found::Wrong,
         scene: Scene::Short,
-        file: "gemm_split.cuh",
-        text: "first_cta(split, tile) + 1;",
-        replacement: "first_cta(split, tile) + 2;",
+        file: "gemm_parts.cuh",
+        text: "before + own == split.k_units",
+        replacement: "before + own == split.k_units + 1",
     },
     Mutant {
         name: "a tile does not wait for its last part",
         found: Found::Wrong,
         scene: Scene::Long,
-        file: "gemm_split.cuh",
-        text: "num_parts(split, tile) - 1;",
-        replacement: "num_parts(split, tile) - 2;",
+        file: "gemm_parts.cuh",
+        text: "before + own == split.k_units",
+        replacement: "before + 2 * own >= split.k_units",
     },
     Mutant {
-        name: "the last part to arrive is added first",
+        name: "the order of the parts depends on who adds them",
         found: Found::Wrong,
         scene: Scene::Long,
-        file: "gemm_split.cuh",
-        text: "    float sum = part_slot(p, cta, true)[place];\n    for (uint32_t i = 1; i < parts; ++i) {\n        sum += part_slot(p, cta + i, false)[place];",
-        replacement: "    float sum = 0.0f;\n    for (uint32_t j = 0; j < parts; ++j) {\n        const uint32_t i = (block_index() - cta + j) % parts;\n        sum += part_slot(p, cta + i, i == 0)[place];",
+        file: "gemm_parts.cuh",
+        text: "                sums[j][0] = is_part[i] ? sums[j][0] + loaded[i][j][0] : sums[j][0];",
+        replacement: "                const uint32_t o = block_index() % 2 ? SUM_PARTS - 1 - i : i;\n                sums[j][0] = is_part[o] ? sums[j][0] + loaded[o][j][0] : sums[j][0];",
     },
     Mutant {
         name: "the counter stays",
         found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "            p.arrivals[tile] = 0;\n",
+        text: "        p.arrivals[pending.tile] = 0;\n",
         replacement: "",
     },
     Mutant {
@@ -179,25 +214,65 @@ pub(crate) const MUTANTS: [Mutant; 20] = [
         replacement: "(row & 3)",
     },
     Mutant {
+        name: "the embedding's squares lack a lane's",
+        found: Found::Wrong,
+        scene: Scene::Short,
+        file: "squares.cuh",
+        text: "LANES / 2",
+        replacement: "LANES / 4",
+    },
+    Mutant {
+        name: "the squares of a tile lack its upper half",
+        found: Found::Wrong,
+        scene: Scene::Sum,
+        file: "gemm_epilogue.cuh",
+        text: "fmaf(b, b, a * a)",
+        replacement: "a * a",
+    },
+    Mutant {
+        name: "the squares are those of what is added",
+        found: Found::Wrong,
+        scene: Scene::Sum,
+        file: "gemm_epilogue.cuh",
+        text: "    return *to += v;",
+        replacement: "    *to += v;\n    return v;",
+    },
+    Mutant {
         name: "no wait for the kernel before",
-        found: Found::Stopped,
+        found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "    grid_wait();\n",
-        replacement: "",
+        text: "    grid_wait();\n    stage(",
+        replacement: "    stage(",
     },
     Mutant {
         name: "the input is read before the kernel before has ended",
         found: Found::Wrong,
         scene: Scene::Short,
         file: "gemm.cu",
-        text: "    grid_wait();\n    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.halves, shared.factors);\n    }\n",
-        replacement: "    if (HAS_NORM && split.first < split.last) {\n        norm_factors(p, matrix_k(p), shared.halves, shared.factors);\n    }\n    grid_wait();\n",
+        text: "    grid_wait();\n    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);\n",
+        replacement: "    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);\n    grid_wait();\n",
     },
 ];
 
-/// Where there are no bulk copies.
-pub(crate) const OLD_MUTANTS: [Mutant; 2] = [
+/// Where there are no bulk copies, and a segment is staged in chunks.
+pub(crate) const OLD_MUTANTS: [Mutant; 4] = [
+    Mutant {
+        name: "no barrier before x is replaced",
+        found: Found::Race,
+        scene: Scene::Long,
+        file: "gemm_input.cuh",
+        text: "    consumer_barrier();\n    store_batch(p, place, place.first_row",
+        replacement: "    store_batch(p, place, place.first_row",
+    },
+    Mutant {
+        name: "no barrier before x is copied over",
+        found: Found::Race,
+        scene: Scene::Long,
+        file: "gemm_input.cuh",
+        text: "        if (!is_first) {\n            consumer_barrier();\n        }\n",
+        replacement: "",
+    },
     Mutant {
         name: "an arrival that does not wait for its copies",
         found: Found::Wrong,

@@ -7,15 +7,28 @@ use spec_emu::{Mutation, Options, Program, Schedule};
 use spec_kernels::{Epilogue, Format};
 
 fn chain(scene: Scene, is_old: bool) -> Chain {
-    let (hidden, grid, outputs) = match scene {
-        Scene::Short => (1024, 3, vec![256, 200]),
-        Scene::Long => (2560, 5, vec![128]),
+    let (hidden, grid) = match scene {
+        Scene::Short => (1024, 3),
+        Scene::Long => (2560, 5),
+        Scene::Sum => (192, 5),
     };
     let weight = Format::Fp8;
-    let size = Size { weight, hidden, capacity: 16, num_rows: 3, grid, is_old };
-    let mut chain = Chain::new(size);
-    for n in outputs {
-        chain.product((Epilogue::Raw, n), chain.residual, None);
+    // A segment fits in the shared memory of sm_80 with 16 rows, but not with 32.
+    let capacity = if is_old { 32 } else { 16 };
+    let mut chain = Chain::new(Size { weight, hidden, capacity, num_rows: 3, grid, is_old });
+    let residual = chain.residual;
+    let mut raw = |n| chain.product((Epilogue::Raw, n), Some(residual), None);
+    match scene {
+        Scene::Short => [256, 200].map(raw).into_iter().for_each(drop),
+        Scene::Long => {
+            raw(128);
+            chain.product((Epilogue::Residual, 128), None, None);
+        }
+        Scene::Sum => {
+            let activated = chain.product((Epilogue::SwiGlu, 384), Some(residual), None);
+            chain.product((Epilogue::Residual, 192), Some(activated), Some(residual));
+            chain.product((Epilogue::Raw, 130), Some(residual), None);
+        }
     }
     chain
 }
@@ -70,7 +83,7 @@ fn what_orders_memory_is_needed() {
 }
 
 #[test]
-fn what_orders_copies_by_lanes_is_needed() {
+fn what_orders_copies_and_chunks_is_needed() {
     all_are_found(&OLD_MUTANTS, true, |_| true);
 }
 
@@ -78,7 +91,7 @@ fn what_orders_copies_by_lanes_is_needed() {
 fn the_kernels_as_they_are_have_no_race() {
     for is_old in [false, true] {
         let options = Options { tsan: true, mutation: None };
-        for scene in [Scene::Short, Scene::Long] {
+        for scene in [Scene::Short, Scene::Long, Scene::Sum] {
             let found = find(&build(scene, is_old, &options), scene, is_old, 3);
             assert_eq!(found, None, "{scene:?}, old: {is_old}");
         }

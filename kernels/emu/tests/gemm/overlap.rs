@@ -9,9 +9,9 @@ fn layer(weight: Format) -> Chain {
     let size = Size { weight, hidden: 192, capacity: 8, num_rows: 5, grid: 5, is_old: false };
     let mut chain = Chain::new(size);
     let residual = chain.residual;
-    let activated = chain.product((Epilogue::SwiGlu, 384), residual, None);
-    chain.product((Epilogue::Residual, 192), activated, Some(residual));
-    chain.product((Epilogue::Head, 130), residual, None);
+    let activated = chain.product((Epilogue::SwiGlu, 384), Some(residual), None);
+    chain.product((Epilogue::Residual, 192), Some(activated), Some(residual));
+    chain.product((Epilogue::Head, 130), Some(residual), None);
     chain
 }
 

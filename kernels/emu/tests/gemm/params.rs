@@ -2,30 +2,8 @@
 
 use spec_kernels::Format;
 
-/// Threads of the product.
-pub(crate) const GEMM_THREADS: u32 = 288;
 /// Threads of the embedding, and of head norms and rotation.
 pub(crate) const ROW_THREADS: u32 = 256;
-const STAGES: usize = 6;
-
-/// Dynamic shared memory of the product, in bytes: the ring, the chunk of x, half of the slices' sums, the
-/// factors of the norm, the barriers and a flag.
-pub(crate) fn gemm_shared_bytes(capacity: usize) -> u32 {
-    let chunk_k = match capacity {
-        8 => 2048,
-        16 => 1024,
-        _ => 512,
-    };
-    let (ring, x) = (STAGES * 8192, capacity * (chunk_k + 16) * 2);
-    let (sums, factors) = (2 * capacity * (64 + 4) * 4, capacity * 4);
-    (ring + x + sums + factors + 2 * STAGES * 8 + 16) as u32
-}
-
-/// Floats of the workspace for parts of tiles.
-pub(crate) fn gemm_partials(grid: u32, capacity: usize) -> usize {
-    grid as usize * 2 * capacity * 64
-}
-
 /// `GemmParams` of `gemm.cu`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GemmParams {
@@ -34,6 +12,7 @@ pub(crate) struct GemmParams {
     pub(crate) bias: u64,
     pub(crate) input: u64,
     pub(crate) norm: u64,
+    pub(crate) squares: u64,
     pub(crate) rows: u64,
     pub(crate) row_index: u64,
     pub(crate) partials: u64,
@@ -57,11 +36,11 @@ pub(crate) struct GemmParams {
 
 impl GemmParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { weights, scales, bias, input, norm, rows, row_index, .. } = *self;
+        let Self { weights, scales, bias, input, norm, squares, rows, row_index, .. } = *self;
         let Self { partials, arrivals, output, cache, rope, pages, best, .. } = *self;
         let Self { num_rows, n, k, num_heads, num_kv_heads, max_pages, kv, .. } = *self;
         Fields::default()
-            .pointers(&[weights, scales, bias, input, norm, rows, row_index])
+            .pointers(&[weights, scales, bias, input, norm, squares, rows, row_index])
             .pointers(&[partials, arrivals, output, cache, rope, pages, best])
             .floats(&[self.eps, self.k_scale, self.v_scale])
             .words(&[num_rows, n, k, num_heads, num_kv_heads, max_pages, kv])
@@ -76,14 +55,16 @@ pub(crate) struct EmbedParams {
     pub(crate) scales: u64,
     pub(crate) rows: u64,
     pub(crate) residual: u64,
+    pub(crate) squares: u64,
     pub(crate) num_rows: usize,
     pub(crate) k: usize,
 }
 
 impl EmbedParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { weights, scales, rows, residual, num_rows, k } = *self;
-        Fields::default().pointers(&[weights, scales, rows, residual]).words(&[num_rows, k]).0
+        let Self { weights, scales, rows, residual, squares, num_rows, k } = *self;
+        let pointers = [weights, scales, rows, residual, squares];
+        Fields::default().pointers(&pointers).words(&[num_rows, k]).0
     }
 }
 

@@ -5,7 +5,7 @@ use half::f16;
 use spec_kernels::{Epilogue, Format};
 
 /// Rows that a problem has; a run picks some of them.
-pub(crate) const ALL_ROWS: usize = 33;
+pub(crate) const ALL_ROWS: usize = 65;
 pub(crate) const NO_SEQUENCE: u32 = u32::MAX;
 pub(crate) const PAGE_TOKENS: usize = 16;
 const SEQUENCES: usize = 3;
@@ -176,7 +176,7 @@ fn row(idx: usize) -> Row {
         let wild = 0xdead_beef;
         return Row { token: wild, position: wild, slot: wild, sequence: NO_SEQUENCE };
     }
-    let slot = idx / SEQUENCES * 8 + idx % SEQUENCES;
+    let slot = idx / SEQUENCES * 4 + idx % SEQUENCES;
     Row {
         token: 0,
         position: (idx * 13 % POSITIONS) as u32,

@@ -1,18 +1,19 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
 use crate::image::{bytes_of, reorder};
-use crate::params::{
-    GEMM_THREADS, GemmParams, float_bytes, format_code, gemm_partials, gemm_shared_bytes,
-    word_bytes,
-};
+use crate::params::{GemmParams, float_bytes, format_code, word_bytes};
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
+use spec_core::exec::cuda::shape::{GEMM_THREADS, gemm_partials, gemm_shared_bytes};
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
 
 /// What memory holds that the kernel must not touch.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
+
+/// What a sum of 64 squares may lose in f32, of its value.
+pub(crate) const SQUARES_ERROR: f64 = 1e-6;
 
 /// How a problem is run.
 #[derive(Clone, Debug)]
@@ -39,6 +40,15 @@ impl Run {
         let name = Variant::gemm(plan.weight, self.capacity, plan.epilogue).to_string();
         if self.is_old { name + "@sm_80" } else { name }
     }
+
+    pub(crate) fn shared_bytes(&self) -> u32 {
+        gemm_shared_bytes(self.capacity, if self.is_old { (8, 0) } else { (9, 0) })
+    }
+
+    /// Floats of the workspace for a matrix.
+    pub(crate) fn partials(&self, shape: [usize; 2]) -> usize {
+        gemm_partials(shape, self.grid as usize, self.capacity)
+    }
 }
 
 /// What a run leaves behind.
@@ -47,6 +57,8 @@ pub(crate) struct Outcome {
     pub(crate) output: Vec<Vec<u8>>,
     /// HEAD: of each row and tile.
     pub(crate) best: Vec<Vec<(f32, u32)>>,
+    /// RESIDUAL: of each row and tile.
+    pub(crate) squares: Vec<Vec<f32>>,
     pub(crate) cache: Vec<u8>,
 }
 
@@ -71,9 +83,10 @@ impl<'a> Loaded<'a> {
             bias: if plan.has_bias { in_order(&problem.bias) } else { 0 },
             input: arena.put(&input_bytes(problem, run)),
             norm: arena.put(&float_bytes(&problem.norm)),
+            squares: arena.put(&squares_bytes(problem, run)),
             rows: arena.put(&rows),
             row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
-            partials: arena.alloc(gemm_partials(run.grid, run.capacity) * 4),
+            partials: arena.alloc(run.partials([plan.n, plan.k]) * 4),
             arrivals: arena.put(&vec![0; tiles * 4]),
             output: arena.put(&output),
             cache: arena.put(&vec![UNTOUCHED; problem.cache_bytes()]),
@@ -105,10 +118,14 @@ impl<'a> Loaded<'a> {
         assert!(arrivals.iter().all(|&byte| byte == 0), "{run:?}: arrivals do not return to zero");
         let output = self.read(self.params.output, self.output_bytes);
         let best = self.read(self.params.best, (count + 1) * tiles * 8);
-        let is_head = problem.plan.epilogue == Epilogue::Head;
-        let best_end = if is_head { count * tiles * 8 } else { 0 };
+        let written = |epilogue, bytes| if problem.plan.epilogue == epilogue { bytes } else { 0 };
+        let best_end = written(Epilogue::Head, count * tiles * 8);
+        let squares_end = written(Epilogue::Residual, count * tiles * 4);
+        let squares = self.read(self.params.squares, squares_end / count * (count + 1));
         let row_bytes = self.output_bytes / (count + 1);
-        for (bytes, end) in [(&output, count * row_bytes), (&best, best_end)] {
+        for (bytes, end) in
+            [(&output, count * row_bytes), (&best, best_end), (&squares, squares_end)]
+        {
             let is_untouched = bytes[end..].iter().all(|&byte| byte == UNTOUCHED);
             assert!(is_untouched, "{run:?}: writes beyond the last row");
         }
@@ -116,6 +133,7 @@ impl<'a> Loaded<'a> {
         Outcome {
             output: output.chunks(row_bytes).take(count).map(<[u8]>::to_vec).collect(),
             best: best.map(|row| row.chunks(8).map(best_of_bytes).collect()).collect(),
+            squares: floats(&squares[..squares_end]).chunks(tiles).map(<[f32]>::to_vec).collect(),
             cache: self.read(self.params.cache, problem.cache_bytes()),
         }
     }
@@ -144,6 +162,17 @@ fn input_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
     float_bytes(&input)
 }
 
+/// Sums of squares of those rows, or room for those of the output and a row more.
+fn squares_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
+    let Plan { n, k, epilogue, .. } = problem.plan;
+    if epilogue == Epilogue::Residual {
+        return vec![UNTOUCHED; (run.picks.len() + 1) * n.div_ceil(64) * 4];
+    }
+    let input = floats(&input_bytes(problem, run));
+    let squares = input.chunks(k).flat_map(twin::squares_of_tiles);
+    squares.flat_map(|square| (square as f32).to_le_bytes()).collect()
+}
+
 /// What stands in the output before, and a row more that nobody may touch.
 fn output_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
     let n = problem.plan.n;
@@ -165,7 +194,7 @@ pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
         block: GEMM_THREADS,
-        shared_bytes: gemm_shared_bytes(run.capacity),
+        shared_bytes: run.shared_bytes(),
         params: &loaded.params.bytes(),
         ..Launch::default()
     };
@@ -183,6 +212,13 @@ pub(crate) fn check(problem: &Problem, run: &Run) {
         let found = values(&outcome.output[i], plan.output_row().1);
         for (n, (near, &found)) in expected.output.iter().zip(&found).enumerate() {
             assert!(near.has(found), "{plan:?} {run:?}: row {i} output {n}: {found} for {near:?}");
+        }
+        if plan.epilogue == Epilogue::Residual {
+            let row: Vec<f32> = found.iter().map(|&x| x as f32).collect();
+            for (square, expected) in outcome.squares[i].iter().zip(twin::squares_of_tiles(&row)) {
+                let error = (f64::from(*square) - expected).abs();
+                assert!(error <= SQUARES_ERROR * expected, "{run:?}: {square} for {expected}");
+            }
         }
         if plan.epilogue == Epilogue::Head {
             let logits: Vec<f32> = found.iter().map(|&x| x as f32).collect();
@@ -217,6 +253,10 @@ pub(crate) fn check_stored(
 pub(crate) fn check_rest(cache: &[u8], seen: &[bool]) {
     let stray = cache.iter().zip(seen).position(|(&x, &seen)| !seen && x != UNTOUCHED);
     assert_eq!(stray, None, "a byte of the cache is written where no row is");
+}
+
+pub(crate) fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four)).collect()
 }
 
 /// A row of the output as numbers.

@@ -148,6 +148,11 @@ pub(crate) fn rotate(head: &[Near], table: &[f32]) -> Vec<Near> {
     (0..head.len()).map(turned).collect()
 }
 
+/// The sum of squares of each 64 elements of a row.
+pub(crate) fn squares_of_tiles(row: &[f32]) -> Vec<f64> {
+    row.chunks(64).map(|tile| tile.iter().map(|&x| f64::from(x).powi(2)).sum()).collect()
+}
+
 /// As the cache has it.
 pub(crate) fn store(v: Near, kv: Format, scale: f32) -> Near {
     match kv {

@@ -28,16 +28,19 @@ impl Chain {
         let (arena, random) = (Arena::new(1 << 26), &mut Random(1));
         let written = Written::new(&arena, Format::Fp8, ROWS, WIDTH);
         let residual = put(&arena, &random.floats(ROWS * WIDTH, |x| x));
+        let squares = put(&arena, &[0.0; ROWS * WIDTH / 64]);
         let finish = FinishParams {
             sums: put(&arena, &random.floats(ROWS * WIDTH, |x| 3.0 * x)),
             scaling: Scaling::default(),
             residual,
+            squares,
             output: Operand::default(),
             num_rows: ROWS as u32,
             n: WIDTH as u32,
         };
         let normalise = NormaliseParams {
             input: residual,
+            squares,
             weight: put(&arena, &random.floats(WIDTH, |x| 1.0 + 0.5 * x)),
             output: written.params,
             eps: 1e-5,
@@ -108,6 +111,7 @@ fn what_keeps_threads_in_order_is_needed() {
             "    float total",
         ),
         ("no wait for the kernel before", "normalise.cu", "    grid_wait();\n", ""),
+        ("a sum of squares lacks lanes", "squares.cuh", "LANES / 2", "LANES / 4"),
     ] {
         let mutation = Some(Mutation { file, text, replacement });
         let found = find(&Options { tsan: true, mutation }, &expected);

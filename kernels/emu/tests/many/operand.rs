@@ -15,6 +15,8 @@ const SHAPES: [(usize, usize, usize, u32); 4] =
     [(1, 64, 64, 1), (5, 96, 128, 2), (3, 1100, 1152, 9), (7, 2080, 2112, 3)];
 /// What a scaled sum loses in f32, of its magnitude.
 const SUM_ERROR: f64 = 1e-6;
+/// What a sum of 64 squares may lose in f32, of its value.
+const SQUARES_ERROR: f32 = 1e-6;
 const EPS: f32 = 1e-3;
 
 /// Rows of very different size, one of zeros.
@@ -29,6 +31,12 @@ fn normalised(row: &[f32], weight: &[f32]) -> Vec<f64> {
     row.iter().zip(weight).map(|(&x, &w)| f64::from(x) * factor * f64::from(w)).collect()
 }
 
+/// The sum of squares of each 64 elements.
+fn squares(row: &[f32]) -> Vec<f32> {
+    let square = |x: &f32| f64::from(*x).powi(2);
+    row.chunks(64).map(|tile| tile.iter().map(square).sum::<f64>() as f32).collect()
+}
+
 /// Runs the norm; the rows as they were written.
 fn normalise(
     rows: &[Vec<f32>],
@@ -41,6 +49,7 @@ fn normalise(
     let written = Written::new(&arena, format, rows.len(), stride);
     let params = NormaliseParams {
         input: put(&arena, &rows.concat()),
+        squares: put(&arena, &rows.iter().flat_map(|row| squares(row)).collect::<Vec<_>>()),
         weight: put(&arena, weight),
         output: written.params,
         eps: EPS,
@@ -145,6 +154,7 @@ impl Sums {
             sums: put(arena, &self.sums.concat()),
             scaling: self.scaling(arena),
             residual: 0,
+            squares: 0,
             output: Operand::default(),
             num_rows: self.sums.len() as u32,
             n: self.n as u32,
@@ -160,9 +170,15 @@ fn outputs_are_added_to_the_residual_stream() {
         let old = random.floats(count * n, |x| x);
         let arena = Arena::new(1 << 26);
         let residual = put(&arena, &old);
-        let params = FinishParams { residual, ..sums.params(&arena) };
+        let squares = put(&arena, &vec![f32::NAN; count * n.div_ceil(64)]);
+        let params = FinishParams { residual, squares, ..sums.params(&arena) };
         run(&Variant::finish(Epilogue::Residual), grid, params, parts as u64);
         let found = floats(&read(&arena, residual, count * n * 4));
+        let expected = found.chunks(n).flat_map(self::squares);
+        let squares = floats(&read(&arena, squares, count * n.div_ceil(64) * 4));
+        for (square, expected) in squares.into_iter().zip(expected) {
+            assert!((square - expected).abs() <= SQUARES_ERROR * expected, "{square}, {expected}");
+        }
         for row in 0..count {
             for (i, output) in sums.outputs(row).into_iter().enumerate() {
                 let (found, old) = (found[row * n + i], f64::from(old[row * n + i]));

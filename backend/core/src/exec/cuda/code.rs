@@ -144,9 +144,10 @@ impl<'a> Loader<'a> {
     }
 
     fn by_rows(&mut self, kernels: &Kernels<'_>, matrix: Matrix) -> Result<ByRows> {
+        let capability = self.device.describe().capability;
         let mut loaded = [Kernel(0); GEMM_ROWS.len()];
         for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
-            let shared_bytes = shape::gemm_shared_bytes(rows);
+            let shared_bytes = shape::gemm_shared_bytes(rows, capability);
             *kernel = self.load(&kernels.gemm(matrix, rows), shared_bytes)?;
         }
         Ok(loaded)

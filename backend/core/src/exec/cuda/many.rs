@@ -15,6 +15,7 @@ use super::pass::Launches;
 use super::plain::Plain;
 use super::shape;
 use super::weights::{Layer, Matrix};
+use super::workspace::Workspace;
 use crate::Result;
 use crate::engine::{self, Engine, Manifest};
 use crate::model::image::{TILE, unit_len};
@@ -179,6 +180,7 @@ impl Stages<'_> {
     fn normalise(&mut self, weight: Address, matrix: &Matrix) {
         let params = NormaliseParams {
             input: self.launches.model.workspace.residual,
+            squares: self.launches.model.workspace.squares,
             weight,
             output: self.many.operand(matrix, self.many.buffers.scales),
             eps: self.launches.model.config.rms_norm_eps,
@@ -210,8 +212,8 @@ impl Stages<'_> {
 
     /// The sums, of an input of these scales, go to the residual stream.
     fn add(&mut self, matrix: &Matrix, scales: Address) {
-        let residual = self.launches.model.workspace.residual;
-        let params = FinishParams { residual, ..self.finish(matrix, scales) };
+        let Workspace { residual, squares, .. } = self.launches.model.workspace;
+        let params = FinishParams { residual, squares, ..self.finish(matrix, scales) };
         self.by_row(self.many.code.residual, params);
     }
 
@@ -220,6 +222,7 @@ impl Stages<'_> {
             sums: self.many.buffers.sums,
             scaling: self.many.scaling(matrix, scales),
             residual: 0,
+            squares: 0,
             output: Operand::default(),
             num_rows: self.num_rows(),
             n: matrix.n as u32,

@@ -36,9 +36,11 @@ device_structs! {
     }
 
     /// Of `normalise.cu`.
-    NormaliseParams is 56 bytes {
+    NormaliseParams is 64 bytes {
         /// f32 `[rows][k]`.
         input: Address,
+        /// f32 `[rows][tiles of k]`: sums of its squares.
+        squares: Address,
         /// Weights of the norm.
         weight: Address,
         /// What is written.
@@ -66,13 +68,15 @@ device_structs! {
     }
 
     /// Of `finish.cu`.
-    FinishParams is 72 bytes {
+    FinishParams is 80 bytes {
         /// f32 `[rows][n]`, n padded as the image is.
         sums: Address,
         /// Of the sums.
         scaling: Scaling,
         /// f32 `[rows][n]`, that is added to.
         residual: Address,
+        /// f32 `[rows][tiles of n]`: sums of its squares.
+        squares: Address,
         /// Of `n / 2` elements a row.
         output: Operand,
         /// Rows.

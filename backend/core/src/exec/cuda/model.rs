@@ -9,7 +9,7 @@ use super::kv;
 use super::many::{Many, ManyRows};
 use super::pass::Launches;
 use super::plain::bytes_of;
-use super::shape::Tiling;
+use super::shape::{TILE_OUTPUTS, Tiling};
 use super::tables::{Bounds, Tables, passes};
 use super::weights::Weights;
 use super::workspace::{Capacity, Workspace};
@@ -35,6 +35,8 @@ pub struct Model {
     capacity: Capacity,
     pub(super) max_seq_len: usize,
     pub(super) num_sms: u32,
+    /// Of the GPU.
+    pub(super) capability: (u32, u32),
     /// For passes of many rows, where a library multiplies those.
     many: Option<Many>,
 }
@@ -71,7 +73,7 @@ impl Model {
     ) -> Result<Self> {
         let manifest = engine.manifest();
         let (config, precision) = (manifest.model.clone(), manifest.precision.clone());
-        let num_sms = device.describe().num_sms;
+        let Description { num_sms, capability, .. } = *device.describe();
         let code = Code::load(engine, device)?;
         let weights = Weights::upload(engine, device)?;
         let max_seq_len = manifest.limits.max_seq_len;
@@ -92,6 +94,7 @@ impl Model {
             capacity,
             max_seq_len,
             num_sms,
+            capability,
             many,
             config,
         })
@@ -169,6 +172,11 @@ impl Model {
     /// The cache of one layer.
     pub(super) fn layer_cache(&self, idx: usize) -> Address {
         self.cache + (idx * self.layer_bytes) as Address
+    }
+
+    /// Bytes of a row of [`Workspace::squares`].
+    pub(super) fn squares_bytes(&self) -> usize {
+        self.config.hidden_size.div_ceil(TILE_OUTPUTS) * size_of::<f32>()
     }
 
     /// The format of the cache as `types.cuh` numbers it.

@@ -44,7 +44,7 @@ device_structs! {
     }
 
     /// Of `embed.cu`.
-    EmbedParams is 40 bytes {
+    EmbedParams is 48 bytes {
         /// Image of the embedding.
         weights: Address,
         /// Scale of each token, or none.
@@ -53,6 +53,8 @@ device_structs! {
         rows: Address,
         /// f32 `[rows][k]`.
         residual: Address,
+        /// f32 `[rows][tiles of k]`: sums of its squares.
+        squares: Address,
         /// Rows.
         num_rows: u32,
         /// Width.
@@ -60,7 +62,7 @@ device_structs! {
     }
 
     /// Of `gemm.cu`.
-    GemmParams is 152 bytes {
+    GemmParams is 160 bytes {
         /// Image of the matrix.
         weights: Address,
         /// f32 a channel, in image order, or none.
@@ -71,6 +73,8 @@ device_structs! {
         input: Address,
         /// Weights of the norm.
         norm: Address,
+        /// f32 `[rows][tiles]`: sums of squares of the input of a norm, or of the residual stream that is added to.
+        squares: Address,
         /// [`Row`]s.
         rows: Address,
         /// Input row of each row, or none: the same.

@@ -45,6 +45,7 @@ impl<'a> Launches<'a> {
             scales: embed.scales,
             rows: work.rows,
             residual: work.residual,
+            squares: work.squares,
             num_rows: self.pass.num_rows as u32,
             k: embed.k as u32,
         };
@@ -137,6 +138,7 @@ impl<'a> Launches<'a> {
             bias,
             input: at(product.input, skipped, product.input_bytes),
             norm: product.norm,
+            squares: at(work.squares, skipped, model.squares_bytes()),
             rows: at(work.rows, first, 32),
             row_index: at(product.row_index, first, if is_indexed { 4 } else { 0 }),
             partials: work.gemm_partials,
@@ -158,7 +160,7 @@ impl<'a> Launches<'a> {
             kv: model.kv_format(),
         };
         let idx = shape::gemm_rows_idx(num_rows);
-        let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx]);
+        let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], model.capability);
         self.push(product.kernels[idx], model.num_sms, shape::GEMM_THREADS, shared_bytes, params);
     }
 

@@ -61,8 +61,8 @@ const MOST_NARROW: usize = 3;
 /// What an attention block notes about the tiles.
 const PLAN_BYTES: usize = 2068;
 
-/// Warps that multiply, and one that loads.
-pub const GEMM_THREADS: u32 = 9 * 32;
+/// Warps that multiply, one that loads, and one that counts parts.
+pub const GEMM_THREADS: u32 = 10 * 32;
 /// Threads of an attention block.
 pub const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
@@ -86,38 +86,49 @@ pub fn padded_rows(rows: usize) -> usize {
 /// Attention blocks of a multiprocessor.
 pub const ATTENTION_BLOCKS: u32 = 2;
 
-/// Stages of the ring of weights.
-const STAGES: usize = 6;
-/// Bytes of a stage.
+/// Bytes of a stage of the ring of weights.
 const UNIT_BYTES: usize = 8192;
+/// Inputs of a segment of a few-row product.
+const SEGMENT_INPUTS: usize = 1024;
 
 /// The smallest compiled number of rows that holds `rows`, which is at most the largest.
 pub fn gemm_rows_idx(rows: usize) -> usize {
     GEMM_ROWS.partition_point(|&most| most < rows)
 }
 
-/// Inputs that a few-row product stages at a time.
-fn staged_inputs(rows: usize) -> usize {
-    match rows {
-        8 => 2048,
-        16 => 1024,
-        _ => 512,
+/// Compute capabilities whose blocks may have up to 227 KB of shared memory; other blocks have 99 KB.
+const LARGE: std::ops::Range<(u32, u32)> = (9, 0)..(12, 0);
+
+/// Stages of the ring of weights, and the inputs that a product of `rows` rows stages at a time.
+fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
+    match (rows, is_large) {
+        (8, true) => (10, SEGMENT_INPUTS),
+        (16, true) => (8, SEGMENT_INPUTS),
+        (32, true) => (12, SEGMENT_INPUTS),
+        (64, true) => (6, SEGMENT_INPUTS),
+        (8 | 16, false) => (6, SEGMENT_INPUTS),
+        (32, false) => (6, SEGMENT_INPUTS / 2),
+        (64, false) => (3, SEGMENT_INPUTS / 4),
+        _ => panic!("no product is compiled for {rows} rows"),
     }
 }
 
-/// Shared memory of a few-row product of `rows` rows, one of [`GEMM_ROWS`].
-pub fn gemm_shared_bytes(rows: usize) -> u32 {
-    let ring = STAGES * UNIT_BYTES;
-    let inputs = rows * (staged_inputs(rows) + 16) * size_of::<u16>();
+/// Shared memory of a few-row product of `rows` rows, one of [`GEMM_ROWS`], on a GPU of this compute capability.
+pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
+    let (stages, staged) = gemm_stages(rows, LARGE.contains(&capability));
+    let ring = stages * UNIT_BYTES;
+    let inputs = rows * (staged + 16) * size_of::<u16>();
     let sums = 2 * rows * (TILE_OUTPUTS + 4) * size_of::<f32>();
     let factors = rows * size_of::<f32>();
-    let barriers = 2 * STAGES * size_of::<u64>();
+    let barriers = 2 * (stages + 1) * size_of::<u64>();
     (ring + inputs + sums + factors + barriers + 16) as u32
 }
 
-/// f32 values of a product's workspace for columns that blocks share: two a block.
-pub fn gemm_partials(grid: usize) -> usize {
-    grid * 2 * TILE_OUTPUTS * GEMM_ROWS[GEMM_ROWS.len() - 1]
+/// f32 values of the workspace of a product of up to `rows` rows, for sums that blocks share: a slot for each block,
+/// and one for each tile in each segment.
+pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
+    let slots = grid + n.div_ceil(TILE_OUTPUTS) * k.div_ceil(SEGMENT_INPUTS);
+    slots * TILE_OUTPUTS * rows
 }
 
 /// Positions that one block attends to: a function of the engine alone, so that the sums of a row are split in the

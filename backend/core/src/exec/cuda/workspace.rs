@@ -5,8 +5,9 @@ use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
-use crate::engine::Manifest;
+use crate::engine::{Manifest, Matrix};
 use crate::pages::pages_for;
+use spec_kernels::GEMM_ROWS;
 
 /// Fewest rows that a pass is planned for: what prefill runs at a time.
 const MIN_PASS_ROWS: usize = 256;
@@ -60,6 +61,8 @@ impl Capacity {
 pub struct Workspace {
     /// f32 `[rows][hidden]`.
     pub residual: Address,
+    /// f32 `[rows][tiles of hidden]`: sums of its squares.
+    pub squares: Address,
     /// f32 `[rows][qkv]`, for models with head norms.
     pub raw: Address,
     /// f16 `[rows][queries]`.
@@ -92,26 +95,31 @@ pub struct Workspace {
 
 impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
-    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 15] {
+    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 16] {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
         let widest =
             [model.vocab_size, 2 * model.intermediate_size, model.qkv_size(), model.hidden_size];
         let widest = widest.into_iter().max().unwrap_or(0);
+        let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
+        let gemm_partials =
+            Matrix::ALL.map(|matrix| shape::gemm_partials(matrix.shape(model), grid, most_rows));
+        let gemm_partials = gemm_partials.into_iter().max().unwrap_or(0);
         let splits = shape::max_splits(manifest.limits.max_seq_len);
         let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
         let [narrow, wide] = tiles;
         let partials = partial(Tiling::Narrow, narrow).max(partial(Tiling::Wide, wide));
         [
             rows * model.hidden_size * size_of::<f32>(),
+            rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
             if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
             rows * model.intermediate_size * size_of::<u16>(),
             few * model.vocab_size * size_of::<f32>(),
             few * vocab_tiles * size_of::<Best>(),
-            shape::gemm_partials(grid) * size_of::<f32>(),
+            gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
             partials * model.num_kv_heads * splits * size_of::<f32>(),
             narrow * model.num_kv_heads * size_of::<u32>(),
@@ -145,6 +153,7 @@ impl Workspace {
         // In the order of the sizes.
         Ok(Self {
             residual: place(),
+            squares: place(),
             raw: place(),
             queries: place(),
             attended: place(),

@@ -1,0 +1,155 @@
+// How the parts of a tile become one sum. Each CTA writes its part to a slot of its own; the last one to arrive
+// adds the parts in the order of k, so the result does not depend on who was last.
+#pragma once
+
+// Where a CTA's part of a block goes: [slot][ROWS][64]. From one piece to the next, of this CTA or of the one
+// after it, the CTA or the block grows, so no two have one slot.
+DEVICE float* part_slot(const GemmParams& p, const Split& split, uint32_t cta, const Block& block) {
+    const uint64_t slot = cta + block.segment * split.tiles + block.tile;
+    return p.partials + slot * (ROWS * UNIT_OUTPUTS);
+}
+
+// The parts of a tile, in the order of k.
+struct Parts {
+    Block block;
+    uint32_t unit;   // at which the next part begins
+    uint32_t end;    // of the block
+};
+
+DEVICE Parts parts_from(const Split& split, const Block& block) {
+    const uint32_t first = block_first(split, block);
+    return {block, first, first + block_units(split, block.segment)};
+}
+
+DEVICE bool has_next(const Split& split, const Parts& parts) {
+    return parts.block.segment * split.segment_units < split.k_units;
+}
+
+DEVICE const float* next_part(const GemmParams& p, const Split& split, Parts& parts) {
+    const uint32_t cta = parts.unit / split.per_cta;
+    const float* slot = part_slot(p, split, cta, parts.block);
+    parts.unit = minimum(parts.end, (cta + 1) * split.per_cta);
+    if (parts.unit == parts.end) {
+        parts.block.segment += 1;
+        if (has_next(split, parts)) {
+            parts = parts_from(split, parts.block);
+        }
+    }
+    return slot;
+}
+
+// Rows that a warp adds up side by side, and parts of them: all their loads are under way together.
+constexpr uint32_t SUM_ROWS = minimum(ROWS / CONSUMER_WARPS, 4u);
+constexpr uint32_t SUM_PARTS = SUM_ROWS == 1 ? 8 : 4;
+
+// Adds the parts of a tile for some rows of a warp, from `first` on, and leaves the sums where `tile_sum` finds
+// them. A lane has outputs l and l + 32, here and after.
+DEVICE void sum_parts(
+    const GemmParams& p, const Split& split, uint32_t tile, uint32_t first, float* halves) {
+    float sums[SUM_ROWS][2] = {};
+    Parts parts = parts_from(split, {0, tile});
+    const float* slot = p.partials;
+    while (has_next(split, parts)) {
+        float loaded[SUM_PARTS][SUM_ROWS][2];
+        bool is_part[SUM_PARTS];
+        UNROLL
+        for (uint32_t i = 0; i < SUM_PARTS; ++i) {
+            // Beyond the last part it is loaded again: a branch would keep the loads apart.
+            is_part[i] = has_next(split, parts);
+            if (is_part[i]) {
+                slot = next_part(p, split, parts);
+            }
+            UNROLL
+            for (uint32_t j = 0; j < SUM_ROWS; ++j) {
+                const uint32_t row = minimum(first + j * CONSUMER_WARPS, p.num_rows - 1);
+                const float* from = slot + row * UNIT_OUTPUTS + lane_index();
+                loaded[i][j][0] = from[0];
+                loaded[i][j][1] = from[32];
+            }
+        }
+        UNROLL
+        for (uint32_t i = 0; i < SUM_PARTS; ++i) {
+            UNROLL
+            for (uint32_t j = 0; j < SUM_ROWS; ++j) {
+                sums[j][0] = is_part[i] ? sums[j][0] + loaded[i][j][0] : sums[j][0];
+                sums[j][1] = is_part[i] ? sums[j][1] + loaded[i][j][1] : sums[j][1];
+            }
+        }
+    }
+    UNROLL
+    for (uint32_t j = 0; j < SUM_ROWS; ++j) {
+        set_tile_sum(halves, first + j * CONSUMER_WARPS, lane_index(), sums[j][0]);
+        set_tile_sum(halves, first + j * CONSUMER_WARPS, lane_index() + 32, sums[j][1]);
+    }
+}
+
+// Writes this CTA's part of a tile to its slot. All consumers.
+DEVICE void write_part(
+    const GemmParams& p, const Split& split, const Piece& piece, const float* halves) {
+    float* slot = part_slot(p, split, block_index(), piece.block);
+    for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
+        for (uint32_t output = lane_index(); output < UNIT_OUTPUTS; output += 32) {
+            slot[row * UNIT_OUTPUTS + output] = tile_sum(halves, row, output);
+        }
+    }
+}
+
+// Between the consumers and the thread that counts their parts: that takes it a microsecond, in which they go on
+// to the next tile.
+struct Handover {
+    uint64_t* written;    // all warps have written their share of a part
+    uint64_t* counted;    // it is known whether it was the last of its tile
+    uint32_t* is_last;
+};
+
+// By one thread, before a barrier of the whole CTA.
+DEVICE void handover_init(const Handover& handover) {
+    mbar_init(handover.written, CONSUMER_WARPS);
+    mbar_init(handover.counted, 1);
+}
+
+// The counting thread's whole life: every part of this CTA, in order. A tile's counter counts the units that have
+// been multiplied. The barrier puts all threads' stores before the counter, and the counter of the last CTA comes
+// after all others': no thread needs a fence of its own.
+DEVICE void count_parts(const GemmParams& p, const Split& split, const Handover& handover) {
+    uint32_t parity = 0;
+    for (uint32_t unit = split.first; unit < split.last;) {
+        const Piece piece = piece_at(split, unit);
+        const uint32_t own = num_units(piece);
+        if (own < split.k_units) {
+            mbar_wait(handover.written, parity);
+            const uint32_t before = atomic_add_acq_rel(&p.arrivals[piece.block.tile], own);
+            *handover.is_last = before + own == split.k_units;
+            mbar_arrive(handover.counted);
+            parity ^= 1;
+        }
+        unit += own;
+    }
+}
+
+// The tile of which a part was written last, until it is settled whether that was its last one.
+struct Pending {
+    bool is_open;
+    uint32_t tile;
+    uint32_t parity;
+};
+
+// By every consumer warp, when it has written its share.
+DEVICE void hand_over(const Handover& handover, uint32_t tile, Pending& pending) {
+    warp_sync();
+    if (lane_index() == 0) {
+        mbar_arrive(handover.written);
+    }
+    pending.is_open = true;
+    pending.tile = tile;
+}
+
+// Whether the pending part was the last one; settles it.
+DEVICE bool was_last(const Handover& handover, Pending& pending) {
+    mbar_wait(handover.counted, pending.parity);
+    // Lanes may leave the wait one by one; what follows takes whole warps.
+    warp_sync();
+    pending.is_open = false;
+    pending.parity ^= 1;
+    return *handover.is_last;
+}
