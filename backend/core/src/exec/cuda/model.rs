@@ -33,7 +33,6 @@ pub struct Model {
     layer_bytes: usize,
     pub(super) workspace: Workspace,
     capacity: Capacity,
-    pub(super) max_seq_len: usize,
     pub(super) num_sms: u32,
     /// For passes of many rows, where a library multiplies those.
     many: Option<Many>,
@@ -90,7 +89,6 @@ impl Model {
             layer_bytes: cache_bytes / config.num_layers,
             workspace,
             capacity,
-            max_seq_len,
             num_sms,
             many,
             config,
