@@ -1,10 +1,11 @@
 // Attention of a few query rows over the paged keys and values of their sequence.
 //
-// The grid is persistent: blocks walk the items (tile of query rows, key head, split of the
-// positions). The pages of a split are summed up in four parts, which are added in order; splits
-// are added in order by the block that arrives last. So what a row gets depends on its query, on
-// its sequence's keys and values and on the bounds of splits alone, to the bit: not on the other
-// rows of its tile, on the tile's width, on the grid or on the order of arrival.
+// The grid is persistent: blocks walk the items (tile of query rows, key head, node of the tree of
+// splits of the positions). The pages of a split are summed up in four parts, which are added in
+// order; splits are added as the tree says, inside an item by its block, above it by the block that
+// arrives last at a node. So what a row gets depends on its query, on its sequence's keys and values
+// and on the bounds of splits alone, to the bit: not on the other rows of its tile, on the tile's
+// width, on the level of items, on the grid or on the order of arrival.
 // Defines: KV (FP8 or FP16), HEAD_DIM (64 or 128), GROUP (query heads of a key head, 1..16), and
 // TILE_ROWS (query rows times GROUP of a tile: 16, or 64 for many rows of a sequence).
 // Shared memory: SUMS_BYTES + sizeof(Plan).
@@ -19,61 +20,26 @@
 #include "attention_items.cuh"
 #include "attention_page.cuh"
 
+#include "attention_merge.cuh"
+
 constexpr uint32_t KEYS_BYTES = PAGE_TOKENS * KEY_BYTES;  // the keys of a page, and its values
 constexpr uint32_t PAGE_BYTES = 2 * KEYS_BYTES;           // of one head
-constexpr uint32_t LANE_DIM = HEAD_DIM / 32;              // outputs of a lane of a row's warp
 constexpr float LOG2_E = 1.4426950408889634f;
 
-// Pages come through rings: of each warp in narrow tiles, of the block in wide ones.
+// Pages come through rings: of each warp in narrow tiles, of the block in wide ones. A warp fills a
+// stage as soon as it has left it; the block waits for the next page, to wait once a page.
 constexpr uint32_t NUM_RINGS = IS_WIDE ? 1 : NUM_WARPS;
 constexpr uint32_t NUM_COPIERS = NUM_THREADS / NUM_RINGS;
 constexpr uint32_t STAGES = PAGE_BYTES > 4096 && !IS_WIDE ? 2 : 4;
+constexpr uint32_t AHEAD = IS_WIDE ? STAGES - 1 : STAGES;
 constexpr uint32_t RING_BYTES = STAGES * PAGE_BYTES;
 
-// A ring's sums take its place; the padding spreads rows over the banks.
-constexpr uint32_t SUMS_STRIDE = HEAD_DIM + 8;
-constexpr uint32_t PART_BYTES = maximum(RING_BYTES, 4 * TILE_ROWS * (SUMS_STRIDE + 2));
+// A ring's sums take its place.
+constexpr uint32_t PART_BYTES = maximum(RING_BYTES, 4 * TILE_ROWS * SUMS_STRIDE);
 constexpr uint32_t SUMS_BYTES = NUM_RINGS * PART_BYTES;
-constexpr uint32_t PARTIAL_FLOATS = TILE_ROWS * (HEAD_DIM + 2);
 
 // What registers allow.
 constexpr uint32_t BLOCKS_PER_SM = IS_WIDE ? 2 : 3;
-
-// Sums of several parts of a softmax, `stride` floats apart: outputs of the tile's rows,
-// `row_stride` floats apart, then their largest scores (scaled, base 2), then their sums of
-// weights.
-struct Parts {
-    const float* first;
-    uint32_t count;
-    uint32_t stride;
-    uint32_t row_stride;
-};
-
-// A row as a warp has it.
-struct MergedRow {
-    float largest;
-    float sum;
-    float out[LANE_DIM];
-};
-
-// What sums of two parts are multiplied with when they are added.
-struct Factors {
-    float own;
-    float other;
-};
-
-// Of a row with this largest score so far, which changes, and of a part that follows. A part that
-// saw nothing has 0 and changes nothing; the first that saw something comes out as it is.
-DEVICE Factors merge_factors(float& largest, float other) {
-    const float before = largest;
-    largest = fmaxf(before, other);
-    const float own = before == largest ? 1.0f : ex2(before - largest);
-    return {own, other == largest ? 1.0f : ex2(other - largest)};
-}
-
-DEVICE float merge(const Factors& factors, float own, float other) {
-    return fmaf(factors.other, other, factors.own * own);
-}
 
 // All copiers of a ring.
 DEVICE void ring_sync() {
@@ -100,6 +66,16 @@ DEVICE void copy_page(const AttentionParams& p, uint32_t kv_head, uint32_t page,
         async_copy16(keys + done, from + done);
         async_copy16(values + done, from + KEYS_BYTES + done);
     }
+}
+
+// Copies the page that the walk has come to, if there is one.
+DEVICE void copy_next(const AttentionParams& p, const Plan& plan, Walk& ahead, uint8_t* stage) {
+    if (has_page(ahead)) {
+        const uint32_t page = plan.pages[ahead.page];
+        copy_page(p, plan.item.kv_head, page, stage);
+        advance(ahead);
+    }
+    async_commit();
 }
 
 // One page that has landed.
@@ -147,46 +123,50 @@ DEVICE void merge_part(const Softmax& part, Softmax& total) {
     }
 }
 
-// The warp's pages of the item, through the ring: of a narrow tile its part, of a wide one all
-// parts.
-DEVICE Softmax attend_pages(const AttentionParams& p, const Item& item, uint8_t* ring) {
+// The warp's pages of a split, through the ring: of a narrow tile its part, of a wide one all parts.
+DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t split,
+                            uint8_t* ring) {
+    const Item& item = plan.item;
+    Walk now = begin_walk(p, item, split);
+    Walk ahead = now;
+    KEEP_LOOP  // registers
+    for (uint32_t i = 0; i < AHEAD; ++i) {
+        copy_next(p, plan, ahead, ring + i * PAGE_BYTES);
+    }
     uint32_t query[NUM_STEPS][4];
     load_queries(p, item, query);
     const View view = load_view(p, item);
-    const uint32_t* table = p.pages + uint64_t{item.sequence} * p.max_pages;
     const float scale = p.scale * LOG2_E;
     Softmax part = empty_softmax();
     Softmax total = empty_softmax();
-    Walk now = begin_walk(p, item);
-    Walk ahead = now;
-    uint32_t page = has_page(ahead) ? table[ahead.page] : 0;
     for (uint32_t round = 0; has_page(now); ++round) {
-        async_wait<STAGES - 2>();
-        // All copies to this stage have landed, and all have left the stage that is filled now.
-        ring_sync();
-        if (has_page(ahead)) {
-            copy_page(p, item.kv_head, page, ring + round % STAGES * PAGE_BYTES);
-            advance(ahead);
-            page = has_page(ahead) ? table[ahead.page] : 0;
+        async_wait<AHEAD - 1>();
+        ring_sync();  // all copies to this stage have landed
+        const uint8_t* stage = ring + round % STAGES * PAGE_BYTES;
+        uint8_t* next = ring + (round + AHEAD) % STAGES * PAGE_BYTES;
+        if constexpr (IS_WIDE) {
+            copy_next(p, plan, ahead, next);  // all warps have left that stage
         }
-        async_commit();
-        if (round < STAGES - 1) {
-            continue;
+        const uint32_t token = first_token(p, split) + now.page * PAGE_TOKENS;
+        attend_page(stage, query, view, token, item.reach.unmasked, scale, part);
+        if constexpr (!IS_WIDE) {
+            ring_sync();  // all lanes have left this stage
+            copy_next(p, plan, ahead, next);
         }
-        const uint8_t* stage = ring + (round + 1) % STAGES * PAGE_BYTES;
-        attend_page(stage, query, view, now.page * PAGE_TOKENS, item.unmasked, scale, part);
         const uint32_t number = now.part;
         advance(now);
-        if (now.part != number) {
+        if (IS_WIDE && (now.part != number || !has_page(now))) {
             end_part(scale, part);
-            if constexpr (IS_WIDE) {
-                merge_part(part, total);
-                part = empty_softmax();
-            }
+            merge_part(part, total);
+            part = empty_softmax();
         }
     }
-    ring_sync();
-    return IS_WIDE ? total : part;
+    if constexpr (IS_WIDE) {
+        ring_sync();  // all warps have left the ring
+        return total;
+    }
+    end_part(scale, part);
+    return part;
 }
 
 // Leaves the sums of a warp's rows where the ring was.
@@ -194,63 +174,59 @@ DEVICE void store_sums(const Softmax& softmax, float* sums) {
     const uint32_t quad = lane_index() % 4;
     UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
-        const uint32_t packed = lane_row(half);
+        float* row = sums + lane_row(half) * SUMS_STRIDE;
         if (quad == 0) {
-            sums[TILE_ROWS * SUMS_STRIDE + packed] = softmax.largest[half];
-            sums[TILE_ROWS * (SUMS_STRIDE + 1) + packed] = softmax.sum[half];
+            *reinterpret_cast<Float2*>(row + HEAD_DIM) = {softmax.largest[half], softmax.sum[half]};
         }
         UNROLL
         for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
-            float* to = sums + packed * SUMS_STRIDE + 8 * tile + 2 * quad;
             const float* from = softmax.out[tile] + 2 * half;
-            *reinterpret_cast<Float2*>(to) = {from[0], from[1]};
+            *reinterpret_cast<Float2*>(row + 8 * tile + 2 * quad) = {from[0], from[1]};
         }
     }
 }
 
-// A row of all parts, in their order.
-DEVICE MergedRow merge_row(const Parts& parts, uint32_t packed) {
-    const float* scores = parts.first + TILE_ROWS * parts.row_stride + packed;
-    const float* out = parts.first + packed * parts.row_stride + lane_index() * LANE_DIM;
-    MergedRow merged = {minus_infinity(), 0.0f, {}};
-    for (uint32_t part = 0; part < parts.count; ++part) {
-        const uint64_t offset = uint64_t{part} * parts.stride;
-        const Factors factors = merge_factors(merged.largest, scores[offset]);
-        merged.sum = merge(factors, merged.sum, scores[offset + TILE_ROWS]);
+// Puts rows of a complete item into the output or into its partial.
+DEVICE void end_item(const AttentionParams& p, const Item& item, const RowSums& rows) {
+    if (item.num_items > 1) {
+        const uint32_t partial = item.partial + item.index * p.num_kv_heads;
+        store_rows(item, rows, partial_at(p, partial));
+        return;
+    }
+    UNROLL
+    for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
+        if (has_row(item, rows, i)) {
+            store_output(p, item, rows.packed + i * NUM_WARPS, rows.at[i]);
+        }
+    }
+}
+
+// Adds up the parts of a split, and the split to the item.
+DEVICE void add_split(const AttentionParams& p, const Item& item, uint32_t split,
+                      const float* sums) {
+    RowSums rows = {};
+    for (uint32_t first = 0; first < num_packed(item); first += NUM_WARPS * ROWS_AT_ONCE) {
+        rows.packed = first + warp_index();
+        const float* row = sums + rows.packed * SUMS_STRIDE;
         UNROLL
-        for (uint32_t i = 0; i < LANE_DIM; ++i) {
-            merged.out[i] = merge(factors, merged.out[i], out[offset + i]);
+        for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
+            if (has_row(item, rows, i)) {
+                const float* parts = row + i * NUM_WARPS * SUMS_STRIDE;
+                rows.at[i] = sum_parts<NUM_RINGS>(parts, NUM_RINGS, PART_BYTES / 4);
+            }
+        }
+        if (add_to_nodes(p, item, split, rows)) {
+            end_item(p, item, rows);
         }
     }
-    return merged;
 }
 
-DEVICE void store_output(const AttentionParams& p, const MergedRow& row, uint16_t* to) {
-    const float scale = row.sum > 0.0f ? p.v_scale / row.sum : 0.0f;
-    UNROLL
-    for (uint32_t i = 0; i < LANE_DIM; ++i) {
-        to[lane_index() * LANE_DIM + i] = float_to_half_sat(row.out[i] * scale);
-    }
-}
-
-DEVICE void store_partial(const MergedRow& row, uint32_t packed, float* to) {
-    if (lane_index() == 0) {
-        to[TILE_ROWS * HEAD_DIM + packed] = row.largest;
-        to[TILE_ROWS * (HEAD_DIM + 1) + packed] = row.sum;
-    }
-    UNROLL
-    for (uint32_t i = 0; i < LANE_DIM; ++i) {
-        to[packed * HEAD_DIM + lane_index() * LANE_DIM + i] = row.out[i];
-    }
-}
-
-// Whether this block is the last of the item's splits. If so it sees the partials of all.
-DEVICE bool arrive(const AttentionParams& p, const Item& item, Plan& plan) {
+// Whether this block is the last of so many. If so it sees the partials of all.
+DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
     fence_gpu();
     barrier_all();
     if (thread_index() == 0) {
-        uint32_t* counter = p.arrivals + uint64_t{item.tile} * p.num_kv_heads + item.kv_head;
-        const bool is_last = atomic_add_acq_rel(counter, 1) == item.num_splits - 1;
+        const bool is_last = atomic_add_acq_rel(counter, 1) == count - 1;
         plan.arrived_last = is_last ? 1 : 0;
         if (is_last) {
             *counter = 0;
@@ -261,30 +237,57 @@ DEVICE bool arrive(const AttentionParams& p, const Item& item, Plan& plan) {
     return plan.arrived_last != 0;
 }
 
-DEVICE void attend(const AttentionParams& p, const Item& item, uint8_t* rings, Plan& plan) {
-    uint8_t* ring = rings + thread_index() / NUM_COPIERS * PART_BYTES;
-    const Softmax softmax = attend_pages(p, item, ring);
-    store_sums(softmax, reinterpret_cast<float*>(ring));
-    barrier_all();
-    const uint64_t head = uint64_t{item.tile} * p.num_kv_heads + item.kv_head;
-    float* partials = p.partials + head * p.max_splits * PARTIAL_FLOATS;
-    const float* sums = reinterpret_cast<const float*>(rings);
-    const Parts parts = {sums, NUM_RINGS, PART_BYTES / 4, SUMS_STRIDE};
+// Adds up the children of a node, into the first one's partial or, of the root, into the output.
+DEVICE void add_children(const AttentionParams& p, const Item& item, uint32_t partial,
+                         uint32_t count, uint32_t distance, bool is_root) {
+    float* first = partial_at(p, partial);
     for (uint32_t packed = warp_index(); packed < num_packed(item); packed += NUM_WARPS) {
-        const MergedRow row = merge_row(parts, packed);
-        if (item.num_splits == 1) {
-            store_output(p, row, p.output + row_offset(p, item, packed));
+        float* row = first + packed * ROW_FLOATS;
+        const RowSum sum = sum_parts<RADIX>(row, count, distance * PARTIAL_FLOATS);
+        if (is_root) {
+            store_output(p, item, packed, sum);
         } else {
-            store_partial(row, packed, partials + uint64_t{item.split} * PARTIAL_FLOATS);
+            warp_sync();  // all lanes have read the first child
+            store_row(row, sum);
         }
     }
-    if (item.num_splits > 1 && arrive(p, item, plan)) {
-        const Parts splits = {partials, item.num_splits, PARTIAL_FLOATS, HEAD_DIM};
-        for (uint32_t packed = warp_index(); packed < num_packed(item); packed += NUM_WARPS) {
-            store_output(p, merge_row(splits, packed), p.output + row_offset(p, item, packed));
+}
+
+// Completes the nodes above an item to which this block is the last to arrive. The counter of a node
+// is that of its second child, which is the second child of no other.
+DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
+    uint32_t index = item.index;
+    uint32_t num_nodes = item.num_items;
+    uint32_t distance = p.num_kv_heads;  // between the partials of neighbours
+    for (uint32_t level = item.level; num_nodes > 1; ++level) {
+        const uint32_t bits = level_bits(level + 1) - level_bits(level);
+        const uint32_t first = index >> bits << bits;
+        const uint32_t count = minimum(num_nodes - first, 1u << bits);
+        const uint32_t partial = item.partial + first * distance;
+        num_nodes = divide_up(num_nodes, 1u << bits);
+        if (count > 1) {
+            if (!arrive(p.arrivals + partial + distance, count, plan)) {
+                return;
+            }
+            add_children(p, item, partial, count, distance, num_nodes == 1);
         }
+        index >>= bits;
+        distance <<= bits;
     }
-    barrier_all();  // the rings and the plan's mark are free again
+}
+
+DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
+    const Item& item = plan.item;
+    uint8_t* ring = rings + thread_index() / NUM_COPIERS * PART_BYTES;
+    for (uint32_t split = item.first_split; split < item.end_split; ++split) {
+        const Softmax softmax = attend_split(p, plan, split, ring);
+        store_sums(softmax, reinterpret_cast<float*>(ring));
+        barrier_all();
+        note_pages(p, item, split + 1, plan);
+        add_split(p, item, split, reinterpret_cast<const float*>(rings));
+        barrier_all();  // the rings are free again
+    }
+    climb(p, item, plan);
 }
 
 KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
@@ -292,13 +295,14 @@ KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
     Plan& plan = *reinterpret_cast<Plan*>(rings + SUMS_BYTES);
     grid_wait();
     grid_launch_dependents();
-    uint32_t index = block_index();
-    for (uint32_t first = 0; first < p.num_tiles; first += NUM_THREADS) {
+    plan_level(p, plan);
+    uint32_t number = block_index();
+    for (uint32_t first = 0; first < p.num_tiles; first = plan.first_tile + NUM_THREADS) {
         plan_tiles(p, first, plan);
-        const uint32_t num_items = plan.ends[NUM_THREADS - 1] * p.num_kv_heads;
-        for (; index < num_items; index += num_blocks()) {
-            attend(p, find_item(p, plan, first, index), rings, plan);
+        while (number < plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
+            plan_item(p, number, plan);
+            attend(p, rings, plan);
+            number = plan.item.number + num_blocks();
         }
-        index -= num_items;
     }
 }

@@ -1,7 +1,8 @@
 // What there is to attend to: tiles of query rows, key heads and splits of the positions, found on
 // the device from the rows themselves, so that a step needs no plan of the host. Which positions a
-// split has, and which of them a warp takes, follows from positions alone: a row's result does not
-// depend on how far the other rows of its tile reach.
+// split has, which of them a warp takes, and in which tree splits are added, follows from positions
+// alone: a row's result does not depend on how far the other rows of its tile reach. Items are
+// nodes of that tree; which level they are of follows from how much there is to do.
 #pragma once
 
 struct AttentionParams {
@@ -11,15 +12,15 @@ struct AttentionParams {
     const Tile* tiles;        // at most TILE_ROWS / GROUP rows each
     const uint32_t* pages;    // [sequence][max_pages]
     uint16_t* output;         // f16 [row][query head][HEAD_DIM]
-    float* partials;          // [tile][key head][max_splits][TILE_ROWS * (HEAD_DIM + 2)]
-    uint32_t* arrivals;       // [tile][key head], all 0 before and after
+    float* partials;          // [max_items + LEVELS * grid][PARTIAL_FLOATS]
+    uint32_t* arrivals;       // [max_items], all 0 before and after
     float scale;              // of the scores: that of the softmax times that of stored keys
     float v_scale;            // of stored values
     uint32_t num_tiles;
     uint32_t num_kv_heads;
     uint32_t max_pages;
-    uint32_t split_tokens;    // a multiple of 16
-    uint32_t max_splits;      // the last one takes what is left
+    uint32_t split_tokens;    // a multiple of 16, at most 16 * NUM_THREADS
+    uint32_t max_items;       // with a partial each
 };
 static_assert(sizeof(AttentionParams) == 96, "as on the host");
 
@@ -32,33 +33,52 @@ constexpr uint32_t NUM_PARTS = NUM_WARPS;
 constexpr bool IS_WIDE = TILE_ROWS == 64;
 static_assert(IS_WIDE || TILE_ROWS == 16, "what the warps of a block have room for");
 
-// What a block knows of NUM_THREADS tiles.
-struct Plan {
-    uint32_t ends[NUM_THREADS];      // splits of this tile and of those before it
-    uint32_t lengths[NUM_THREADS];   // positions of which some row sees the last
-    uint32_t unmasked[NUM_THREADS];  // below it every active row sees everything
-    uint32_t sequences[NUM_THREADS];
-    uint32_t warp_splits[NUM_WARPS];
-    uint32_t arrived_last;
-};
+// Splits are the leaves of a tree, level 0. A node of the next level adds RADIX of them in order,
+// and so on; the root, of level LEVELS, adds all that is left.
+constexpr uint32_t RADIX_BITS = 3;
+constexpr uint32_t RADIX = 1 << RADIX_BITS;
+constexpr uint32_t LEVELS = 3;
 
-struct Item {
-    Tile rows;
-    uint32_t tile;
-    uint32_t kv_head;
-    uint32_t split;
-    uint32_t num_splits;
-    uint32_t length;
-    uint32_t unmasked;
+// What the rows of a tile see.
+struct Reach {
+    uint32_t length;    // positions of which some row sees the last
+    uint32_t unmasked;  // below it every active row sees everything
     uint32_t sequence;
 };
 
-// The pages of a split that this warp visits, part by part. Past the last one `part` is `end_part`.
+// A node of the tree of a tile and a key head.
+struct Item {
+    uint32_t number;  // among all items
+    Tile rows;
+    Reach reach;
+    uint32_t kv_head;
+    uint32_t level;
+    uint32_t index;      // among those of its tile and head
+    uint32_t num_items;  // that there are of these
+    uint32_t partial;    // of the first of these; they are num_kv_heads apart
+    uint32_t first_split;
+    uint32_t end_split;
+};
+
+// What a block knows of all tiles, of NUM_THREADS of them, and of the item it works at.
+struct Plan {
+    uint32_t level_items[LEVELS][NUM_WARPS];
+    uint32_t level;       // of all items
+    uint32_t first_tile;  // of those that are planned
+    uint32_t begin;       // items of a key head in the tiles before these
+    uint32_t ends[NUM_THREADS];  // and in those up to this one
+    Reach reaches[NUM_THREADS];
+    uint32_t warp_items[NUM_WARPS];
+    Item item;
+    uint32_t pages[NUM_THREADS];  // of a split of the item
+    uint32_t arrived_last;
+};
+static_assert(sizeof(Plan) == 2692, "as on the host");
+
+// The pages of a split that this warp visits, part by part, counted from the split's first.
 struct Walk {
     uint32_t page;
     uint32_t part;
-    uint32_t end_part;
-    uint32_t first_page;
     uint32_t end_page;
 };
 
@@ -85,80 +105,156 @@ DEVICE uint32_t running_sum(uint32_t value, uint32_t* warp_sums) {
     return value;
 }
 
-// Each thread looks at one tile from `first` on. What other threads may still read of the plan
-// before is written behind the barrier in running_sum.
-DEVICE void plan_tiles(const AttentionParams& p, uint32_t first, Plan& plan) {
-    const uint32_t thread = thread_index();
-    const Tile tile = first + thread < p.num_tiles ? p.tiles[first + thread] : Tile{0, 0};
-    uint32_t length = 0;
-    uint32_t unmasked = 0xffffffffu;
-    uint32_t sequence = 0;
+// Binary logarithm of the splits of a node. The root has more than there are.
+DEVICE constexpr uint32_t level_bits(uint32_t level) {
+    return level < LEVELS ? level * RADIX_BITS : 31;
+}
+
+DEVICE Reach find_reach(const AttentionParams& p, uint32_t index) {
+    const Tile tile = p.tiles[index];
+    Reach reach = {0, 0xffffffffu, 0};
     for (uint32_t i = 0; i < tile.num_rows; ++i) {
         const Row row = p.rows[tile.first_row + i];
         if (row.sequence != NO_SEQUENCE) {
-            length = maximum(length, row.base + bit_width(row.ancestors));
-            unmasked = minimum(unmasked, row.base);
-            sequence = row.sequence;
+            reach.length = maximum(reach.length, row.base + bit_width(row.ancestors));
+            reach.unmasked = minimum(reach.unmasked, row.base);
+            reach.sequence = row.sequence;
         }
     }
-    plan.lengths[thread] = length;
-    plan.unmasked[thread] = unmasked;
-    plan.sequences[thread] = sequence;
-    const uint32_t num_splits = minimum(divide_up(length, p.split_tokens), p.max_splits);
-    plan.ends[thread] = running_sum(num_splits, plan.warp_splits);
+    return reach;
+}
+
+// Nodes of a level that cover so many positions.
+DEVICE uint32_t num_nodes(const AttentionParams& p, uint32_t length, uint32_t level) {
+    return divide_up(divide_up(length, p.split_tokens), 1u << level_bits(level));
+}
+
+// The lowest level whose nodes have room for their partials: much to do is done in large items. The
+// root needs no room.
+DEVICE uint32_t lowest_level(const AttentionParams& p, const Plan& plan) {
+    for (uint32_t level = 0; level < LEVELS; ++level) {
+        uint32_t num_items = 0;
+        for (uint32_t warp = 0; warp < NUM_WARPS; ++warp) {
+            num_items += plan.level_items[level][warp];
+        }
+        if (num_items * p.num_kv_heads <= p.max_items) {
+            return level;
+        }
+    }
+    return LEVELS;
+}
+
+// Looks at all tiles to choose the level; what threads find of the first ones stays in the plan.
+DEVICE void plan_level(const AttentionParams& p, Plan& plan) {
+    uint32_t counts[LEVELS] = {};
+    for (uint32_t tile = thread_index(); tile < p.num_tiles; tile += NUM_THREADS) {
+        const Reach reach = find_reach(p, tile);
+        UNROLL
+        for (uint32_t level = 0; level < LEVELS; ++level) {
+            counts[level] += num_nodes(p, reach.length, level);
+        }
+        if (tile < NUM_THREADS) {
+            plan.reaches[tile] = reach;
+        }
+    }
+    UNROLL
+    for (uint32_t level = 0; level < LEVELS; ++level) {
+        const uint32_t num_items = warp_sum(counts[level]);
+        if (lane_index() == 0) {
+            plan.level_items[level][warp_index()] = num_items;
+        }
+    }
+    barrier_all();
+    if (thread_index() == 0) {
+        plan.level = lowest_level(p, plan);
+    }
     barrier_all();
 }
 
-// Item `index` of the planned tiles, which begin at `first`: heads lie side by side, then splits,
-// then tiles.
-DEVICE Item find_item(const AttentionParams& p, const Plan& plan, uint32_t first, uint32_t index) {
-    const uint32_t split = index / p.num_kv_heads;
+// Plans the tiles from `first` on. Other threads may still read the `ends` of those before: they are
+// written behind the barrier in running_sum.
+DEVICE void plan_tiles(const AttentionParams& p, uint32_t first, Plan& plan) {
+    const uint32_t thread = thread_index();
+    const uint32_t tile = first + thread;
+    if (first > 0 && tile < p.num_tiles) {
+        plan.reaches[thread] = find_reach(p, tile);
+    }
+    const uint32_t length = tile < p.num_tiles ? plan.reaches[thread].length : 0;
+    const uint32_t begin = first > 0 ? plan.ends[NUM_THREADS - 1] : 0;
+    const uint32_t end = running_sum(num_nodes(p, length, plan.level), plan.warp_items);
+    plan.ends[thread] = begin + end;
+    if (thread == 0) {
+        plan.first_tile = first;
+        plan.begin = begin;
+    }
+    barrier_all();
+}
+
+// An item of the planned tiles: heads lie side by side, then nodes, then tiles.
+DEVICE Item find_item(const AttentionParams& p, const Plan& plan, uint32_t number) {
+    const uint32_t node = number / p.num_kv_heads;
     uint32_t place = 0;
     for (uint32_t step = NUM_THREADS / 2; step > 0; step /= 2) {
-        place += plan.ends[place + step - 1] <= split ? step : 0;
+        place += plan.ends[place + step - 1] <= node ? step : 0;
     }
-    const uint32_t begin = place == 0 ? 0 : plan.ends[place - 1];
+    const uint32_t begin = place == 0 ? plan.begin : plan.ends[place - 1];
     Item item;
-    item.tile = first + place;
-    item.rows = p.tiles[item.tile];
-    item.kv_head = index % p.num_kv_heads;
-    item.split = split - begin;
-    item.num_splits = plan.ends[place] - begin;
-    item.length = plan.lengths[place];
-    item.unmasked = plan.unmasked[place];
-    item.sequence = plan.sequences[place];
+    item.number = number;
+    item.rows = p.tiles[plan.first_tile + place];
+    item.reach = plan.reaches[place];
+    item.kv_head = number % p.num_kv_heads;
+    item.level = plan.level;
+    item.index = node - begin;
+    item.num_items = plan.ends[place] - begin;
+    item.partial = begin * p.num_kv_heads + item.kv_head;
+    item.first_split = item.index << level_bits(item.level);
+    const uint32_t end = (item.index + 1) << level_bits(item.level);
+    item.end_split = minimum(end, divide_up(item.reach.length, p.split_tokens));
     return item;
 }
 
-// Goes on to a part that has pages.
-DEVICE void skip_empty_parts(Walk& walk) {
-    while (walk.page >= walk.end_page && walk.part < walk.end_part) {
-        walk.part += 1;
-        walk.page = walk.first_page + walk.part;
+DEVICE uint32_t first_token(const AttentionParams& p, uint32_t split) {
+    return split * p.split_tokens;
+}
+
+// Notes the pages of a split, if the item has it.
+DEVICE void note_pages(const AttentionParams& p, const Item& item, uint32_t split, Plan& plan) {
+    const uint32_t split_pages = p.split_tokens / PAGE_TOKENS;
+    const uint32_t page = first_token(p, split) / PAGE_TOKENS + thread_index();
+    if (split < item.end_split && thread_index() < split_pages &&
+        page < divide_up(item.reach.length, PAGE_TOKENS)) {
+        plan.pages[thread_index()] = p.pages[uint64_t{item.reach.sequence} * p.max_pages + page];
     }
 }
 
-DEVICE Walk begin_walk(const AttentionParams& p, const Item& item) {
-    const uint32_t split_end = (item.split + 1) * p.split_tokens;
-    const bool is_open = item.split + 1 == p.max_splits;
-    const uint32_t end = is_open ? item.length : minimum(item.length, split_end);
-    Walk walk;
-    walk.first_page = item.split * (p.split_tokens / PAGE_TOKENS);
-    walk.end_page = divide_up(end, PAGE_TOKENS);
-    walk.part = IS_WIDE ? 0 : warp_index();
-    walk.end_part = IS_WIDE ? NUM_PARTS : walk.part + 1;
-    walk.page = walk.first_page + walk.part;
-    skip_empty_parts(walk);
-    return walk;
+// Notes an item and its first pages for all threads, when they have left the item before.
+DEVICE void plan_item(const AttentionParams& p, uint32_t number, Plan& plan) {
+    const Item item = find_item(p, plan, number);
+    barrier_all();
+    if (thread_index() == 0) {
+        plan.item = item;
+    }
+    note_pages(p, item, item.first_split, plan);
+    barrier_all();
+}
+
+DEVICE Walk begin_walk(const AttentionParams& p, const Item& item, uint32_t split) {
+    const uint32_t num_tokens = item.reach.length - first_token(p, split);
+    const uint32_t part = IS_WIDE ? 0 : warp_index();
+    return {part, part, divide_up(minimum(num_tokens, p.split_tokens), PAGE_TOKENS)};
 }
 
 DEVICE bool has_page(const Walk& walk) {
-    return walk.part < walk.end_part;
+    return walk.page < walk.end_page;
 }
 
+// A part that has no page has none after it either.
 DEVICE void advance(Walk& walk) {
     walk.page += NUM_PARTS;
-    skip_empty_parts(walk);
+    if (IS_WIDE && !has_page(walk) && walk.part < NUM_PARTS - 1) {
+        walk.part += 1;
+        walk.page = walk.part;
+    }
 }
 
 // Of the packed rows, query row by query row and inside it head by head, those that exist.
@@ -166,9 +262,15 @@ DEVICE uint32_t num_packed(const Item& item) {
     return item.rows.num_rows * GROUP;
 }
 
+// A packed row among those of all tiles. Divided only when the item is known: the compiler would
+// keep quotients of the lane in registers from the start.
+DEVICE uint32_t packed_row(const Item& item, uint32_t packed) {
+    return item.rows.first_row * GROUP + packed;
+}
+
 // Where a packed row's query and output begin.
 DEVICE uint64_t row_offset(const AttentionParams& p, const Item& item, uint32_t packed) {
-    const uint64_t row = item.rows.first_row + packed / GROUP;
-    const uint64_t head = item.kv_head * GROUP + packed % GROUP;
+    const uint64_t row = packed_row(item, packed) / GROUP;
+    const uint64_t head = item.kv_head * GROUP + packed_row(item, packed) % GROUP;
     return (row * p.num_kv_heads * GROUP + head) * HEAD_DIM;
 }

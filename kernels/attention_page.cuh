@@ -69,7 +69,7 @@ DEVICE View load_view(const AttentionParams& p, const Item& item) {
     for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t packed = lane_row(half);
         if (packed < num_packed(item)) {
-            const Row row = p.rows[item.rows.first_row + packed / GROUP];
+            const Row row = p.rows[packed_row(item, packed) / GROUP];
             if (row.sequence != NO_SEQUENCE) {
                 view.base[half] = row.base;
                 view.ancestors[half] = row.ancestors;

@@ -2,12 +2,16 @@
 
 use spec_core::engine::{Precision, needed_variants};
 use spec_core::model::{Dtype, Family, ModelConfig};
-use spec_kernels::Variant;
+use spec_kernels::{Format, Variant};
 use std::collections::BTreeSet;
 
 const FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
 const ALL_FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp8, kv: Dtype::Fp8 };
 const FP16: Precision = Precision { weights: Dtype::Fp16, head: Dtype::Fp16, kv: Dtype::Fp8 };
+
+/// Query heads of a key head that attention is checked with besides: with large heads, dividing by some of them takes
+/// the last registers.
+const GROUPS: [usize; 3] = [5, 7, 16];
 
 /// A model by its sizes: hidden, MLP, query heads, key heads, elements of a head, vocabulary.
 fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
@@ -44,6 +48,12 @@ pub(crate) fn variants() -> Vec<Variant> {
         [(&smollm2, &FP8), (&qwen2, &ALL_FP8), (&qwen3, &FP8), (&llama, &FP8), (&llama, &FP16)]
     {
         variants.extend(needed_variants(model, precision));
+    }
+    for (kv, group) in
+        [Format::Fp16, Format::Fp8].into_iter().flat_map(|kv| GROUPS.map(|g| (kv, g)))
+    {
+        variants.insert(Variant::attention(kv, 128, group));
+        variants.insert(Variant::attention_wide(kv, 128, group));
     }
     variants.into_iter().collect()
 }

@@ -12,8 +12,9 @@ pub(crate) struct Unit {
     pub(crate) defines: Vec<(String, String)>,
 }
 
-/// Query heads of a key head that tests use.
+/// Query heads of a key head that tests use, with heads of any size and with large ones.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
+const LARGE_GROUPS: [usize; 4] = [5, 6, 12, 16];
 
 /// The kernels with code of their own for older architectures.
 const TWO_KINDS: [&str; 3] = ["gemm", "probe", "ring"];
@@ -76,8 +77,11 @@ fn variants() -> Vec<Variant> {
         }
         for head_dim in [64, 128] {
             all.push(Variant::rope(format, head_dim));
-            all.extend(GROUPS.map(|group| Variant::attention(format, head_dim, group)));
-            all.extend(GROUPS.map(|group| Variant::attention_wide(format, head_dim, group)));
+            let large = if head_dim == 128 { &LARGE_GROUPS[..] } else { &[] };
+            for &group in GROUPS.iter().chain(large) {
+                all.push(Variant::attention(format, head_dim, group));
+                all.push(Variant::attention_wide(format, head_dim, group));
+            }
         }
     }
     all

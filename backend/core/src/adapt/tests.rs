@@ -125,6 +125,36 @@ fn each_sequence_gets_what_its_acceptance_is_worth() {
     assert!(lens[3] > lens[1] && lens[3] < lens[0], "{lens:?}");
 }
 
+/// As where a step began before it was asked for, and did what the step before did.
+#[test]
+fn what_was_not_carried_out_is_asked_for_again() {
+    let candidates = [Candidate { id: 7, limit: MAX_DRAFT_LEN }];
+    let mut run = Run::new(MEMORY_BOUND, &[0.0]);
+    (0..500).for_each(|_| run.step());
+    let mut tuner = run.tuner;
+    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0];
+    // Of a sequence that was seen just now nothing is known, but that its like is seldom right.
+    let probe = (0..500).find(|_| choose(&mut tuner) > 0);
+    assert!(probe.is_some(), "a probe comes in the end");
+    let mut carried_out = tuner.clone();
+    tuner.ask_again();
+    assert!(choose(&mut tuner) > 0, "it was not carried out");
+    assert_eq!(choose(&mut carried_out), 0, "it was, and rests");
+}
+
+#[test]
+fn a_plain_step_that_was_not_carried_out_is_asked_for_again() {
+    let candidates = [Candidate { id: 0, limit: MAX_DRAFT_LEN }];
+    let mut tuner = Run::new(MEMORY_BOUND, &[1.0]).tuner;
+    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0];
+    assert_eq!(choose(&mut tuner), 0, "the first of its size");
+    tuner.ask_again();
+    assert_eq!(choose(&mut tuner), 0, "it was not carried out");
+    assert!(choose(&mut tuner) > 0, "it was");
+    tuner.ask_again();
+    assert!(choose(&mut tuner) > 0, "nothing was to be found out");
+}
+
 #[test]
 fn probes_notice_that_acceptance_has_recovered() {
     let mut run = Run::new(MEMORY_BOUND, &[0.0]);

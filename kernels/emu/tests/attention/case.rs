@@ -11,8 +11,14 @@ pub(crate) const PAGE_TOKENS: usize = 16;
 /// Threads of a block, as the kernel says.
 const THREADS: u32 = 128;
 
-/// Bytes of the kernel's plan in shared memory: four numbers for each of 128 tiles, and five more.
-const PLAN_BYTES: usize = 4 * (4 * 128 + 5);
+/// Bytes of the kernel's plan in shared memory, as the kernel says.
+const PLAN_BYTES: usize = 2692;
+
+/// Levels of its tree of splits: a block has a place for a node of each.
+const LEVELS: usize = 3;
+
+/// Blocks that the workspace has room for beyond those of the pass: a larger grid may share it.
+pub(crate) const MORE_BLOCKS: usize = 2;
 
 /// Key of a row that nobody wants, as the kernels know it.
 const NO_SEQUENCE: u32 = u32::MAX;
@@ -55,7 +61,8 @@ pub(crate) struct Case {
     pub(crate) contexts: Vec<Context>,
     pub(crate) tiles: Vec<Vec<Query>>,
     pub(crate) split_tokens: usize,
-    pub(crate) max_splits: usize,
+    /// Items with a partial each: where there would be more, they are larger.
+    pub(crate) max_items: usize,
     pub(crate) grid: u32,
     /// How far apart scores lie: 1 for flat weights, more for peaks.
     pub(crate) spread: f32,
@@ -107,7 +114,7 @@ impl Shape {
             (_, 8192) => (4, 2),
             _ => (4, 4),
         };
-        let sums_bytes = 4 * self.tile_rows * (self.head_dim + 10);
+        let sums_bytes = 4 * self.tile_rows * (self.head_dim + 8);
         num_rings * (stages * self.page_bytes()).max(sums_bytes) + PLAN_BYTES
     }
 
@@ -161,7 +168,7 @@ impl Case {
                 .collect();
             tiles.extend(rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec));
         }
-        Self { shape, contexts, tiles, split_tokens: 64, max_splits: 24, grid: 5, spread: 2.0 }
+        Self { shape, contexts, tiles, split_tokens: 64, max_items: 512, grid: 5, spread: 2.0 }
     }
 
     pub(crate) fn rows(&self) -> impl Iterator<Item = &Query> {
@@ -266,8 +273,8 @@ impl Case {
     pub(crate) fn image(&self, arena: &Arena) -> Image {
         let (shape, cache, queries) = (self.shape, self.cache(), self.draw_queries());
         let (rows, tiles) = self.tables();
-        let num_arrivals = self.tiles.len() * shape.kv_heads;
-        let part_floats = shape.tile_rows * (shape.head_dim + 2);
+        let partial_bytes = 4 * shape.tile_rows * (shape.head_dim + 4);
+        let num_blocks = self.grid as usize + MORE_BLOCKS;
         let addresses = [
             arena.put(&halves(&queries)),
             arena.put(&cache),
@@ -276,22 +283,18 @@ impl Case {
             arena
                 .put(&self.page_table().into_iter().flat_map(u32::to_le_bytes).collect::<Vec<_>>()),
             arena.put(&halves(&vec![UNTOUCHED; queries.len()])),
-            arena.alloc(4 * num_arrivals * self.max_splits * part_floats),
-            arena.put(&vec![0; 4 * num_arrivals]),
+            arena.alloc((self.max_items + LEVELS * num_blocks) * partial_bytes),
+            arena.put(&vec![0; 4 * self.max_items]),
         ];
         let (scale, v_scale) = shape.scales();
-        let numbers = [
-            self.tiles.len(),
-            shape.kv_heads,
-            self.max_pages(),
-            self.split_tokens,
-            self.max_splits,
-        ];
+        let numbers =
+            [self.tiles.len(), shape.kv_heads, self.max_pages(), self.split_tokens, self.max_items];
         let mut params = addresses.map(u64::to_le_bytes).concat();
         params.extend([scale, v_scale].map(f32::to_le_bytes).concat());
         params.extend(numbers.map(|n| (n as u32).to_le_bytes()).concat());
         params.extend([0; 4]);
-        Image { params, queries, cache, output: addresses[5], arrivals: addresses[7], num_arrivals }
+        let (output, arrivals) = (addresses[5], addresses[7]);
+        Image { params, queries, cache, output, arrivals, num_arrivals: self.max_items }
     }
 
     pub(crate) fn launch<'a>(&self, variant: &'a str, params: &'a [u8]) -> Launch<'a> {

@@ -50,6 +50,14 @@ fn tree(name: u64, sequence: usize, base: usize, num_rows: usize) -> Vec<Query> 
     ancestors.into_iter().enumerate().map(row).collect()
 }
 
+/// A tree of one sequence, in tiles as full as they go.
+fn tree_case(shape: Shape, name: u64, base: usize, num_rows: usize) -> Case {
+    let rows = tree(name, 0, base, num_rows);
+    let contexts = vec![Context::new(7, base + num_rows)];
+    let tiles = rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec).collect();
+    Case { contexts, tiles, ..Case::chains(shape, &[], 0) }
+}
+
 #[test]
 fn every_variant_agrees_with_the_twin() {
     for kv in [Format::Fp16, Format::Fp8] {
@@ -59,6 +67,19 @@ fn every_variant_agrees_with_the_twin() {
                     let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows };
                     check(&Case::chains(shape, &[1, 17, 300, 95], 7), 1);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_that_leave_rows_of_a_tile_empty_or_fill_it_alone() {
+    for kv in [Format::Fp16, Format::Fp8] {
+        for group in [5, 6, 7, 12, 16] {
+            for tile_rows in [16, 64] {
+                let shape = Shape { kv, head_dim: 128, group, kv_heads: 2, tile_rows };
+                check(&Case::chains(shape, &[1, 17, 300, 95], 5), 1);
+                check(&tree_case(shape, group as u64, 41, 9), 1);
             }
         }
     }
@@ -85,19 +106,31 @@ fn flat_and_peaked_weights() {
 }
 
 #[test]
-fn a_ring_wraps_and_page_numbers_are_fetched_again() {
-    // 2,200 positions in one split: 35 pages a warp, more than one fetch of their numbers.
+fn a_ring_wraps_many_times() {
+    // The largest split, 32 pages a warp, and a few positions of another.
     let shape = Shape { kv_heads: 1, ..SMALL };
     for shape in [shape, WIDE, Shape { kv: Format::Fp8, head_dim: 128, ..shape }] {
-        let case = Case { split_tokens: 4096, grid: 2, ..Case::chains(shape, &[2200], 2) };
+        let case = Case { split_tokens: 2048, grid: 2, ..Case::chains(shape, &[2070], 2) };
         check(&case, 3);
     }
 }
 
 #[test]
-fn the_last_split_takes_what_is_left() {
-    let case = Case { split_tokens: 32, max_splits: 3, ..Case::chains(SMALL, &[700, 96, 97], 4) };
-    check(&case, 2);
+fn bits_do_not_depend_on_the_level_of_the_items() {
+    // Splits of a page: nodes have 128 positions, then 1,024, and three of those make the longest row.
+    for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8, Shape { group: 1, ..SMALL }] {
+        let lens = [2100, 128, 129, 1024, 1025, 15];
+        let case = Case { split_tokens: 16, max_items: 2000, ..Case::chains(shape, &lens, 5) };
+        let expected = check(&case, 0);
+        // Room for items of one split, of 8, of 64, and for none that is not the whole row.
+        for max_items in [1200, 200, 40, 0] {
+            for grid in [1, 3, 30] {
+                let (_, output) =
+                    Case { max_items, grid, ..case.clone() }.run(&Schedule::seeded(2)).unwrap();
+                assert!(output == expected, "{max_items} items, {grid} blocks, {shape:?}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -105,11 +138,7 @@ fn trees_hide_what_is_no_ancestor() {
     for (seed, base) in [0, 1, 15, 40, 63, 64, 130].into_iter().enumerate() {
         for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8, Shape { head_dim: 128, group: 1, ..SMALL }]
         {
-            let rows = tree(seed as u64, 0, base, 64);
-            let contexts = vec![Context::new(7, base + 64)];
-            let tiles = rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec).collect();
-            let case = Case { contexts, tiles, ..Case::chains(shape, &[], 0) };
-            check(&case, 1);
+            check(&tree_case(shape, seed as u64, base, 64), 1);
         }
     }
 }
@@ -143,7 +172,7 @@ fn prefill_in_chunks() {
 
 #[test]
 fn empty_tiles_and_inactive_rows_leave_the_others_alone() {
-    let mut case = Case { max_splits: 2, ..Case::chains(SMALL, &[40, 100, 3], 2) };
+    let mut case = Case::chains(SMALL, &[40, 100, 3], 2);
     let plain = check(&case, 0);
     let plain = by_name(&case, &plain);
     let full = std::mem::take(&mut case.tiles);

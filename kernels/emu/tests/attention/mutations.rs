@@ -3,7 +3,7 @@
 
 use spec_emu::{Arena, Mutation, Options, Program, Schedule};
 
-use crate::case::{Case, Query, Shape};
+use crate::case::{Case, MORE_BLOCKS, Query, Shape};
 use crate::{SMALL, WIDE, twin};
 
 /// Schedules of a program: each way in which copies land.
@@ -43,40 +43,42 @@ const fn broken(
     Broken { what, file, text, replacement, by, shape: SMALL }
 }
 
-const BROKEN: [Broken; 19] = [
-    broken(
-        "copies are not waited for",
-        "attention.cu",
-        "async_wait<STAGES - 2>();",
-        "",
-        By::Result,
-    ),
+const BROKEN: [Broken; 25] = [
+    broken("copies are not waited for", "attention.cu", "async_wait<AHEAD - 1>();", "", By::Result),
     broken(
         "lanes do not wait for each other's copies",
         "attention.cu",
-        "        ring_sync();\n        if (has_page",
-        "        if (has_page",
+        "        ring_sync();  // all copies",
+        "        // all copies",
         By::Race,
     ),
     broken(
-        "sums are stored while a lane still reads the ring",
+        "a stage is filled while a lane still reads it",
         "attention.cu",
-        "    ring_sync();\n    return",
-        "    return",
+        "            ring_sync();  // all lanes",
+        "            // all lanes",
         By::Race,
     ),
+    broken(
+        "sums are stored while a warp still reads the ring",
+        "attention.cu",
+        "        ring_sync();  // all warps",
+        "        // all warps",
+        By::Race,
+    )
+    .in_wide_tiles(),
     broken(
         "sums are merged before all warps have stored theirs",
         "attention.cu",
-        "    barrier_all();\n    const uint64_t head",
-        "    const uint64_t head",
+        "        barrier_all();\n        note_pages",
+        "        note_pages",
         By::Race,
     ),
     broken(
         "a warp is left out",
         "attention.cu",
-        "parts = {sums, NUM_RINGS,",
-        "parts = {sums, NUM_RINGS - 1,",
+        "(parts, NUM_RINGS,",
+        "(parts, NUM_RINGS - 1,",
         By::Result,
     ),
     broken(
@@ -89,20 +91,55 @@ const BROKEN: [Broken; 19] = [
     broken(
         "one arrival less is waited for",
         "attention.cu",
-        "item.num_splits - 1;",
-        "item.num_splits - 2;",
+        "== count - 1;",
+        "== count - 2;",
         By::Result,
     ),
     broken(
-        "the order of splits depends on who arrives last",
+        "nodes share a counter",
         "attention.cu",
-        "const uint64_t offset = uint64_t{part} * parts.stride;",
-        "const uint64_t offset = uint64_t{(part + block_index()) % parts.count} * parts.stride;",
+        "arrive(p.arrivals + partial + distance,",
+        "arrive(p.arrivals + partial,",
+        By::Result,
+    ),
+    broken(
+        "the order of children depends on who arrives last",
+        "attention_merge.cuh",
+        "part = minimum(begin + i, count - 1);",
+        "part = (minimum(begin + i, count - 1) + block_index()) % count;",
         By::Result,
     ),
     broken("a counter stays", "attention.cu", "*counter = 0;", "", By::Result),
     broken(
-        "the next item begins before all threads have ended this one",
+        "the first child is overwritten while a lane still reads it",
+        "attention.cu",
+        "            warp_sync();  // all lanes",
+        "            // all lanes",
+        By::Race,
+    ),
+    broken(
+        "what a block has of a node is overwritten while a lane still reads it",
+        "attention_merge.cuh",
+        "            warp_sync();  // all lanes",
+        "            // all lanes",
+        By::Race,
+    ),
+    broken(
+        "what a block has of a node is forgotten",
+        "attention_merge.cuh",
+        "if (!is_multiple(begin, bits)) {",
+        "if (level > 1 && !is_multiple(begin, bits)) {",
+        By::Result,
+    ),
+    broken(
+        "the next item is noted before all threads have ended this one",
+        "attention_items.cuh",
+        "    barrier_all();\n    if (thread_index() == 0) {\n        plan.item",
+        "    if (thread_index() == 0) {\n        plan.item",
+        By::Race,
+    ),
+    broken(
+        "the next split begins before all threads have added this one",
         "attention.cu",
         "barrier_all();  // the rings",
         "// the rings",
@@ -152,7 +189,7 @@ const BROKEN: [Broken; 19] = [
     ),
     broken(
         "a part is added as if its largest score were the largest",
-        "attention.cu",
+        "attention_merge.cuh",
         "factors.own * own",
         "own",
         By::Result,
@@ -168,7 +205,7 @@ const BROKEN: [Broken; 19] = [
     broken(
         "a part of a wide tile begins with the sums before it",
         "attention.cu",
-        "                part = empty_softmax();\n",
+        "            part = empty_softmax();\n",
         "",
         By::Result,
     )
@@ -189,7 +226,7 @@ fn examine_passes(program: &Program, case: &Case, seed: u64) -> Result<(), Strin
     rest[0].read_queries_from(&first[0], Vec::new());
     let mut launches: Vec<_> =
         images.iter().map(|image| case.launch(&variant, &image.params)).collect();
-    launches[2].grid += 2;
+    launches[2].grid += MORE_BLOCKS as u32;
     launches[1..].iter_mut().for_each(|launch| launch.overlap = true);
     program.run(&arena, &launches, &Schedule::seeded(seed))?;
     images[0].arrivals_are_zero(&arena)?;
@@ -203,15 +240,18 @@ fn examine_passes(program: &Program, case: &Case, seed: u64) -> Result<(), Strin
 
 /// All that a broken kernel has to get past.
 fn examine(program: &Program, shape: Shape) -> Result<(), String> {
-    let splits = Case { split_tokens: 32, grid: 4, ..Case::chains(shape, &[150, 40], 4) };
+    // Two nodes of splits, and a root; then a block for each node.
+    let splits = Case { split_tokens: 16, grid: 4, ..Case::chains(shape, &[150, 40], 4) };
+    let nodes = Case { max_items: 8, ..splits.clone() };
     // More tiles than a block plans at once; one block has several items of the first ones, and on the
     // larger grid some have none.
-    let mut long = Case { split_tokens: 512, max_splits: 1, ..Case::chains(shape, &[500], 2) };
+    let mut long = Case { split_tokens: 512, ..Case::chains(shape, &[500], 2) };
     long.grid = 1;
     long.tiles.resize(130, Vec::new());
     long.tiles.push(vec![Query::chain(1, 0, 9)]);
     (0..NUM_SEEDS).try_for_each(|seed| {
         examine_passes(program, &splits, seed)?;
+        examine_passes(program, &nodes, seed)?;
         examine_passes(program, &long, seed)
     })
 }

@@ -33,7 +33,6 @@ pub struct Model {
     layer_bytes: usize,
     pub(super) workspace: Workspace,
     capacity: Capacity,
-    pub(super) max_seq_len: usize,
     pub(super) num_sms: u32,
     /// Of the GPU.
     pub(super) capability: (u32, u32),
@@ -92,7 +91,6 @@ impl Model {
             layer_bytes: cache_bytes / config.num_layers,
             workspace,
             capacity,
-            max_seq_len,
             num_sms,
             capability,
             many,

@@ -177,9 +177,9 @@ device_structs! {
         pages: Address,
         /// f16 `[rows][heads][head_dim]`.
         output: Address,
-        /// Workspace: f32 `[tiles][key heads][splits][16][head_dim + 2]`.
+        /// Workspace: f32 `[items and 3 places a block][rows of a tile][head_dim + 4]`.
         partials: Address,
-        /// Workspace: counters `[tiles][key heads]`, 0 between launches.
+        /// Workspace: counters `[items]`, 0 between launches.
         arrivals: Address,
         /// Of the scores.
         scale: f32,
@@ -193,8 +193,8 @@ device_structs! {
         max_pages: u32,
         /// Positions of a split.
         split_tokens: u32,
-        /// Splits that a sequence has at most.
-        max_splits: u32,
+        /// Items that have a partial each.
+        max_items: u32,
         /// Zero.
         unused: u32,
     }

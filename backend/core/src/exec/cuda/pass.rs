@@ -196,7 +196,8 @@ impl<'a> Launches<'a> {
     }
 
     pub(super) fn attention(&mut self, cache: Address) {
-        let (model, work) = (self.model, &self.model.workspace);
+        let (model, work, tiling) = (self.model, &self.model.workspace, self.pass.tiling);
+        let blocks = shape::attention_blocks(model.num_sms as usize);
         let params = AttentionParams {
             queries: work.queries,
             cache,
@@ -211,15 +212,13 @@ impl<'a> Launches<'a> {
             num_tiles: self.pass.num_tiles as u32,
             num_kv_heads: model.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
-            split_tokens: shape::split_tokens(model.max_seq_len) as u32,
-            max_splits: shape::max_splits(model.max_seq_len) as u32,
+            split_tokens: shape::SPLIT_TOKENS as u32,
+            max_items: tiling.max_items(blocks) as u32,
             unused: 0,
         };
-        let grid = model.num_sms * shape::ATTENTION_BLOCKS;
-        let tiling = self.pass.tiling;
         let shared_bytes = tiling.shared_bytes(model.precision.kv, model.config.head_dim);
         let kernel = model.code.attention(tiling);
-        self.push(kernel, grid, shape::ATTENTION_THREADS, shared_bytes, params);
+        self.push(kernel, blocks as u32, shape::ATTENTION_THREADS, shared_bytes, params);
     }
 
     pub(super) fn push<P: Plain>(

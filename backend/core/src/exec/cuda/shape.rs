@@ -45,13 +45,24 @@ impl Tiling {
             Self::Narrow => (4, 4),
             Self::Wide => (1, 4),
         };
-        let sums = size_of::<f32>() * self.packed_rows() * (head_dim + 10);
+        let sums = size_of::<f32>() * self.packed_rows() * (head_dim + 8);
         (rings * (stages * page).max(sums) + PLAN_BYTES) as u32
     }
 
-    /// f32 values of a tile's partial results in one split.
-    pub fn partial(self, head_dim: usize) -> usize {
-        self.packed_rows() * (head_dim + 2)
+    /// Items that `blocks` have at most, if their sums are to be added to others': enough that none of the blocks
+    /// waits long for another, whatever the lengths. Where there is more to do, items are larger. The bits of a row
+    /// do not depend on it.
+    pub fn max_items(self, blocks: usize) -> usize {
+        match self {
+            Self::Narrow => 8 * blocks,
+            Self::Wide => 4 * blocks,
+        }
+    }
+
+    /// f32 values of the workspace for sums: a partial of each item, and of a node of each level for each block.
+    pub fn partials(self, head_dim: usize, blocks: usize) -> usize {
+        let partial = self.packed_rows() * (head_dim + 4);
+        (self.max_items(blocks) + ATTENTION_LEVELS * blocks) * partial
     }
 }
 
@@ -59,7 +70,14 @@ impl Tiling {
 const MOST_NARROW: usize = 3;
 
 /// What an attention block notes about the tiles.
-const PLAN_BYTES: usize = 2068;
+const PLAN_BYTES: usize = 2692;
+
+/// Levels above the splits of a row's positions.
+const ATTENTION_LEVELS: usize = 3;
+
+/// Positions of a split, four pages for each warp: few, so that short contexts have work for many blocks. A constant,
+/// so that a row's positions are split in the same places whatever else is in the batch.
+pub const SPLIT_TOKENS: usize = 256;
 
 /// Warps that multiply, one that loads, and one that counts parts.
 pub const GEMM_THREADS: u32 = 10 * 32;
@@ -84,7 +102,7 @@ pub fn padded_rows(rows: usize) -> usize {
 }
 
 /// Attention blocks of a multiprocessor.
-pub const ATTENTION_BLOCKS: u32 = 2;
+const ATTENTION_BLOCKS: usize = 2;
 
 /// Bytes of a stage of the ring of weights.
 const UNIT_BYTES: usize = 8192;
@@ -131,18 +149,21 @@ pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
     slots * TILE_OUTPUTS * rows
 }
 
-/// Positions that one block attends to: a function of the engine alone, so that the sums of a row are split in the
-/// same places whatever else is in the batch. A bounded number of them covers a sequence.
-pub fn split_tokens(max_seq_len: usize) -> usize {
-    max_seq_len.div_ceil(MAX_SPLITS).max(MIN_SPLIT_TOKENS).next_multiple_of(MIN_SPLIT_TOKENS)
+/// Attention blocks of a GPU.
+pub fn attention_blocks(num_sms: usize) -> usize {
+    num_sms * ATTENTION_BLOCKS
 }
 
-/// Splits of a sequence of the full length.
-pub fn max_splits(max_seq_len: usize) -> usize {
-    max_seq_len.div_ceil(split_tokens(max_seq_len))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Bounds the workspace of long contexts.
-const MAX_SPLITS: usize = 16;
-/// Two pages for each warp.
-const MIN_SPLIT_TOKENS: usize = 128;
+    #[test]
+    fn sums_of_attention_take_less_than_64_mib_of_an_h100_at_any_length() {
+        let blocks = attention_blocks(132);
+        for tiling in [Tiling::Narrow, Tiling::Wide] {
+            let bytes = tiling.partials(128, blocks) * size_of::<f32>();
+            assert!(bytes < 64 << 20, "{bytes} bytes in {tiling:?} tiles");
+        }
+    }
+}

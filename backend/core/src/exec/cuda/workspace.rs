@@ -49,8 +49,7 @@ impl Capacity {
             few,
             many,
             sequences: limits.max_batch_size,
-            tiles: [Tiling::Narrow, Tiling::Wide]
-                .map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
+            tiles: TILINGS.map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
             max_pages: pages_for(limits.max_seq_len),
         }
     }
@@ -106,10 +105,9 @@ impl Workspace {
         let gemm_partials =
             Matrix::ALL.map(|matrix| shape::gemm_partials(matrix.shape(model), grid, most_rows));
         let gemm_partials = gemm_partials.into_iter().max().unwrap_or(0);
-        let splits = shape::max_splits(manifest.limits.max_seq_len);
-        let partial = |tiling: Tiling, tiles: usize| tiles * tiling.partial(model.head_dim);
-        let [narrow, wide] = tiles;
-        let partials = partial(Tiling::Narrow, narrow).max(partial(Tiling::Wide, wide));
+        let blocks = shape::attention_blocks(grid);
+        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
+        let max_items = TILINGS.map(|tiling| tiling.max_items(blocks));
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
@@ -121,10 +119,10 @@ impl Workspace {
             few * vocab_tiles * size_of::<Best>(),
             gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
-            partials * model.num_kv_heads * splits * size_of::<f32>(),
-            narrow * model.num_kv_heads * size_of::<u32>(),
+            largest(partials) * size_of::<f32>(),
+            largest(max_items) * size_of::<u32>(),
             rows * size_of::<Row>(),
-            narrow * size_of::<Tile>(),
+            largest(tiles) * size_of::<Tile>(),
             rows * size_of::<u32>(),
             sequences * max_pages * size_of::<u32>(),
         ]
@@ -170,6 +168,13 @@ impl Workspace {
             pages: place(),
         })
     }
+}
+
+/// Ways to attend; a pass needs the workspace of one.
+const TILINGS: [Tiling; 2] = [Tiling::Narrow, Tiling::Wide];
+
+fn largest([narrow, wide]: [usize; 2]) -> usize {
+    narrow.max(wide)
 }
 
 fn aligned(bytes: usize) -> usize {
