@@ -2,14 +2,15 @@
 // the lowest on ties. Its winner is distributed as the weights.
 //
 // The noise of a token is at least its leading bits, so that a division in f32 bounds how well the token can
-// do. Each thread scores only its most promising token exactly; the best of these is a bar that hardly any
-// other token can still reach, and only threads which hold such a token look again.
+// do. Hardly any token does well, and only those few are scored exactly.
 #pragma once
-#include "block.cuh"
-#include "noise.cuh"
+#include "slice.cuh"
 
 // Covers the rounding of the bounds, which are in f32.
 constexpr double RACE_SLACK = 1.0001;
+
+// Noise is compared as multiples of 2^-24.
+constexpr double RACE_UNIT = 16777216.0;
 
 // A thread's token that can do best of those it has not scored yet.
 struct Promise {
@@ -20,9 +21,66 @@ struct Promise {
     float second;     // `least` of the next one
 };
 
-DEVICE double race_score(const Noise& noise, const Promise& promise) {
-    const double time = exponential(noise, promise.id, promise.word);
-    return log(static_cast<double>(promise.weight)) - log(time);
+DEVICE double race_score(const Noise& noise, uint32_t id, uint32_t word, float weight) {
+    return log(static_cast<double>(weight)) - log(exponential(noise, id, word));
+}
+
+// Whether whoever has more than `bar` of noise a weight, times 2^24, does worse than the best.
+DEVICE bool is_won(const Scored& best, double bar) {
+    return best.id != NO_TOKEN && best.score > log(RACE_UNIT * RACE_SLACK / bar);
+}
+
+// The winner of the listed tokens, of which `weights(idx)` may be 0; NO_TOKEN if all are. `most` is what these
+// weights add up to at most.
+template <class Weights>
+DEVICE uint32_t race_listed(const Weights& weights, double most, const Noise& noise,
+                            RowScratch& scratch) {
+    // One each is no reason to leave anybody out.
+    const bool are_few = scratch.num_listed <= num_threads();
+    const float infinity = -negative_infinity();
+    const float first_bar = static_cast<float>(PROMISING * RACE_UNIT / most);
+    for (float bar = are_few ? infinity : first_bar;; bar = infinity) {
+        Scored best = {negative_infinity(), NO_TOKEN};
+        for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
+            const float weight = weights(idx);
+            if (weight > 0.0f) {
+                const uint32_t id = scratch.ids[idx];
+                const uint32_t word = leading_words(noise, id / 4).at(id % 4);
+                if (static_cast<float>(word >> 8) <= bar * weight) {
+                    best = better(best, {race_score(noise, id, word, weight), id});
+                }
+            }
+        }
+        best = block_best(scratch.block, best);
+        if (bar == infinity || is_won(best, static_cast<double>(bar))) {
+            return best.id;
+        }
+    }
+}
+
+// The winner of the tokens of a row if it is one of those that its slices remember, else NO_TOKEN. `weights(id,
+// weight)` is what is left of a weight: at most `weight / divisor`.
+template <class Weights>
+DEVICE uint32_t race_remembered(const Weights& weights, const RowParts& parts, double divisor,
+                                const Noise& noise, BlockScratch& scratch) {
+    Scored best = {negative_infinity(), NO_TOKEN};
+    float bar = -negative_infinity();
+    for (uint32_t slice = 0; slice < SLICES; slice++) {
+        bar = minimum(bar, parts.slices[slice].bar);
+    }
+    for (uint32_t place = thread_index(); place < SLICES * MAX_PROMISING; place += num_threads()) {
+        const SlicePart& part = parts.slices[place / MAX_PROMISING];
+        if (place % MAX_PROMISING < part.num_listed) {
+            const Promising token = part.listed[place % MAX_PROMISING];
+            const float weight = weights(token.id, token.weight);
+            if (weight > 0.0f) {
+                const double score = race_score(noise, token.id, token.word, weight);
+                best = better(best, {score, token.id});
+            }
+        }
+    }
+    best = block_best(scratch, best);
+    return is_won(best, static_cast<double>(bar) * divisor) ? best.id : NO_TOKEN;
 }
 
 // The most promising of this thread's tokens below `count` that come after `last`: by `least`, then by id.
@@ -61,21 +119,24 @@ DEVICE Promise next_promise(const Weights& weights, uint32_t count, const Noise&
     return next;
 }
 
-// The winner among the tokens below `count` of which `weights(id)` is positive, or NO_TOKEN.
+// The winner among the tokens below `count` of which `weights(id)` is positive, or NO_TOKEN: for when the winner
+// is not one of those that are remembered. Each thread scores only its most promising token; the best of these is a
+// bar that hardly any other token can still reach, and only threads which hold such a token look again.
 template <class Weights>
-DEVICE uint32_t race(const Weights& weights, uint32_t count, const Noise& noise,
-                     BlockScratch& scratch) {
+DEVICE uint32_t race_all(const Weights& weights, uint32_t count, const Noise& noise,
+                         BlockScratch& scratch) {
     Scored best = {negative_infinity(), NO_TOKEN};
     Promise promise = {-1.0f, 0, 0, 0.0f, 0.0f};
     float bar = -negative_infinity();
     for (bool is_first = true; is_first || promise.second <= bar; is_first = false) {
         promise = next_promise(weights, count, noise, promise);
         if (promise.id != NO_TOKEN) {
-            best = better(best, {race_score(noise, promise), promise.id});
+            const double score = race_score(noise, promise.id, promise.word, promise.weight);
+            best = better(best, {score, promise.id});
         }
         if (is_first) {
             const double score = block_best(scratch, best).score;
-            bar = static_cast<float>(exp(-score) * 16777216.0 * RACE_SLACK);
+            bar = static_cast<float>(exp(-score) * RACE_UNIT * RACE_SLACK);
         } else if (promise.id == NO_TOKEN) {
             break;
         }

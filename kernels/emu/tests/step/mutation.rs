@@ -9,7 +9,7 @@ use spec_core::sampling::SamplingParams;
 use spec_emu::{Mutation, Options, Program, Schedule};
 
 /// Sequences of a step: ThreadSanitizer watches 4000 threads at most.
-const BATCH: usize = 5;
+const BATCH: usize = 2;
 
 /// Steps in which a race must show.
 const STEPS: u64 = 6;
@@ -18,13 +18,17 @@ const STEPS: u64 = 6;
 const TRIALS: u64 = 2_000;
 
 /// Waits that no kernel can do without: what begins with one, as it stands in a file.
-const WAITS: [(&str, &str); 10] = [
+const WAITS: [(&str, &str); 14] = [
     ("block.cuh", "    barrier_all();\n    double total"),
     ("block.cuh", "    barrier_all();\n    best = {scratch"),
     ("select.cuh", "        barrier_all();\n        find_bin("),
     ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
-    ("truncate.cuh", "    barrier_all();\n    if (scratch.num_listed"),
-    ("edit.cuh", "    barrier_all();\n    add_biases"),
+    ("truncate.cuh", "    barrier_all();\n    return scratch.num_listed"),
+    ("slice.cuh", "    barrier_all();\n    if (task.clears"),
+    ("slice.cuh", "    barrier_all();\n}\n\nDEVICE Scored better_of_four"),
+    ("parts.cuh", "    barrier_all();\n    if (thread_index() == 0) {\n        *told"),
+    ("parts.cuh", "    barrier_all();\n    return *told"),
+    ("edit.cuh", "    barrier_all();\n    ban_all"),
     ("edit.cuh", "    barrier_all();\n    // Only the"),
     ("sample.cu", "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx"),
     ("sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
@@ -62,6 +66,17 @@ fn missing_waits_are_noticed() {
 }
 
 #[test]
+fn a_race_among_too_few_is_noticed() {
+    let (file, text) = ("race.cuh", "best.id != NO_TOKEN && best.score");
+    let replacement = "best.id != NO_TOKEN || best.score";
+    let options = Options { tsan: false, mutation: Some(Mutation { file, text, replacement }) };
+    let program = Program::build(&["rows", "sample_small", "accept"], &options).unwrap();
+    let run = Run { program: Some(&program), ..Run::SMALL };
+    let is_noticed = |seed| random_step(seed, &VOCABS[5..], 12, run).is_err();
+    assert!((5_000..5_040).any(is_noticed));
+}
+
+#[test]
 fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     let params = SamplingParams { temperature: 1.0, ..Default::default() };
     let p_value = |mutation| {
@@ -73,11 +88,11 @@ fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     assert!(p_value(None) >= ALPHA);
     let rules = [
         ("no residual", "left.is_less = true;", "left.is_less = false;"),
-        ("a wrong q", "+ log(left.q(token))", "+ 0.8 * log(left.q(token))"),
+        ("a wrong q", "+ log(q(token))", "+ 0.8 * log(q(token))"),
         (
             "the drafter's noise twice",
-            "PATH ? TARGET_LANE : DRAFT_LANE",
-            "PATH ? TARGET_LANE : TARGET_LANE",
+            "is_path ? TARGET_LANE : DRAFT_LANE",
+            "is_path ? TARGET_LANE : TARGET_LANE",
         ),
     ];
     for (name, text, replacement) in rules {

@@ -1,0 +1,81 @@
+// What the blocks of a row tell the one of them that is last, which decides. It adds their sums in order, so that
+// bits do not depend on who that is.
+#pragma once
+#include "block.cuh"
+#include "step.cuh"
+
+// The emulator's time goes by threads, so that tests ask for fewer blocks a row.
+#ifndef SAMPLE_SLICES
+#define SAMPLE_SLICES 8
+#endif
+
+constexpr uint32_t SLICES = SAMPLE_SLICES;
+
+// Tests ask for fewer, so that they do not suffice.
+#ifndef SAMPLE_PROMISING
+#define SAMPLE_PROMISING 48
+#endif
+
+// Tokens of a slice that are remembered for the race: how many are expected, whatever the weights are, and how many
+// there is room for.
+constexpr float PROMISING = SAMPLE_PROMISING;
+constexpr uint32_t MAX_PROMISING = 7 * SAMPLE_PROMISING / 3;
+
+// A token and the leading bits of its noise.
+struct Promising {
+    uint32_t id;
+    uint32_t word;
+    float weight;
+};
+
+// What became of a slice.
+struct SlicePart {
+    double total;      // of its weights
+    double raw_total;  // of its weights before edits and temperature
+    float bar;         // the noise of tokens that are not listed is more than this a weight, times 2^24
+    uint32_t num_listed;
+    Promising listed[MAX_PROMISING];
+};
+
+// Of a row. Between steps `arrivals` is 0.
+struct RowParts {
+    SlicePart slices[SLICES];
+    uint32_t arrivals;
+};
+static_assert(sizeof(RowParts) <= SAMPLE_PARTS_BYTES, "a row's place holds it");
+
+DEVICE RowParts* parts_of(const SampleParams& params, uint64_t row) {
+    uint8_t* parts = static_cast<uint8_t*>(params.parts) + row * SAMPLE_PARTS_BYTES;
+    return reinterpret_cast<RowParts*>(parts);
+}
+
+DEVICE double total_of(const RowParts& parts) {
+    double total = 0.0;
+    for (uint32_t slice = 0; slice < SLICES; slice++) {
+        total += parts.slices[slice].total;
+    }
+    return total;
+}
+
+DEVICE double raw_total_of(const RowParts& parts) {
+    double total = 0.0;
+    for (uint32_t slice = 0; slice < SLICES; slice++) {
+        total += parts.slices[slice].raw_total;
+    }
+    return total;
+}
+
+// Publishes what this block has done of the row, and tells all its threads whether it was the last one. `told` is
+// shared memory.
+DEVICE bool is_last(RowParts& parts, uint32_t* told) {
+    // The barrier puts all threads' stores before the counter that one of them moves.
+    barrier_all();
+    if (thread_index() == 0) {
+        *told = atomic_add_acq_rel(&parts.arrivals, 1) == SLICES - 1;
+        if (*told) {
+            parts.arrivals = 0;
+        }
+    }
+    barrier_all();
+    return *told;
+}
