@@ -21,10 +21,9 @@ constexpr uint32_t SLICES = SAMPLE_SLICES;
 constexpr float PROMISING = SAMPLE_PROMISING;
 constexpr uint32_t MAX_PROMISING = 7 * SAMPLE_PROMISING / 3;
 
-// A token and the leading bits of its noise.
+// A token that can win.
 struct Promising {
     uint32_t id;
-    uint32_t word;
     float weight;
 };
 
@@ -49,20 +48,22 @@ DEVICE RowParts* parts_of(const SampleParams& params, uint64_t row) {
     return reinterpret_cast<RowParts*>(parts);
 }
 
-DEVICE double total_of(const RowParts& parts) {
+// The total of one of the sums of all slices, in order.
+DEVICE double total_of(const RowParts& parts, double SlicePart::*sum) {
     double total = 0.0;
     for (uint32_t slice = 0; slice < SLICES; slice++) {
-        total += parts.slices[slice].total;
+        total += parts.slices[slice].*sum;
     }
     return total;
 }
 
-DEVICE double raw_total_of(const RowParts& parts) {
-    double total = 0.0;
-    for (uint32_t slice = 0; slice < SLICES; slice++) {
-        total += parts.slices[slice].raw_total;
+// The least noise a weight, times 2^24, of what no slice has listed.
+DEVICE float bar_of(const RowParts& parts) {
+    float bar = parts.slices[0].bar;
+    for (uint32_t slice = 1; slice < SLICES; slice++) {
+        bar = minimum(bar, parts.slices[slice].bar);
     }
-    return total;
+    return bar;
 }
 
 // Publishes what this block has done of the row, and tells all its threads whether it was the last one. `told` is

@@ -30,11 +30,11 @@ DEVICE bool is_won(const Scored& best, double bar) {
     return best.id != NO_TOKEN && best.score > log(RACE_UNIT * RACE_SLACK / bar);
 }
 
-// The winner of the listed tokens, of which `weights(idx)` may be 0; NO_TOKEN if all are. `most` is what these
-// weights add up to at most.
+// The best of the listed tokens, of which `weights(id, weight)` is what is left; NO_TOKEN if nothing is. What is left
+// adds up to `most` at most.
 template <class Weights>
-DEVICE uint32_t race_listed(const Weights& weights, double most, const Noise& noise,
-                            RowScratch& scratch) {
+DEVICE Scored race_listed(const Weights& weights, double most, const Noise& noise,
+                          RowScratch& scratch) {
     // One each is no reason to leave anybody out.
     const bool are_few = scratch.num_listed <= num_threads();
     const float infinity = -negative_infinity();
@@ -42,9 +42,9 @@ DEVICE uint32_t race_listed(const Weights& weights, double most, const Noise& no
     for (float bar = are_few ? infinity : first_bar;; bar = infinity) {
         Scored best = {negative_infinity(), NO_TOKEN};
         for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
-            const float weight = weights(idx);
+            const uint32_t id = scratch.ids[idx];
+            const float weight = weights(id, scratch.values[idx]);
             if (weight > 0.0f) {
-                const uint32_t id = scratch.ids[idx];
                 const uint32_t word = leading_words(noise, id / 4).at(id % 4);
                 if (static_cast<float>(word >> 8) <= bar * weight) {
                     best = better(best, {race_score(noise, id, word, weight), id});
@@ -53,34 +53,26 @@ DEVICE uint32_t race_listed(const Weights& weights, double most, const Noise& no
         }
         best = block_best(scratch.block, best);
         if (bar == infinity || is_won(best, static_cast<double>(bar))) {
-            return best.id;
+            return best;
         }
     }
 }
 
-// The winner of the tokens of a row if it is one of those that its slices remember, else NO_TOKEN. `weights(id,
-// weight)` is what is left of a weight: at most `weight / divisor`.
-template <class Weights>
-DEVICE uint32_t race_remembered(const Weights& weights, const RowParts& parts, double divisor,
-                                const Noise& noise, BlockScratch& scratch) {
-    Scored best = {negative_infinity(), NO_TOKEN};
-    float bar = -negative_infinity();
+// Lists what the slices of a row remember.
+DEVICE void recall(const RowParts& parts, RowScratch& scratch) {
+    uint32_t first = 0;
     for (uint32_t slice = 0; slice < SLICES; slice++) {
-        bar = minimum(bar, parts.slices[slice].bar);
-    }
-    for (uint32_t place = thread_index(); place < SLICES * MAX_PROMISING; place += num_threads()) {
-        const SlicePart& part = parts.slices[place / MAX_PROMISING];
-        if (place % MAX_PROMISING < part.num_listed) {
-            const Promising token = part.listed[place % MAX_PROMISING];
-            const float weight = weights(token.id, token.weight);
-            if (weight > 0.0f) {
-                const double score = race_score(noise, token.id, token.word, weight);
-                best = better(best, {score, token.id});
-            }
+        const SlicePart& part = parts.slices[slice];
+        for (uint32_t idx = thread_index(); idx < part.num_listed; idx += num_threads()) {
+            scratch.ids[first + idx] = part.listed[idx].id;
+            scratch.values[first + idx] = part.listed[idx].weight;
         }
+        first += part.num_listed;
     }
-    best = block_best(scratch, best);
-    return is_won(best, static_cast<double>(bar) * divisor) ? best.id : NO_TOKEN;
+    if (thread_index() == 0) {
+        scratch.num_listed = first;
+    }
+    barrier_all();
 }
 
 // The most promising of this thread's tokens below `count` that come after `last`: by `least`, then by id.

@@ -38,34 +38,26 @@ struct Own {
     Held held;
 };
 
-DEVICE Own own_distribution(const Place& place, const Task& task, const Noise& noise,
+// Of a row whose slices are done; `best` is what is likeliest of what it is sampled from.
+DEVICE Own own_distribution(const Place& place, const Task& task, const Scored& best,
                             RowScratch& scratch) {
     const StepSequence& s = *place.context.sequence;
-    const Scored best = likeliest(place.values(), place.value_best(), place.vocab, scratch);
     if (s.temperature == 0.0f || best.id == NO_TOKEN) {
         return {certainty(place, best, scratch), Held::WRITTEN};
     }
-    const float largest = static_cast<float>(best.score);
-    const Weigh weigh = weigh_of(s, largest);
-    if (task.weighs && place.is_changed) {
-        for (uint32_t slice = 0; slice < SLICES; slice++) {
-            weigh_slice(place, task, slice, largest, noise, scratch);
-        }
-        barrier_all();
-    }
-    double total = task.weighs ? total_of(*place.parts) : 0.0;
+    const double total = task.weighs ? total_of(*place.parts, &SlicePart::total) : 0.0;
     if (task.keeps_weights) {
+        recall(*place.parts, scratch);
         return {{total, NO_TOKEN, 0}, Held::REMEMBERED};
     }
-    if (truncate_listed(place, weigh, total, scratch)) {
-        return {{total, NO_TOKEN, 0}, Held::LISTED};
-    }
-    return {{truncate_all(place, weigh, scratch), NO_TOKEN, 0}, Held::WRITTEN};
+    const Weigh weigh = weigh_of(s, static_cast<float>(best.score));
+    const Truncated left = truncate(place, weigh, total, scratch);
+    return {{left.total, NO_TOKEN, 0}, left.is_listed ? Held::LISTED : Held::WRITTEN};
 }
 
 // The probability of the likeliest token before edits and temperature; 0 if there is none.
 DEVICE float confidence(const Place& place) {
-    const double total = raw_total_of(*place.parts);
+    const double total = total_of(*place.parts, &SlicePart::raw_total);
     return total >= 1.0 ? static_cast<float>(1.0 / total) : 0.0f;
 }
 
@@ -125,24 +117,17 @@ DEVICE bool keeps(const Place& place, const Own& own, const Probabilities& q, ui
 
 DEVICE uint32_t race(const Place& place, const Own& own, const Remainder& left, const Noise& noise,
                      RowScratch& scratch) {
-    if (own.held == Held::LISTED) {
-        const auto listed = [&](uint32_t idx) {
-            return left(scratch.ids[idx], scratch.values[idx]);
-        };
-        return race_listed(listed, left.is_normal() ? 1.0 : left.total, noise, scratch);
+    if (own.held != Held::WRITTEN) {
+        const Scored best = race_listed(left, left.is_normal() ? 1.0 : left.total, noise, scratch);
+        const double bar = static_cast<double>(bar_of(*place.parts));
+        if (own.held == Held::LISTED || is_won(best, left.is_normal() ? bar * left.total : bar)) {
+            return best.id;
+        }
     }
-    uint32_t token = NO_TOKEN;
-    if (own.held == Held::REMEMBERED) {
-        const double divisor = left.is_normal() ? left.total : 1.0;
-        token = race_remembered(left, *place.parts, divisor, noise, scratch.block);
-    }
-    if (token == NO_TOKEN) {
-        const auto all = [&](uint32_t id) {
-            return left(id, place.weights[id]);
-        };
-        token = race_all(all, place.vocab, noise, scratch.block);
-    }
-    return token;
+    const auto all = [&](uint32_t id) {
+        return left(id, place.weights[id]);
+    };
+    return race_all(all, place.vocab, noise, scratch.block);
 }
 
 DEVICE uint32_t draw(const Place& place, const Own& own, Remainder left, const Noise& noise,
@@ -252,12 +237,25 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     const uint32_t lane = verifies || is_path ? TARGET_LANE : DRAFT_LANE;
     const Noise noise = {p.sequences[sequence].key, place.context.position(), lane};
     if (is_shared) {
-        do_slice(place, task, slice, noise, scratch);
-        if (!is_last(*place.parts, &scratch.is_last)) {
-            return;
-        }
+        prepare_slice(place, task, slice, scratch);
     }
-    const Own own = own_distribution(place, task, noise, scratch);
+    // Not before all of its slices are edited it is known what a row's largest score is.
+    if (place.is_changed && !is_last(*place.parts, &scratch.is_last)) {
+        return;
+    }
+    const Scored best = likeliest(place.values(), place.value_best(), place.vocab, scratch);
+    if (task.weighs && best.id != NO_TOKEN) {
+        const uint32_t first = place.is_changed ? 0 : slice;
+        const uint32_t end = place.is_changed ? SLICES : slice + 1;
+        for (uint32_t each = first; each < end; each++) {
+            weigh_slice(place, task, each, static_cast<float>(best.score), noise, scratch);
+        }
+        barrier_all();
+    }
+    if (is_shared && !place.is_changed && !is_last(*place.parts, &scratch.is_last)) {
+        return;
+    }
+    const Own own = own_distribution(place, task, best, scratch);
     if (verifies) {
         choose(p, row, place, own, noise, scratch);
         return;

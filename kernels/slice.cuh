@@ -155,7 +155,7 @@ DEVICE void remember(const Place& place, const Range& range, double total, const
             if (weights[idx] > 0.0f && static_cast<float>(word >> 8) <= bar * weights[idx]) {
                 const uint32_t listed = atomic_add(&scratch.num_listed, 1);
                 if (listed < MAX_PROMISING) {
-                    part.listed[listed] = {id + idx, word, weights[idx]};
+                    part.listed[listed] = {id + idx, weights[idx]};
                 }
             }
         }
@@ -189,16 +189,13 @@ DEVICE void clear(float* weights, const Range& range) {
     }
 }
 
-// This block's part of the row. An edited row is weighed later, when it is known what its largest score is.
-DEVICE void do_slice(const Place& place, const Task& task, uint32_t slice, const Noise& noise,
-                     RowScratch& scratch) {
+// Prepares a slice: everything but the weights, for which an edited row has yet to find its largest score.
+DEVICE void prepare_slice(const Place& place, const Task& task, uint32_t slice,
+                          RowScratch& scratch) {
     const Range range = slice_of(place.vocab, slice);
-    float largest = 0.0f;
-    if (task.doubts || (task.weighs && !place.is_changed)) {
-        const Scored best = likeliest(place.logits, place.best, place.vocab, scratch);
-        largest = static_cast<float>(best.score);
-    }
     if (task.doubts) {
+        const Scored best = likeliest(place.logits, place.best, place.vocab, scratch);
+        const float largest = static_cast<float>(best.score);
         const double total = weigh_raw(place, range, largest, scratch.block);
         if (thread_index() == 0) {
             place.parts->slices[slice].raw_total = total;
@@ -206,11 +203,9 @@ DEVICE void do_slice(const Place& place, const Task& task, uint32_t slice, const
     }
     if (place.is_changed) {
         change(place, range);
-    } else if (task.weighs && largest > negative_infinity()) {
-        weigh_slice(place, task, slice, largest, noise, scratch);
+        // Counts of the edit stand where the weights will.
+        barrier_all();
     }
-    // Counts of an edit may have stood there.
-    barrier_all();
     if (task.clears) {
         clear(place.weights, range);
     }

@@ -19,7 +19,7 @@ constexpr uint32_t MAX_FED = 2;
 
 // Shared memory of a block of `sample`, and what the blocks of a row tell each other.
 constexpr uint32_t SAMPLE_SHARED_BYTES = 40960;
-constexpr uint32_t SAMPLE_PARTS_BYTES = 11264;
+constexpr uint32_t SAMPLE_PARTS_BYTES = 7680;
 
 // Some of the words that are uploaded beside the sequences.
 struct Span {

@@ -43,17 +43,11 @@ DEVICE Weigh weigh_of(const StepSequence& s, float largest) {
     return {minimum(largest, LARGEST_FLOAT), s.temperature};
 }
 
-// Scores as they are.
-struct Plain {
-    DEVICE float operator()(float score) const {
-        return score;
-    }
-};
-
 // Some values, of which those of at least `floor` are searched; without ids a value's place is its id.
 struct Candidates {
     const float* values;
     const uint32_t* ids;
+    uint32_t count;
     float floor;
 
     DEVICE uint32_t id(uint32_t idx) const {
@@ -132,11 +126,22 @@ DEVICE void append(uint32_t id, float value, bool is_kept, RowScratch& scratch) 
     }
 }
 
+// Which tokens are listed: those of at least `floor`, by score or by weight.
+struct Filter {
+    Weigh weigh;
+    bool is_of_scores;
+    float floor;
+    float tile_floor;  // a tile whose best is below has none
+
+    DEVICE float value(float score) const {
+        return is_of_scores ? score : weigh(score);
+    }
+};
+
 // Lists what is likely enough in the tiles of 32 that are marked in `likely`.
-template <class Of>
-DEVICE void list_tiles(const Place& place, uint32_t first_tile, uint32_t likely, float floor,
-                       const Of& of, RowScratch& scratch) {
-    const float* values = place.values();
+DEVICE void list_tiles(const Place& place, uint32_t first_tile, uint32_t likely,
+                       const Filter& filter, RowScratch& scratch) {
+    const float* scores = place.values();
     while (likely != 0) {
         uint32_t ids[TILES_AT_ONCE];
         Float2 pairs[TILES_AT_ONCE];
@@ -148,24 +153,22 @@ DEVICE void list_tiles(const Place& place, uint32_t first_tile, uint32_t likely,
             likely &= likely == 0 ? 0 : ~(1u << highest);
             pairs[idx] = {negative_infinity(), negative_infinity()};
             if (ids[idx] < place.vocab) {
-                pairs[idx] = *reinterpret_cast<const Float2*>(values + ids[idx]);
+                pairs[idx] = *reinterpret_cast<const Float2*>(scores + ids[idx]);
             }
         }
         UNROLL
         for (uint32_t idx = 0; idx < TILES_AT_ONCE; idx++) {
-            const float low = of(pairs[idx].x);
-            const float high = of(pairs[idx].y);
-            append(ids[idx], low, ids[idx] < place.vocab && low >= floor, scratch);
-            append(ids[idx] + 1, high, ids[idx] + 1 < place.vocab && high >= floor, scratch);
+            const float low = filter.value(pairs[idx].x);
+            const float high = filter.value(pairs[idx].y);
+            const uint32_t id = ids[idx];
+            append(id, low, id < place.vocab && low >= filter.floor, scratch);
+            append(id + 1, high, id + 1 < place.vocab && high >= filter.floor, scratch);
         }
     }
 }
 
-// Lists the tokens of which `of(score)` is at least `floor`, in no particular order; false if they are too many. A
-// tile whose best is below `tile_floor` has none.
-template <class Of>
-DEVICE bool list(const Place& place, float tile_floor, float floor, const Of& of,
-                 RowScratch& scratch) {
+// Lists tokens, in no particular order; false if they are too many.
+DEVICE bool list(const Place& place, const Filter& filter, RowScratch& scratch) {
     if (thread_index() == 0) {
         scratch.num_listed = 0;
     }
@@ -177,28 +180,47 @@ DEVICE bool list(const Place& place, float tile_floor, float floor, const Of& of
         const uint32_t tile = first + lane_index();
         bool is_likely = tile >= num_whole && tile < num_tiles;
         if (tile < num_whole) {
-            is_likely = of(best[tile].value) >= tile_floor;
+            is_likely = filter.value(best[tile].value) >= filter.tile_floor;
         }
-        list_tiles(place, first, ballot(is_likely), floor, of, scratch);
+        list_tiles(place, first, ballot(is_likely), filter, scratch);
     }
     barrier_all();
     return scratch.num_listed <= MAX_LISTED;
 }
 
-// The total of the listed weights. Of multiples of 2^-40 and of 2^-80, so that their order, which is no
-// particular one, does not matter.
-DEVICE double listed_total(RowScratch& scratch) {
+// The tokens that are worked on: those that are listed, or all, whose weights are then in their row.
+struct Pool {
+    const float* scores;
+    float* weights;
+    const uint32_t* ids;  // null for all
+    uint32_t count;
+
+    DEVICE Candidates candidates(const float* values, float floor) const {
+        return {values, ids, count, floor};
+    }
+};
+
+DEVICE Pool pool_of(const Place& place, bool is_listed, RowScratch& scratch) {
+    if (is_listed) {
+        return {scratch.values, scratch.values, scratch.ids, scratch.num_listed};
+    }
+    return {place.values(), place.weights, nullptr, place.vocab};
+}
+
+// The total of the weights. Of multiples of 2^-40 and of 2^-80, so that the order of those that are listed, which
+// is no particular one, does not matter.
+DEVICE double total_of(const Pool& pool, BlockScratch& scratch) {
     constexpr double UNIT = 1099511627776.0;
     double high = 0.0;
     double low = 0.0;
-    for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
-        const double scaled = static_cast<double>(scratch.values[idx]) * UNIT;
+    for (uint32_t idx = thread_index(); idx < pool.count; idx += num_threads()) {
+        const double scaled = static_cast<double>(pool.weights[idx]) * UNIT;
         const double whole = static_cast<double>(static_cast<uint64_t>(scaled));
         high += whole;
         low += static_cast<double>(static_cast<uint64_t>((scaled - whole) * UNIT));
     }
-    high = block_sum(scratch.block, high);
-    low = block_sum(scratch.block, low);
+    high = block_sum(scratch, high);
+    low = block_sum(scratch, low);
     return (high + low / UNIT) / UNIT;
 }
 
@@ -208,17 +230,17 @@ DEVICE float top_k_floor(uint32_t k, RowScratch& scratch) {
     if (k > num_threads() / 2) {
         return negative_infinity();
     }
-    const CountedFloats own = {{scratch.largest, nullptr, negative_infinity()}};
+    const CountedFloats own = {{scratch.largest, nullptr, num_threads(), negative_infinity()}};
     const uint32_t low = lowest_key(negative_infinity());
     const uint32_t high = highest_key(-negative_infinity());
     return ordered_float(reach(own, num_threads(), k, low, high, scratch.select).key);
 }
 
-// Where top-k cuts the scores that are at least `floor`.
-DEVICE Cut top_k(const Candidates& of, uint32_t count, uint32_t k, RowScratch& scratch) {
+// Where top-k cuts the scores.
+DEVICE Cut top_k(const Candidates& of, uint32_t k, RowScratch& scratch) {
     const uint32_t low = lowest_key(of.floor);
     const uint32_t high = highest_key(-negative_infinity());
-    return select(CountedFloats{of}, count, k, low, high, scratch.select);
+    return select(CountedFloats{of}, of.count, k, low, high, scratch.select);
 }
 
 // All tokens below it together weigh less than what top-p may leave out, so none of them is needed. The factor
@@ -228,8 +250,7 @@ DEVICE float top_p_floor(double total, double goal, uint32_t num_tokens) {
 }
 
 // Where top-p cuts weights of this total: after the shortest prefix that reaches `goal`.
-DEVICE Cut top_p(const Candidates& of, uint32_t count, double total, double goal,
-                 RowScratch& scratch) {
+DEVICE Cut top_p(const Candidates& of, double total, double goal, RowScratch& scratch) {
     // The total is below 2^(exponent + 1), so that no sum reaches 2^63.
     const uint64_t exponent = (double_bits(total) >> 52) - 1023;
     const double scale = bits_double((1023 + 61 - exponent) << 52);
@@ -238,18 +259,88 @@ DEVICE Cut top_p(const Candidates& of, uint32_t count, double total, double goal
     const uint64_t fixed = whole + (static_cast<double>(whole) < scaled ? 1 : 0);
     const uint32_t low = float_bits(of.floor);
     const uint32_t high = float_bits(1.0f);
-    return select(FixedWeights{of, scale}, count, fixed, low, high, scratch.select);
+    return select(FixedWeights{of, scale}, of.count, fixed, low, high, scratch.select);
 }
 
-// Drops listed weights that `cut` does not keep or that are below `least`; returns the new total.
-DEVICE double narrow_listed(const Cut& cut, float least, RowScratch& scratch) {
-    for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
-        const float weight = scratch.values[idx];
-        if (weight < least || !cut.keeps(float_bits(weight), scratch.ids[idx])) {
-            scratch.values[idx] = 0.0f;
+// Scores become weights; what `cut` does not keep weighs nothing.
+DEVICE void weigh_pool(const Pool& pool, const Weigh& weigh, const Cut& cut) {
+    const Candidates scores = pool.candidates(pool.scores, 0.0f);
+    for (uint32_t idx = thread_index(); idx < pool.count; idx += num_threads()) {
+        const float score = pool.scores[idx];
+        const bool is_kept = cut.keeps(ordered_key(score), scores.id(idx));
+        pool.weights[idx] = is_kept ? weigh(score) : 0.0f;
+    }
+}
+
+// Drops weights that `cut` does not keep or that are below `least`.
+DEVICE void narrow(const Pool& pool, const Cut& cut, float least) {
+    const Candidates weights = pool.candidates(pool.weights, least);
+    for (uint32_t idx = thread_index(); idx < pool.count; idx += num_threads()) {
+        const float weight = pool.weights[idx];
+        if (weight < least || !cut.keeps(float_bits(weight), weights.id(idx))) {
+            pool.weights[idx] = 0.0f;
         }
     }
-    return listed_total(scratch);
+}
+
+DEVICE bool has_top_k(const StepSequence& s, uint32_t vocab) {
+    return s.top_k > 0 && s.top_k < vocab;
+}
+
+DEVICE bool truncates(const StepSequence& s, uint32_t vocab) {
+    return has_top_k(s, vocab) || s.top_p != 1.0f || s.min_p != 0.0f;
+}
+
+// What top-p leaves out at least, or min-p without it.
+DEVICE float weight_floor(const StepSequence& s, double total, uint32_t num_tokens) {
+    const double goal = total * static_cast<double>(s.top_p);
+    return s.top_p < 1.0f ? top_p_floor(total, goal, num_tokens) : s.min_p;
+}
+
+DEVICE Filter filter_of(const Place& place, const Weigh& weigh, double total,
+                        RowScratch& scratch) {
+    const StepSequence& s = *place.context.sequence;
+    if (has_top_k(s, place.vocab)) {
+        const float floor = top_k_floor(s.top_k, scratch);
+        return {weigh, true, floor, floor};
+    }
+    const float floor = weight_floor(s, total, place.vocab);
+    return {weigh, false, floor, TILE_SLACK * floor};
+}
+
+// What truncation leaves: whether it is listed, and its total. `total` is that of all weights; only top-p without
+// top-k asks for it.
+struct Truncated {
+    bool is_listed;
+    double total;
+};
+
+DEVICE Truncated truncate(const Place& place, const Weigh& weigh, double total,
+                          RowScratch& scratch) {
+    const StepSequence& s = *place.context.sequence;
+    const Filter filter = filter_of(place, weigh, total, scratch);
+    const bool is_listed = list(place, filter, scratch);
+    const Pool pool = pool_of(place, is_listed, scratch);
+    Cut cut = KEEP_ALL;
+    uint32_t num_tokens = place.vocab;
+    if (filter.is_of_scores) {
+        num_tokens = s.top_k;
+        cut = top_k(pool.candidates(pool.scores, filter.floor), s.top_k, scratch);
+    }
+    if (filter.is_of_scores || !is_listed) {
+        weigh_pool(pool, weigh, cut);
+        total = total_of(pool, scratch.block);
+    }
+    float least = s.min_p;
+    cut = KEEP_ALL;
+    if (s.top_p < 1.0f) {
+        const float floor = weight_floor(s, total, num_tokens);
+        const double goal = total * static_cast<double>(s.top_p);
+        cut = top_p(pool.candidates(pool.weights, floor), total, goal, scratch);
+        least = maximum(least, floor);
+    }
+    narrow(pool, cut, least);
+    return {is_listed, total_of(pool, scratch.block)};
 }
 
 // The weight of a listed token, 0 of another one.
@@ -265,107 +356,4 @@ DEVICE float listed_weight(uint32_t token, RowScratch& scratch) {
     }
     barrier_all();
     return scratch.found;
-}
-
-// Lists what top-k keeps, by weight; false if too many are likely.
-DEVICE bool list_top_k(const Place& place, const Weigh& weigh, RowScratch& scratch) {
-    const uint32_t k = place.context.sequence->top_k;
-    const float floor = top_k_floor(k, scratch);
-    if (!list(place, floor, floor, Plain{}, scratch)) {
-        return false;
-    }
-    const Candidates likely = {scratch.values, scratch.ids, floor};
-    const Cut cut = top_k(likely, scratch.num_listed, k, scratch);
-    for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
-        const float score = scratch.values[idx];
-        const bool is_kept = cut.keeps(ordered_key(score), scratch.ids[idx]);
-        scratch.values[idx] = is_kept ? weigh(score) : 0.0f;
-    }
-    return true;
-}
-
-DEVICE bool has_top_k(const StepSequence& s, uint32_t vocab) {
-    return s.top_k > 0 && s.top_k < vocab;
-}
-
-DEVICE bool truncates(const StepSequence& s, uint32_t vocab) {
-    return has_top_k(s, vocab) || s.top_p != 1.0f || s.min_p != 0.0f;
-}
-
-// Lists what truncation keeps; false if too many are likely. `total` is that of all weights, for which only top-p
-// without top-k asks, and then of those that are left.
-DEVICE bool truncate_listed(const Place& place, const Weigh& weigh, double& total,
-                            RowScratch& scratch) {
-    const StepSequence& s = *place.context.sequence;
-    uint32_t num_tokens = place.vocab;
-    if (has_top_k(s, place.vocab)) {
-        if (!list_top_k(place, weigh, scratch)) {
-            return false;
-        }
-        num_tokens = s.top_k;
-        total = listed_total(scratch);
-    }
-    const double goal = total * static_cast<double>(s.top_p);
-    const bool has_top_p = s.top_p < 1.0f;
-    const float floor = has_top_p ? top_p_floor(total, goal, num_tokens) : s.min_p;
-    if (!has_top_k(s, place.vocab) && !list(place, TILE_SLACK * floor, floor, weigh, scratch)) {
-        return false;
-    }
-    Cut cut = KEEP_ALL;
-    if (has_top_p) {
-        const Candidates likely = {scratch.values, scratch.ids, floor};
-        cut = top_p(likely, scratch.num_listed, total, goal, scratch);
-    }
-    total = narrow_listed(cut, maximum(floor, s.min_p), scratch);
-    return true;
-}
-
-// Writes the weight of each token that `cut` keeps, else 0; returns their total.
-DEVICE double weigh_all(const Place& place, const Cut& cut, const Weigh& weigh,
-                        BlockScratch& scratch) {
-    const float* scores = place.values();
-    double total = 0.0;
-    for (uint32_t id = thread_index(); id < place.vocab; id += num_threads()) {
-        const bool is_kept = cut.keeps(ordered_key(scores[id]), id);
-        const float weight = is_kept ? weigh(scores[id]) : 0.0f;
-        place.weights[id] = weight;
-        total += static_cast<double>(weight);
-    }
-    return block_sum(scratch, total);
-}
-
-// Drops weights that `cut` does not keep or that are below `least`; returns the new total.
-DEVICE double narrow_all(const Place& place, const Cut& cut, float least, BlockScratch& scratch) {
-    double total = 0.0;
-    for (uint32_t id = thread_index(); id < place.vocab; id += num_threads()) {
-        float weight = place.weights[id];
-        if (weight < least || !cut.keeps(float_bits(weight), id)) {
-            weight = 0.0f;
-            place.weights[id] = weight;
-        }
-        total += static_cast<double>(weight);
-    }
-    return block_sum(scratch, total);
-}
-
-// The same in the row of weights, however many they are. Returns the total of what is left.
-DEVICE double truncate_all(const Place& place, const Weigh& weigh, RowScratch& scratch) {
-    const StepSequence& s = *place.context.sequence;
-    Cut cut = KEEP_ALL;
-    uint32_t num_tokens = place.vocab;
-    if (has_top_k(s, place.vocab)) {
-        const Candidates all = {place.values(), nullptr, negative_infinity()};
-        cut = top_k(all, place.vocab, s.top_k, scratch);
-        num_tokens = s.top_k;
-    }
-    const double total = weigh_all(place, cut, weigh, scratch.block);
-    cut = KEEP_ALL;
-    float least = s.min_p;
-    if (s.top_p < 1.0f) {
-        const double goal = total * static_cast<double>(s.top_p);
-        const float floor = top_p_floor(total, goal, num_tokens);
-        cut = top_p({place.weights, nullptr, floor}, place.vocab, total, goal, scratch);
-        least = maximum(least, floor);
-    }
-    return narrow_all(place, cut, least, scratch.block);
 }

@@ -2,5 +2,5 @@
 #define SAMPLE_THREADS 64
 #define SAMPLE_SLICES 2
 // So few that now and then more are listed than fit, and the winner is another one.
-#define SAMPLE_PROMISING 6
+#define SAMPLE_PROMISING 3
 #include "sample.cu"

@@ -33,7 +33,7 @@ pub const SAMPLE_SLICES: u32 = 8;
 pub const SAMPLE_SHARED_BYTES: u32 = 40_960;
 
 /// What the blocks of a row of `sample` tell each other.
-pub const SAMPLE_PARTS_BYTES: usize = 11_264;
+pub const SAMPLE_PARTS_BYTES: usize = 7_680;
 
 /// Logits that share one [`Best`].
 pub const BEST_TILE: usize = 64;
