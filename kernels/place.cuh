@@ -77,14 +77,20 @@ DEVICE Range slice_of(uint32_t vocab, uint32_t slice) {
     return first < vocab ? Range{first, minimum(first + each, vocab)} : Range{0, 0};
 }
 
+// Where each thread keeps the vectors that it has loaded.
+using Staging = Float4[IN_FLIGHT][MAX_THREADS];
+
 // Calls each(first id, four values), always from the same thread. What lies beyond the range is negative
-// infinity.
+// infinity. By way of shared memory, so that much is on its way though `each` is there but once: code that is run
+// for the first time is slow to come, too.
 template <class Each>
-DEVICE void each_four(const float* values, const Range& range, const Each& each) {
+DEVICE void each_four(const float* values, const Range& range, Staging& staging, const Each& each) {
     const uint32_t end = divide_up(range.end, 4u);
     const uint32_t stride = IN_FLIGHT * num_threads();
-    for (uint32_t first = range.first / 4 + thread_index(); first < end; first += stride) {
-        Float4 fours[IN_FLIGHT];
+    const uint32_t thread = thread_index();
+    NO_UNROLL
+    for (uint32_t first = range.first / 4 + thread; first < end; first += stride) {
+        Float4 fours[IN_FLIGHT] = {};
         UNROLL
         for (uint32_t idx = 0; idx < IN_FLIGHT; idx++) {
             const uint32_t four = first + idx * num_threads();
@@ -94,14 +100,19 @@ DEVICE void each_four(const float* values, const Range& range, const Each& each)
         }
         UNROLL
         for (uint32_t idx = 0; idx < IN_FLIGHT; idx++) {
+            staging[idx][thread] = fours[idx];
+        }
+        NO_UNROLL
+        for (uint32_t idx = 0; idx < IN_FLIGHT; idx++) {
             const uint32_t id = 4 * (first + idx * num_threads());
-            if (id < range.end) {
-                Float4 four = fours[idx];
-                four.y = id + 1 < range.end ? four.y : negative_infinity();
-                four.z = id + 2 < range.end ? four.z : negative_infinity();
-                four.w = id + 3 < range.end ? four.w : negative_infinity();
-                each(id, four);
+            if (id >= range.end) {
+                break;
             }
+            Float4 four = staging[idx][thread];
+            four.y = id + 1 < range.end ? four.y : negative_infinity();
+            four.z = id + 2 < range.end ? four.z : negative_infinity();
+            four.w = id + 3 < range.end ? four.w : negative_infinity();
+            each(id, four);
         }
     }
 }

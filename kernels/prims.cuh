@@ -19,6 +19,7 @@ typedef unsigned long long uintptr_t;
 #define ARCH __CUDA_ARCH__
 #define DEVICE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 
 // Opens the entry of a file; `p` is then its argument.
 #define KERNEL(name, Params, threads, blocks_per_sm)                             \

@@ -102,34 +102,34 @@ DEVICE Float4 weigh_four(const Weigh& weigh, const Float4& four) {
 
 // The total of a range's weights, which are written if they are kept.
 DEVICE double weigh_range(const Place& place, const Range& range, const Weigh& weigh,
-                          bool keeps_weights, BlockScratch& scratch) {
+                          bool keeps_weights, RowScratch& scratch) {
     double total = 0.0;
-    each_four(place.values(), range, [&](uint32_t id, const Float4& scores) {
+    each_four(place.values(), range, scratch.staging, [&](uint32_t id, const Float4& scores) {
         const Float4 weights = weigh_four(weigh, scores);
         if (keeps_weights) {
             store_four(place.weights, id, weights);
         }
         total += sum_of(weights);
     });
-    return block_sum(scratch, total);
+    return block_sum(scratch.block, total);
 }
 
 // What the logits of a range weigh as they came.
 DEVICE double weigh_raw(const Place& place, const Range& range, float largest,
-                        BlockScratch& scratch) {
+                        RowScratch& scratch) {
     double total = 0.0;
     if (place.is_changed) {
         for (uint32_t id = range.first + thread_index(); id < range.end; id += num_threads()) {
             total += static_cast<double>(exp_weight(place.logits[id] - largest));
         }
     } else {
-        each_four(place.logits, range, [&](uint32_t, const Float4& four) {
+        each_four(place.logits, range, scratch.staging, [&](uint32_t, const Float4& four) {
             const Float4 weights = {exp_weight(four.x - largest), exp_weight(four.y - largest),
                                     exp_weight(four.z - largest), exp_weight(four.w - largest)};
             total += sum_of(weights);
         });
     }
-    return block_sum(scratch, total);
+    return block_sum(scratch.block, total);
 }
 
 // Remembers the tokens of a range that can win: so little noise has hardly any other.
@@ -140,7 +140,7 @@ DEVICE void remember(const Place& place, const Range& range, double total, const
     }
     barrier_all();
     const float bar = PROMISING * 16777216.0f / static_cast<float>(total);
-    each_four(place.weights, range, [&](uint32_t id, const Float4& four) {
+    each_four(place.weights, range, scratch.staging, [&](uint32_t id, const Float4& four) {
         // As what is beyond the range weighs less than nothing.
         const float weights[4] = {four.x, four.y, four.z, four.w};
         const float most = maximum(maximum(four.x, four.y), maximum(four.z, four.w));
@@ -174,7 +174,7 @@ DEVICE void weigh_slice(const Place& place, const Task& task, uint32_t slice, fl
     const Range range = slice_of(place.vocab, slice);
     const Weigh weigh = weigh_of(*place.context.sequence, largest);
     SlicePart& part = place.parts->slices[slice];
-    const double total = weigh_range(place, range, weigh, task.keeps_weights, scratch.block);
+    const double total = weigh_range(place, range, weigh, task.keeps_weights, scratch);
     if (task.keeps_weights) {
         remember(place, range, total, noise, part, scratch);
     }
@@ -196,7 +196,7 @@ DEVICE void prepare_slice(const Place& place, const Task& task, uint32_t slice,
     if (task.doubts) {
         const Scored best = likeliest(place.logits, place.best, place.vocab, scratch);
         const float largest = static_cast<float>(best.score);
-        const double total = weigh_raw(place, range, largest, scratch.block);
+        const double total = weigh_raw(place, range, largest, scratch);
         if (thread_index() == 0) {
             place.parts->slices[slice].raw_total = total;
         }

@@ -23,8 +23,13 @@ struct RowScratch {
     uint32_t is_last;
     float found;
     uint32_t num_listed;
-    uint32_t ids[MAX_LISTED];
-    float values[MAX_LISTED];  // scores, then weights
+    union {
+        Staging staging;  // before anything is listed
+        struct {
+            uint32_t ids[MAX_LISTED];
+            float values[MAX_LISTED];  // scores, then weights
+        };
+    };
 };
 
 // A weight from a score.

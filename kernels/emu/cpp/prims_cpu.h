@@ -14,6 +14,7 @@
 #define ARCH EMU_ARCH
 #define DEVICE inline
 #define UNROLL
+#define NO_UNROLL
 
 namespace emu {
 

@@ -19,8 +19,8 @@ const TRIALS: u64 = 2_000;
 
 /// Waits that no kernel can do without: what begins with one, as it stands in a file.
 const WAITS: [(&str, &str); 15] = [
-    ("block.cuh", "    barrier_all();\n    double total"),
-    ("block.cuh", "    barrier_all();\n    best = {scratch"),
+    ("block.cuh", "    barrier_all();\n    return warp_sum"),
+    ("block.cuh", "    barrier_all();\n    // The first"),
     ("select.cuh", "        barrier_all();\n        find_bin("),
     ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
     ("truncate.cuh", "    barrier_all();\n    return scratch.num_listed"),
