@@ -22,7 +22,7 @@ constexpr float PROMISING = SAMPLE_PROMISING;
 constexpr uint32_t MAX_PROMISING = 7 * SAMPLE_PROMISING / 3;
 
 // A token that can win.
-struct Promising {
+struct alignas(8) Promising {
     uint32_t id;
     float weight;
 };

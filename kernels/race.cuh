@@ -58,19 +58,38 @@ DEVICE Scored race_listed(const Weights& weights, double most, const Noise& nois
     }
 }
 
-// Lists what the slices of a row remember.
+// Lists what the slices of a row remember. Everything is read at once.
 DEVICE void recall(const RowParts& parts, RowScratch& scratch) {
-    uint32_t first = 0;
+    uint32_t num_listed[SLICES];
+    UNROLL
     for (uint32_t slice = 0; slice < SLICES; slice++) {
-        const SlicePart& part = parts.slices[slice];
-        for (uint32_t idx = thread_index(); idx < part.num_listed; idx += num_threads()) {
-            scratch.ids[first + idx] = part.listed[idx].id;
-            scratch.values[first + idx] = part.listed[idx].weight;
+        num_listed[slice] = parts.slices[slice].num_listed;
+    }
+    for (uint32_t idx = thread_index(); idx < MAX_PROMISING; idx += num_threads()) {
+        Promising listed[SLICES] = {};
+        UNROLL
+        for (uint32_t slice = 0; slice < SLICES; slice++) {
+            if (idx < num_listed[slice]) {
+                listed[slice] = parts.slices[slice].listed[idx];
+            }
         }
-        first += part.num_listed;
+        uint32_t place = idx;
+        UNROLL
+        for (uint32_t slice = 0; slice < SLICES; slice++) {
+            if (idx < num_listed[slice]) {
+                scratch.ids[place] = listed[slice].id;
+                scratch.values[place] = listed[slice].weight;
+            }
+            place += num_listed[slice];
+        }
     }
     if (thread_index() == 0) {
-        scratch.num_listed = first;
+        uint32_t total = 0;
+        UNROLL
+        for (uint32_t slice = 0; slice < SLICES; slice++) {
+            total += num_listed[slice];
+        }
+        scratch.num_listed = total;
     }
     barrier_all();
 }

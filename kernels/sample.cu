@@ -206,6 +206,38 @@ DEVICE void choose(const SampleParams& params, uint64_t row, const Place& place,
     settle(params, row, token, is_path && token == draft);
 }
 
+// Weighs this block's slice, where that is asked for. True in the block that decides, with the likeliest of what the
+// row is sampled from.
+DEVICE bool finish_row(const Place& place, const Task& task, uint32_t slice, const Noise& noise,
+                       Scored& best, RowScratch& scratch) {
+    best = likeliest(place.logits, place.best, place.vocab, scratch);
+    uint32_t first = slice;
+    uint32_t end = slice + 1;
+    NO_UNROLL
+    for (bool is_guess = true;; is_guess = false) {
+        for (uint32_t each = first; task.weighs && best.id != NO_TOKEN && each < end; each++) {
+            weigh_slice(place, task, each, static_cast<float>(best.score), noise, scratch);
+        }
+        if (!is_guess) {
+            barrier_all();
+            return true;
+        }
+        if (task.is_shared(place) && !is_last(*place.parts, &scratch.is_last)) {
+            return false;
+        }
+        // That the largest logit is still the largest score is a guess until all slices are edited.
+        const double guess = best.score;
+        if (place.is_changed) {
+            best = likeliest(place.scores, place.score_best, place.vocab, scratch);
+        }
+        if (best.score == guess) {
+            return true;
+        }
+        first = 0;
+        end = SLICES;
+    }
+}
+
 static_assert(sizeof(RowScratch) <= SAMPLE_SHARED_BYTES, "a block's shared memory holds it");
 
 // SLICES blocks a row.
@@ -239,20 +271,8 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     if (is_shared) {
         prepare_slice(place, task, slice, scratch);
     }
-    // Not before all of its slices are edited it is known what a row's largest score is.
-    if (place.is_changed && !is_last(*place.parts, &scratch.is_last)) {
-        return;
-    }
-    const Scored best = likeliest(place.values(), place.value_best(), place.vocab, scratch);
-    if (task.weighs && best.id != NO_TOKEN) {
-        const uint32_t first = place.is_changed ? 0 : slice;
-        const uint32_t end = place.is_changed ? SLICES : slice + 1;
-        for (uint32_t each = first; each < end; each++) {
-            weigh_slice(place, task, each, static_cast<float>(best.score), noise, scratch);
-        }
-        barrier_all();
-    }
-    if (is_shared && !place.is_changed && !is_last(*place.parts, &scratch.is_last)) {
+    Scored best;
+    if (!finish_row(place, task, slice, noise, best, scratch)) {
         return;
     }
     const Own own = own_distribution(place, task, best, scratch);

@@ -85,6 +85,7 @@ DEVICE void find_bests(const Place& place, const Range& range) {
     }
 }
 
+// The weights are not there yet: their row is where an edit counts.
 DEVICE void change(const Place& place, const Range& range) {
     copy_logits(place, range);
     edit(place.context, place.scores, reinterpret_cast<uint32_t*>(place.weights), range);
@@ -189,7 +190,7 @@ DEVICE void clear(float* weights, const Range& range) {
     }
 }
 
-// Prepares a slice: everything but the weights, for which an edited row has yet to find its largest score.
+// Everything of a slice but its weights.
 DEVICE void prepare_slice(const Place& place, const Task& task, uint32_t slice,
                           RowScratch& scratch) {
     const Range range = slice_of(place.vocab, slice);
@@ -203,8 +204,6 @@ DEVICE void prepare_slice(const Place& place, const Task& task, uint32_t slice,
     }
     if (place.is_changed) {
         change(place, range);
-        // Counts of the edit stand where the weights will.
-        barrier_all();
     }
     if (task.clears) {
         clear(place.weights, range);

@@ -6,8 +6,17 @@
 #include "place.cuh"
 #include "select.cuh"
 
+// Tests ask for fewer, so that they do not suffice.
+#ifndef SAMPLE_LISTED
+#define SAMPLE_LISTED 4096
+#endif
+
 // Tokens that are listed at most.
-constexpr uint32_t MAX_LISTED = 4096;
+constexpr uint32_t MAX_LISTED = SAMPLE_LISTED;
+static_assert(SLICES * MAX_PROMISING <= MAX_LISTED, "what slices remember is listed");
+
+// Bests that a thread reads at once.
+constexpr uint32_t BESTS_AT_ONCE = 8;
 
 // Tiles that a warp reads at once.
 constexpr uint32_t TILES_AT_ONCE = 4;
@@ -91,18 +100,39 @@ struct FixedWeights {
     }
 };
 
+// The likeliest of this thread's tiles.
+DEVICE Scored likeliest_tile(const Best* best, uint32_t num_tiles) {
+    float value = negative_infinity();
+    uint32_t id = NO_TOKEN;
+    const uint32_t stride = BESTS_AT_ONCE * num_threads();
+    for (uint32_t first = thread_index(); first < num_tiles; first += stride) {
+        Float2 found[BESTS_AT_ONCE];
+        UNROLL
+        for (uint32_t idx = 0; idx < BESTS_AT_ONCE; idx++) {
+            const uint32_t tile = first + idx * num_threads();
+            found[idx] = {negative_infinity(), 0.0f};
+            if (tile < num_tiles) {
+                found[idx] = reinterpret_cast<const Float2*>(best)[tile];
+            }
+        }
+        // Later tiles hold later tokens.
+        UNROLL
+        for (uint32_t idx = 0; idx < BESTS_AT_ONCE; idx++) {
+            if (found[idx].x > value) {
+                value = found[idx].x;
+                id = float_bits(found[idx].y);
+            }
+        }
+    }
+    return {value, id};
+}
+
 // The likeliest token, NO_TOKEN if there are none but NaN and negative infinity; leaves each thread's largest
 // score behind. Of a tile that is only partly of the vocabulary what is held to be its best does not count.
 DEVICE Scored likeliest(const float* scores, const Best* best, uint32_t vocab,
                         RowScratch& scratch) {
     const uint32_t num_tiles = vocab / BEST_TILE;
-    Scored own = {negative_infinity(), NO_TOKEN};
-    for (uint32_t tile = thread_index(); tile < num_tiles; tile += num_threads()) {
-        const Best found = best[tile];
-        if (found.value > negative_infinity()) {
-            own = better(own, {found.value, found.index});
-        }
-    }
+    Scored own = likeliest_tile(best, num_tiles);
     const uint32_t first = num_tiles * BEST_TILE;
     for (uint32_t id = first + thread_index(); id < vocab; id += num_threads()) {
         if (scores[id] > negative_infinity()) {
