@@ -1,6 +1,6 @@
 // What a speculative step is told about its sequences, what its kernels tell each other, and what it
 // answers. The host has the same structs, field by field: the executor's `step_params.rs`.
-// Nothing of it outlives the step but the caches: the host uploads everything anew.
+// The host uploads it anew, or has the next step go on from where `accept` has left it.
 #pragma once
 #include "types.cuh"
 
@@ -16,6 +16,9 @@ constexpr uint32_t INDEPENDENT = 1;  // with different noise: drafts are kept by
 
 // Known tokens that the drafter can catch up with in a step.
 constexpr uint32_t MAX_FED = 2;
+
+// Answers that the host can read while later steps run.
+constexpr uint32_t ANSWERS = 2;
 
 // Shared memory of a block of `sample`, and what the blocks of a row tell each other.
 constexpr uint32_t SAMPLE_SHARED_BYTES = 40960;
@@ -59,8 +62,10 @@ struct StepSequence {
     // `count` + 1 indices of words: entry i is the tokens from the i-th index to the next.
     Span bad_words;
     Span end_tokens;  // what min_tokens bans
+    uint32_t max_len;  // tokens it has when it ends, at most
+    uint32_t unused;
 };
-static_assert(sizeof(StepSequence) == 112, "as on the host");
+static_assert(sizeof(StepSequence) == 120, "as on the host");
 
 // How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the
 // host where drafts are given.
@@ -141,16 +146,19 @@ struct SampleParams {
 static_assert(sizeof(SampleParams) == 120, "as on the host");
 
 struct AcceptParams {
-    const StepSequence* sequences;
+    StepSequence* sequences;
     const Drafting* drafting;
     const uint32_t* drafts;   // [sequence][max_drafts]
     const Choice* choices;    // [sequence][max_drafts + 1]
-    const uint32_t* step;     // the number that the host gave this step
-    StepResult* results;      // [sequence]
-    uint32_t* tokens;         // [sequence][max_drafts + 1]
-    uint32_t* done;           // set to the step's number when everything above is written
+    uint32_t* step;           // this step's number; left one higher
+    // [ANSWERS], the step's number says which: StepResult [sequence], then
+    uint8_t* answers;
+    uint32_t answer_bytes;
+    uint32_t tokens_offset;   // u32 [sequence][max_drafts + 1], then
+    uint32_t done_offset;     // u32, set to the step's number when everything else is written
     uint32_t num_sequences;
     uint32_t max_drafts;
+    uint32_t unused;
 };
 static_assert(sizeof(AcceptParams) == 72, "as on the host");
 

@@ -2,7 +2,7 @@
 //! Nth step, error:N has it fail.
 
 use crate::triton::{Error, Result};
-use spec_core::batch::{Entry, Executor, Outcome};
+use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
 
@@ -26,6 +26,14 @@ impl Executor for Faulty {
 
     fn forget(&mut self, id: SequenceId) {
         self.inner.forget(id);
+    }
+
+    fn reach(&self) -> usize {
+        self.inner.reach()
+    }
+
+    fn timing(&self) -> Timing {
+        self.inner.timing()
     }
 }
 

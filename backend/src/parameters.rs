@@ -67,6 +67,8 @@ pub struct Settings {
     pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
     pub prefill: ManyRows,
+    /// Whether a GPU begins the next step before the host has seen what the last one brought.
+    pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
     pub exclude_prompt: bool,
     /// Tokens to generate, where a request does not say; `None` leaves it to the profile.
@@ -121,6 +123,7 @@ impl Default for Settings {
             max_num_tokens: None,
             draft_gpu: None,
             prefill: ManyRows::default(),
+            launch_ahead: true,
             exclude_prompt: true,
             default_max_tokens: None,
             sampling: SamplingDefaults::default(),

@@ -5,6 +5,7 @@ use crate::Result;
 use crate::pages::PageId;
 use crate::sampling::Sampler;
 use crate::sequence::SequenceId;
+use std::time::Instant;
 
 /// One sequence's part in a step. The executor computes the rows `computed .. computed + chunk` of
 /// the known tokens; when they reach the last known token it also drafts, verifies and samples.
@@ -16,6 +17,8 @@ pub struct Entry<'a> {
     pub tokens: &'a [u32],
     /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
+    /// Tokens that it has when it ends, at most.
+    pub max_len: usize,
     /// Positions whose target KV is valid.
     pub computed: usize,
     /// Known tokens to run through the target now, at least 1.
@@ -31,7 +34,8 @@ pub struct Entry<'a> {
     pub given: &'a [u32],
     /// A drafter goes on only while it holds its draft so far to be at least this likely; 0 is always.
     pub min_confidence: f32,
-    /// The sequence's pages, in order, enough for `computed + chunk` positions and the drafts.
+    /// The sequence's pages, in order, enough for `computed + chunk` positions and the drafts; and, where there are
+    /// pages to spare, for as many positions more as the executor [reaches](Executor::reach).
     pub pages: &'a [PageId],
     /// How to turn logits into tokens.
     pub sampler: &'a Sampler,
@@ -60,7 +64,8 @@ pub struct Emitted {
 pub struct Outcome {
     /// New tokens: the accepted drafts, then one of the target's own. Empty while prefilling.
     pub tokens: Vec<Emitted>,
-    /// Draft tokens that were verified.
+    /// Draft tokens that were verified: as many as were asked for at most, or, if the step began before it was asked
+    /// for, as in the step before.
     pub drafted: usize,
     /// How many of them were accepted.
     pub accepted: usize,
@@ -70,6 +75,18 @@ pub struct Outcome {
     pub draft_computed: usize,
 }
 
+/// How the time that a step takes is measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Timing {
+    /// As long as the call.
+    #[default]
+    Call,
+    /// Its work began before it was asked for, then.
+    Since(Instant),
+    /// With preparations that no other step like it needs: it says nothing about what steps cost.
+    Unlike,
+}
+
 /// Runs whole speculative steps on a device.
 pub trait Executor: Send {
     /// Draft, verify and accept for every entry; one outcome an entry, in order.
@@ -77,6 +94,17 @@ pub trait Executor: Send {
 
     /// The sequence has left or lost its pages: drop whatever is remembered about it.
     fn forget(&mut self, id: SequenceId);
+
+    /// Positions beyond a step's own that an executor writes to when it begins the next step before it has told of
+    /// this one. What it writes there is behind whatever is valid.
+    fn reach(&self) -> usize {
+        0
+    }
+
+    /// How long the last step took.
+    fn timing(&self) -> Timing {
+        Timing::Call
+    }
 }
 
 /// Consecutive rows of one sequence in a forward pass.

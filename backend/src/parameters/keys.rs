@@ -130,6 +130,13 @@ pub(crate) static KEYS: &[Key] = &[
          cuBLASLt, where a text may depend on how its prompt was cut into chunks",
     ),
     key(
+        "launch_ahead",
+        "boolean",
+        "`true`",
+        |s, v| write(&mut s.launch_ahead, boolean(v)),
+        "on a GPU, begin the next step before the host has seen what the last one brought",
+    ),
+    key(
         "exclude_input_in_output",
         "boolean",
         "`true`",

@@ -39,6 +39,7 @@ fn every_setting_is_read() {
         ("default_max_tokens", "32"),
         ("draft_gpu", "1"),
         ("prefill", "cublaslt"),
+        ("launch_ahead", "false"),
         ("default_temperature", "0.5"),
         ("default_top_k", "4"),
         ("default_top_p", "0.5"),
@@ -70,6 +71,7 @@ fn every_setting_is_read() {
         max_num_tokens: Some(512),
         draft_gpu: Some(1),
         prefill: ManyRows::CublasLt,
+        launch_ahead: false,
         exclude_prompt: false,
         default_max_tokens: Some(32),
         sampling: SamplingDefaults {

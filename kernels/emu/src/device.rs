@@ -4,9 +4,11 @@ use crate::arena::Arena;
 use crate::machine::{self, Schedule};
 use crate::product;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, Shared,
 };
 use spec_core::{Error, Result};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Address space of a device; what is not used takes no memory.
@@ -15,7 +17,19 @@ const MEMORY_BYTES: usize = 16 << 30;
 /// Blocks in flight: no kernel of the executor waits for a block that has not begun.
 const MAX_RESIDENT: u32 = 8;
 
-/// A GPU that is emulated. Work waits until somebody looks at memory, so that launches which may overlap do.
+/// Work that was issued.
+enum Work {
+    Launch(Launch),
+    /// Its source is read when its turn comes, as the copy engine of a GPU does.
+    Copy {
+        to: Address,
+        from: Address,
+        bytes: usize,
+    },
+}
+
+/// A GPU that is emulated. Work waits until somebody looks at memory, so that launches which may overlap do, and no
+/// longer work than is looked for is done: who reads what is not there yet finds what was there before.
 pub struct Emulator {
     arena: Arena,
     used: usize,
@@ -24,7 +38,11 @@ pub struct Emulator {
     /// Names of the loaded variants.
     kernels: Vec<String>,
     graphs: Vec<Vec<Launch>>,
-    queue: Vec<Launch>,
+    queue: VecDeque<Work>,
+    /// Work done since the beginning.
+    num_done: u64,
+    /// Work ahead of each mark.
+    marks: Vec<u64>,
 }
 
 impl Emulator {
@@ -38,14 +56,46 @@ impl Emulator {
             schedule,
             kernels: Vec::new(),
             graphs: Vec::new(),
-            queue: Vec::new(),
+            queue: VecDeque::new(),
+            num_done: 0,
+            marks: Vec::new(),
         }
+    }
+
+    /// Work issued since the beginning.
+    fn num_issued(&self) -> u64 {
+        self.num_done + self.queue.len() as u64
     }
 
     /// Runs what is waiting.
     fn drain(&mut self) -> Result<()> {
-        let queue = std::mem::take(&mut self.queue);
-        let launches: Vec<_> = queue
+        self.drain_to(self.num_issued())
+    }
+
+    /// Runs the first `end` pieces of work ever issued.
+    fn drain_to(&mut self, end: u64) -> Result<()> {
+        let mut launches = Vec::new();
+        while self.num_done < end {
+            let Some(work) = self.queue.pop_front() else { break };
+            self.num_done += 1;
+            match work {
+                Work::Launch(launch) => launches.push(launch),
+                Work::Copy { to, from, bytes } => {
+                    self.run(&std::mem::take(&mut launches))?;
+                    let mut copied = vec![0; bytes];
+                    self.arena.read(from, &mut copied);
+                    self.arena.write(to, &copied);
+                }
+            }
+        }
+        self.run(&launches)
+    }
+
+    fn run(&mut self, launches: &[Launch]) -> Result<()> {
+        if launches.is_empty() {
+            return Ok(());
+        }
+        let launches: Vec<_> = launches
             .iter()
             .map(|launch| machine::Launch {
                 variant: &self.kernels[launch.kernel.0 as usize],
@@ -91,6 +141,13 @@ impl Device for Emulator {
         Ok(())
     }
 
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        let (from, bytes) = (shared.device + from.start as Address, from.len());
+        self.queue.push_back(Work::Copy { to, from, bytes });
+        Ok(())
+    }
+
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
         self.drain()?;
         self.arena.read(from, out);
@@ -100,19 +157,13 @@ impl Device for Emulator {
     /// The code itself is not looked at: the emulator has the kernel of this name already, with the shape of its
     /// matrix as a parameter.
     fn load(&mut self, variant: &str, _: &str, _: &[u8], _: u32) -> Result<Kernel> {
-        let name = variant.split(".SHAPE_").next().unwrap_or(variant);
-        let older = format!("{name}@sm_80");
-        let is_old = self.description.capability < (9, 0) && machine::has_variant(&older);
-        let name = if is_old { older } else { name.to_string() };
-        if !machine::has_variant(&name) {
-            return Err(Error::Device(format!("the emulator was built without {name}")));
-        }
-        self.kernels.push(name);
+        let name = machine::variant_for(variant, self.description.capability);
+        self.kernels.push(name.map_err(Error::Device)?);
         Ok(Kernel(self.kernels.len() as u32 - 1))
     }
 
     fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.queue.push(launch.clone());
+        self.queue.push_back(Work::Launch(launch.clone()));
         Ok(())
     }
 
@@ -132,8 +183,22 @@ impl Device for Emulator {
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
-        self.queue.extend_from_slice(&self.graphs[graph.0 as usize]);
+        self.queue.extend(self.graphs[graph.0 as usize].iter().cloned().map(Work::Launch));
         Ok(())
+    }
+
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.marks.push(0);
+        Ok(Mark(self.marks.len() as u32 - 1))
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.marks[mark.0 as usize] = self.num_issued();
+        Ok(())
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.drain_to(self.marks[mark.0 as usize])
     }
 
     fn wait(&mut self) -> Result<()> {

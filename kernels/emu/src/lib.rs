@@ -11,5 +11,5 @@ mod variants;
 
 pub use arena::Arena;
 pub use device::Emulator;
-pub use machine::{Landing, Launch, Schedule, has_variant, launch, run};
+pub use machine::{Landing, Launch, Schedule, has_variant, launch, run, variant_for};
 pub use program::{Mutation, Options, Program};

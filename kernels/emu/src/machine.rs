@@ -119,3 +119,17 @@ pub fn run(launches: &[Launch], schedule: &Schedule) -> Result<(), String> {
 pub fn has_variant(name: &str) -> bool {
     ffi::has_variant(name)
 }
+
+/// What runs for a kernel variant of an engine on a GPU of this compute capability: the shape of its matrix is a
+/// parameter here, and older GPUs may have code of their own.
+pub fn variant_for(variant: &str, capability: (u32, u32)) -> Result<String, String> {
+    let name = variant.split(".SHAPE_").next().unwrap_or(variant);
+    let older = format!("{name}@sm_80");
+    let is_old = capability < (9, 0) && has_variant(&older);
+    let name = if is_old { older } else { name.to_string() };
+    if has_variant(&name) {
+        Ok(name)
+    } else {
+        Err(format!("the emulator was built without {name}"))
+    }
+}

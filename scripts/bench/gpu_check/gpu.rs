@@ -4,9 +4,11 @@
 use spec_core::Result;
 use spec_core::exec::cuda::Driver;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, Shared,
 };
 use spec_emu::{Emulator, Schedule};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -108,14 +110,40 @@ pub(crate) struct Watched {
     inner: Arc<Mutex<Box<dyn Device>>>,
     description: Description,
     watch: Watch,
-    replayed: Option<Instant>,
+    /// When the graphs were issued that have not ended yet.
+    replayed: VecDeque<Instant>,
+    num_ended: usize,
+    /// When the last of those ended.
+    ended_at: Instant,
+    /// Graphs ahead of each mark.
+    marks: Vec<usize>,
 }
 
 impl Watched {
     fn new(inner: Box<dyn Device>) -> Self {
         let description = inner.describe().clone();
         let inner = Arc::new(Mutex::new(inner));
-        Self { inner, description, watch: Watch::default(), replayed: None }
+        Self {
+            inner,
+            description,
+            watch: Watch::default(),
+            replayed: VecDeque::new(),
+            num_ended: 0,
+            ended_at: Instant::now(),
+            marks: Vec::new(),
+        }
+    }
+
+    /// The first `count` graphs have ended. One that was issued before another ended began when that one did.
+    fn ended(&mut self, count: usize) {
+        let Some(started) = self.replayed.front().copied() else { return };
+        let num_new = count.saturating_sub(self.num_ended);
+        if num_new > 0 {
+            self.watch.seen().graphs.push(started.max(self.ended_at).elapsed());
+        }
+        self.replayed.drain(..num_new);
+        self.num_ended += num_new;
+        self.ended_at = Instant::now();
     }
 
     /// What it sees.
@@ -149,6 +177,10 @@ impl Device for Watched {
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
         self.inner().write(to, bytes)
+    }
+
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        self.inner().write_shared(to, shared, from)
     }
 
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
@@ -187,15 +219,29 @@ impl Device for Watched {
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
-        self.replayed.get_or_insert_with(Instant::now);
+        self.replayed.push_back(Instant::now());
         self.inner().replay(graph)
+    }
+
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.marks.push(0);
+        self.inner().new_mark()
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.marks[mark.0 as usize] = self.num_ended + self.replayed.len();
+        self.inner().put_mark(mark)
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.inner().wait_for(mark)?;
+        self.ended(self.marks[mark.0 as usize]);
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<()> {
         self.inner().wait()?;
-        if let Some(start) = self.replayed.take() {
-            self.watch.seen().graphs.push(start.elapsed());
-        }
+        self.ended(self.num_ended + self.replayed.len());
         Ok(())
     }
 }

@@ -161,13 +161,15 @@ impl Bench<'_> {
     ) -> Result<Value, Box<dyn Error>> {
         let Run { batch, draft_len, plan } = *run;
         let (wall, gpu) = (times.wall.median(), times.gpu.median());
+        // Of a step that began ahead the host's part may lie before it is asked for.
+        let gap = (wall - gpu).max(0.0);
         let per_step = times.tokens as f64 / plan.steps as f64;
         let bytes = self.bytes(run) as f64;
         let mut entry = json!({
             "model": self.target.name(), "drafter": self.draft.map(Model::name),
             "batch": batch, "draft_len": draft_len, "context": plan.context,
             "step": times.wall.json(), "gpu": times.gpu.json(),
-            "host_gap_us": rounded(wall - gpu), "tokens_per_step": rounded(per_step),
+            "host_gap_us": rounded(gap), "tokens_per_step": rounded(per_step),
             "tokens_per_s": rounded(per_step / wall * 1e6), "gb": rounded(bytes / 1e9),
             "share_of_copy": self.ceilings.map(|ceilings| rounded(bytes / wall / ceilings.copy)),
         });
@@ -180,7 +182,7 @@ impl Bench<'_> {
         let one = *one_row.get_or_insert(layers.of_target);
         entry["parts_us"] = layers.parts;
         if !self.machine.is_emulated() {
-            entry["goals"] = self.goals(run, wall, wall - gpu, layers.of_target / one);
+            entry["goals"] = self.goals(run, wall, gap, layers.of_target / one);
         }
         Ok(entry)
     }

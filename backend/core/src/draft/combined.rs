@@ -89,6 +89,7 @@ mod tests {
             id: 7,
             tokens,
             prompt_len: 1,
+            max_len: 64,
             computed: tokens.len() - 1,
             chunk: 1,
             draft_computed,

@@ -158,6 +158,7 @@ mod tests {
             id,
             tokens,
             prompt_len: 1,
+            max_len: 64,
             computed: tokens.len() - 1,
             chunk: 1,
             draft_computed: tokens.len() - 1,

@@ -16,7 +16,7 @@ pub use text::{TextChunk, TextStream};
 use placement::Placement;
 
 use crate::adapt::{DraftPolicy, Tuner};
-use crate::batch::Executor;
+use crate::batch::{Executor, Timing};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
 use crate::exec::cuda;
@@ -66,6 +66,8 @@ pub struct Options {
     pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
     pub many_rows: ManyRows,
+    /// Whether a GPU begins the next step before the host has seen what the last one brought.
+    pub launch_ahead: bool,
 }
 
 impl Default for Options {
@@ -85,6 +87,7 @@ impl Default for Options {
             gpu: 0,
             draft_gpu: None,
             many_rows: ManyRows::default(),
+            launch_ahead: true,
         }
     }
 }
@@ -172,6 +175,7 @@ impl Runtime {
             admission: options.admission,
             reuse: options.kv_reuse,
             drafter_caches: draft.is_some(),
+            reach: executor.reach(),
         };
         let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
         let tuner =
@@ -263,10 +267,17 @@ impl Runtime {
         }
         let start = Instant::now();
         let outcomes = self.executor.step(&self.scheduler.entries(&schedule));
-        let ms = start.elapsed().as_secs_f64() * 1e3;
+        let start = match self.executor.timing() {
+            Timing::Call => Some(start),
+            Timing::Since(began) => Some(began),
+            Timing::Unlike => None,
+        };
         let (events, failure) = match outcomes {
             Ok(outcomes) => {
-                self.scheduler.observe(&schedule, &outcomes, ms);
+                if let Some(start) = start {
+                    let ms = start.elapsed().as_secs_f64() * 1e3;
+                    self.scheduler.observe(&schedule, &outcomes, ms);
+                }
                 (self.scheduler.commit(&schedule, outcomes), None)
             }
             Err(error) => (self.scheduler.fail(&schedule), Some(error)),

@@ -43,6 +43,7 @@ pub(super) struct Placement<'a> {
     isa: Isa,
     pool: Arc<Pool>,
     many_rows: ManyRows,
+    launch_ahead: bool,
 }
 
 impl<'a> Placement<'a> {
@@ -82,6 +83,7 @@ impl<'a> Placement<'a> {
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Arc::new(Pool::new(threads)),
             many_rows: options.many_rows,
+            launch_ahead: options.launch_ahead,
         })
     }
 
@@ -147,7 +149,8 @@ impl<'a> Placement<'a> {
             // Drafts from elsewhere come through the host.
             Some(_) => return None,
         };
-        Some(cuda::OnGpu { gpu: gpu.clone(), target: Arc::clone(target), lookup, draft })
+        let (gpu, target) = (gpu.clone(), Arc::clone(target));
+        Some(cuda::OnGpu { gpu, target, lookup, draft, launch_ahead: self.launch_ahead })
     }
 
     fn load(&self, idx: usize, num_pages: usize) -> Result<Loaded> {

@@ -39,6 +39,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         admission: AdmissionPolicy::MaxUtilization,
         reuse: true,
         drafter_caches: true,
+        reach: 0,
     };
     let fails = Arc::new(AtomicBool::new(false));
     let runtime = Runtime {

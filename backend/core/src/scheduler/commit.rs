@@ -1,10 +1,9 @@
 //! How a step ends: its tokens taken in, or its sequences given up; and how a sequence ends or loses
 //! its pages between steps.
 
-use super::{Event, Key, Part, Schedule, Scheduler};
+use super::{Event, Key, Part, Schedule, Scheduler, reach};
 use crate::adapt::Step;
 use crate::batch::Outcome;
-use crate::pages::pages_for;
 use crate::sequence::{FinishReason, Sequence, SequenceId};
 
 impl Scheduler {
@@ -37,22 +36,31 @@ impl Scheduler {
 
     fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
-        assert!(outcome.drafted <= part.draft_len, "more drafts verified than asked for");
+        // A step that began before it was asked for has drafted as the step before.
+        let most = if self.config.reach > 0 { self.config.max_draft_len } else { part.draft_len };
+        assert!(outcome.drafted <= part.draft_len.max(most), "more drafts verified than asked for");
         if !part.given {
             self.tuner.record(part.id, outcome.drafted, outcome.accepted);
         }
         let max_seq_len = self.config.max_seq_len;
         let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
-        // What the next plain step needs stays: the pages of rejected rows go back.
-        let held = sequence.pages.len();
-        self.pool.trim(&mut sequence.pages, pages_for(sequence.tokens.len()));
-        sequence.counters.new_pages -= (held - sequence.pages.len()) as u64;
-        let finished = match sequence.finish {
+        let finish = sequence.finish;
+        self.give_back(part.key);
+        let finished = match finish {
             Some(reason) => self.finish(part.id, reason).map(Box::new),
             None => None,
         };
         self.keep_computed(part.key);
         (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
+    }
+
+    /// What the next plain step needs stays, and what is within reach: the pages of rejected rows go back.
+    fn give_back(&mut self, key: Key) {
+        let Some(sequence) = self.running.get(&key) else { return };
+        let num_pages = self.num_kept_pages(sequence);
+        if let Some(sequence) = self.running.get_mut(&key) {
+            reach::trim(&mut self.pool, sequence, num_pages);
+        }
     }
 
     /// Ends the sequences of a step that failed, in place of `commit`: what it left in their pages is

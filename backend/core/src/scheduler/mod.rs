@@ -4,6 +4,7 @@
 
 mod commit;
 mod plan;
+mod reach;
 mod reuse;
 mod usage;
 
@@ -55,6 +56,9 @@ pub struct SchedulerConfig {
     pub reuse: bool,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
+    /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
+    /// [`Executor::reach`](crate::batch::Executor::reach).
+    pub reach: usize,
 }
 
 /// Place in the order of service: priority, then arrival.
@@ -212,6 +216,7 @@ impl Scheduler {
                 id: part.id,
                 tokens: &sequence.tokens,
                 prompt_len: sequence.prompt_len,
+                max_len: sequence.max_len(),
                 computed: sequence.computed,
                 chunk: part.chunk,
                 draft_computed: sequence.draft_computed,

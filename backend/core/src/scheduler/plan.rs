@@ -65,6 +65,7 @@ impl Scheduler {
         self.lend_pages(&mut plan);
         self.plan_prefills(&mut plan);
         self.admit(&mut plan);
+        self.lend_reach(&plan.parts);
         (plan.parts, plan.started)
     }
 
@@ -120,6 +121,9 @@ impl Scheduler {
     /// Lends every decoding sequence the pages of its row and its drafts.
     fn lend_pages(&mut self, plan: &mut Plan) {
         while self.missing_pages(plan) > self.pool.free_pages() {
+            if self.take_back_reach(&plan.parts) {
+                continue;
+            }
             let drafts = (0..plan.parts.len()).rev().find(|&idx| {
                 let part = &plan.parts[idx];
                 self.page_need(part, part.draft_len) > self.page_need(part, 0)
@@ -186,6 +190,9 @@ impl Scheduler {
         }
         let room = |free_pages: usize| (held + free_pages) * PAGE_TOKENS - computed;
         while room(self.pool.free_pages()) == 0 {
+            if self.take_back_reach(&plan.parts) {
+                continue;
+            }
             if self.running.last_key_value().is_none_or(|(&last, _)| last == key) {
                 return;
             }
@@ -209,7 +216,9 @@ impl Scheduler {
         while plan.rows_left > 0 && !plan.preempted {
             let Some(next) = self.waiting.first_entry() else { return };
             let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
-            if !self.admits(&self.waiting[&key]) || (speculates && plan.draft_rows_left == 0) {
+            let fits = self.admits(&self.waiting[&key])
+                || (self.take_back_reach(&plan.parts) && self.admits(&self.waiting[&key]));
+            if !fits || (speculates && plan.draft_rows_left == 0) {
                 return;
             }
             if let Some(mut sequence) = self.leave_queue(key) {

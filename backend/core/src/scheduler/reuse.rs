@@ -6,8 +6,8 @@
 //! while it runs. (To take the others and have the drafter catch up would write to shared pages, and
 //! leave the sequence without good drafts until it has caught up.)
 
-use super::{Key, Scheduler};
-use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey};
+use super::{Key, Scheduler, reach};
+use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
 use crate::sequence::Sequence;
 
 /// A page of running sequences that is to make way for a better one, at this place in their tables.
@@ -68,6 +68,7 @@ impl Scheduler {
 
     /// Takes a sequence's pages away, and keeps what is computed of the full ones.
     pub(super) fn release(&mut self, sequence: &mut Sequence) {
+        reach::trim(&mut self.pool, sequence, pages_for(sequence.tokens.len()));
         self.keep(sequence, sequence.computed);
         self.pool.trim(&mut sequence.pages, 0);
         sequence.kept_pages = 0;

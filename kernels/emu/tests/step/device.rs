@@ -4,8 +4,9 @@
 use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
+use spec_core::batch::Entry;
 use spec_core::exec::cuda::plain::{Plain, bytes_of, bytes_of_mut};
-use spec_core::exec::cuda::step_input::StepInput;
+use spec_core::exec::cuda::step_input::{Planned, StepInput};
 use spec_core::exec::cuda::step_params::*;
 use spec_emu::{Arena, Launch, Program, Schedule};
 
@@ -83,9 +84,23 @@ struct Device<'a> {
     draft_distributions: u64,
     choices: u64,
     parts: u64,
-    results: u64,
-    tokens: u64,
-    done: u64,
+    answers: u64,
+    answer: AnswerLayout,
+}
+
+/// Where the parts of an answer stand in it.
+struct AnswerLayout {
+    bytes: usize,
+    tokens: usize,
+    done: usize,
+}
+
+impl AnswerLayout {
+    fn of(places: usize, num_drafts: usize) -> Self {
+        let tokens = places * size_of::<StepResult>();
+        let done = tokens + 4 * (places + num_drafts);
+        Self { bytes: done + 4, tokens, done }
+    }
 }
 
 impl<'a> Device<'a> {
@@ -93,6 +108,7 @@ impl<'a> Device<'a> {
         let arena = Arena::new(1 << 30);
         let places = input.sequences.len();
         let num_drafts = places * world.max_drafts;
+        let answer = AnswerLayout::of(places, num_drafts);
         Self {
             world,
             run,
@@ -105,9 +121,8 @@ impl<'a> Device<'a> {
             draft_distributions: arena.put(bytes_of(&given.distributions)),
             choices: arena.alloc((places + num_drafts) * size_of::<Choice>()),
             parts: arena.put(&vec![0; (places + num_drafts) * SAMPLE_PARTS_BYTES]),
-            results: arena.alloc(places * size_of::<StepResult>()),
-            tokens: arena.alloc(4 * (places + num_drafts)),
-            done: arena.put(bytes_of(&[0u32])),
+            answers: arena.alloc(ANSWERS * answer.bytes),
+            answer,
             arena,
         }
     }
@@ -262,11 +277,13 @@ impl<'a> Device<'a> {
             drafts: self.drafts,
             choices: self.choices,
             step: self.arena.put(bytes_of(&[STEP])),
-            results: self.results,
-            tokens: self.tokens,
-            done: self.done,
+            answers: self.answers,
+            answer_bytes: self.answer.bytes as u32,
+            tokens_offset: self.answer.tokens as u32,
+            done_offset: self.answer.done as u32,
             num_sequences: self.places as u32,
             max_drafts: self.world.max_drafts as u32,
+            unused: 0,
         };
         job("accept", 1, ROWS_THREADS, params)
     }
@@ -316,11 +333,13 @@ impl<'a> Device<'a> {
     }
 
     fn outcomes(&self) -> Result<Vec<Outcome>, String> {
-        let done = self.read::<u32>(self.done, 1)[0];
+        let answer = self.answers + (STEP as usize % ANSWERS * self.answer.bytes) as u64;
+        let done = self.read::<u32>(answer + self.answer.done as u64, 1)[0];
         ensure(done == STEP, || format!("step {done} is done, not {STEP}"))?;
         let stride = self.world.max_drafts + 1;
-        let results: Vec<StepResult> = self.read(self.results, self.places);
-        let tokens: Vec<u32> = self.read(self.tokens, self.places * stride);
+        let results: Vec<StepResult> = self.read(answer, self.places);
+        let tokens = answer + self.answer.tokens as u64;
+        let tokens: Vec<u32> = self.read(tokens, self.places * stride);
         let outcomes = results.iter().zip(tokens.chunks(stride)).map(|(result, tokens)| {
             let tokens = tokens.get(..result.num_tokens as usize);
             Ok(Outcome {
@@ -373,6 +392,39 @@ fn check_tiles(rows: &[Row], per_sequence: usize, tiles: &[Tile]) -> Result<(), 
     Ok(())
 }
 
+/// The sequence is left as the host would tell the next step of it.
+fn check_next(
+    entry: &Entry<'_>,
+    outcome: &Outcome,
+    before: &StepSequence,
+    found: &StepSequence,
+) -> Result<(), String> {
+    let tokens = [entry.tokens, &outcome.tokens[..]].concat();
+    let left = entry.max_len.saturating_sub(tokens.len());
+    let draft_len = entry.draft_len.min(left.saturating_sub(1));
+    let next = Entry { tokens: &tokens, draft_len, given: &[], ..*entry };
+    let unseen = tokens.len() - outcome.draft_computed;
+    let planned = Planned {
+        num_fed: if draft_len > 0 { unseen } else { 0 },
+        draft_computed: outcome.draft_computed,
+        draft_len,
+        num_given: 0,
+    };
+    let mut input = StepInput::default();
+    input.push(&next, planned);
+    let told = input.sequences[0];
+    // What edits logits stays as it was uploaded; places that have come to their end stay unused.
+    let expected = StepSequence {
+        history: before.history,
+        biases: before.biases,
+        bad_words: before.bad_words,
+        end_tokens: before.end_tokens,
+        ..told
+    };
+    let is_right = if left == 0 { found.len == 0 } else { *found == expected };
+    ensure(is_right, || format!("left as {found:?}, not {expected:?}"))
+}
+
 /// One step of all sequences. The error says what is wrong with the kernels.
 pub(crate) fn step(
     world: &World,
@@ -384,13 +436,23 @@ pub(crate) fn step(
         let entry = sequence.entry(idx);
         let unseen = entry.tokens.len() - entry.draft_computed;
         let num_fed = if entry.speculates { unseen } else { 0 };
-        input.push(&entry, num_fed, entry.draft_len, entry.given.len());
+        let planned = Planned {
+            num_fed,
+            draft_computed: entry.draft_computed,
+            draft_len: entry.draft_len,
+            num_given: entry.given.len(),
+        };
+        input.push(&entry, planned);
     }
     input.pad(sequences.len() + run.unused);
     let given = Given::new(world, sequences, input.sequences.len());
     let device = Device::new(world, run, &input, &given);
     let step = if world.blind { Device::step_at_once } else { Device::step };
     let mut outcomes = step(&device, sequences)?;
+    let after = device.read::<StepSequence>(device.sequences, input.sequences.len());
+    for (idx, (sequence, outcome)) in sequences.iter().zip(&outcomes).enumerate() {
+        check_next(&sequence.entry(idx), outcome, &input.sequences[idx], &after[idx])?;
+    }
     let unused = outcomes.split_off(sequences.len());
     ensure(unused.iter().all(|place| *place == Outcome::default()), || format!("{unused:?}"))?;
     Ok(outcomes)

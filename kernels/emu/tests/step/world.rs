@@ -27,6 +27,9 @@ impl World {
     }
 }
 
+/// Tokens that a sequence may still get: some steps end it.
+const MAX_NEW: usize = 5;
+
 /// A sequence in the middle of its generation.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
@@ -61,6 +64,7 @@ impl Sequence {
             id: id as u64,
             tokens: &self.tokens,
             prompt_len: self.prompt_len,
+            max_len: self.tokens.len() + MAX_NEW,
             computed: self.tokens.len() - 1,
             chunk: 1,
             draft_computed: self.draft_computed,

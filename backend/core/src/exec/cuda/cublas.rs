@@ -3,24 +3,20 @@
 //! process are the same. Across versions of the library nothing is promised.
 #![allow(unsafe_code)]
 
+use super::cublas_calls::{self as calls, Choice, Failure, check};
 use super::device::{Address, PRODUCT_BYTES, Product};
 use super::places::Places;
 use crate::model::Dtype;
 use crate::{Error, Result};
-use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::path::Path;
+use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The library, by the name of its major version.
-const LIBRARY: &str = "libcublasLt.so.13";
 /// How it gets onto a machine.
 const REMEDY: &str = "install it with `pip install nvidia-cublas` or a CUDA 13 toolkit and name its folder by \
      SPEC_CUDA_LIB, or compute prompts exactly (prefill = exact)";
-/// The first version of the interface used here, as `cublasLtGetVersion` counts.
-const MIN_VERSION: usize = 130_000;
 
 /// `CUBLAS_OP_T` of `cublasOperation_t`, which is declared with a library that is not used here.
 const TRANSPOSED: i32 = 1;
@@ -48,8 +44,11 @@ struct Plan {
 impl Cublas {
     /// Finds and loads the library for the current device.
     pub(super) fn open(places: &Places, workspace: Address) -> Result<Self> {
-        load(places)?;
-        let handle = result::create_handle().map_err(|error| failure("cublasLtCreate", error))?;
+        calls::open(places).map_err(missing)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: a pointer to a local.
+        let created = unsafe { calls::cublasLtCreate(&mut handle) };
+        check(created).map_err(|error| failure("cublasLtCreate", error))?;
         Ok(Self { handle, workspace, plans: HashMap::new() })
     }
 
@@ -67,15 +66,15 @@ impl Cublas {
         // SAFETY: descriptions and handle live as long as `self`; the arrays are the caller's, as large as the product
         // says, and the workspace is as large as the heuristic was told.
         let issued = unsafe {
-            result::matmul(
+            calls::cublasLtMatmul(
                 self.handle,
                 plan.product,
                 (&raw const one).cast(),
-                (&raw const zero).cast(),
                 weights as *const c_void,
                 plan.weights,
                 input as *const c_void,
                 plan.input,
+                (&raw const zero).cast(),
                 output as *const c_void,
                 plan.output,
                 output as *mut c_void,
@@ -86,7 +85,7 @@ impl Cublas {
                 stream,
             )
         };
-        issued.map_err(|error| failure("cublasLtMatmul", error))
+        check(issued).map_err(|error| failure("cublasLtMatmul", error))
     }
 }
 
@@ -94,14 +93,14 @@ impl Drop for Cublas {
     fn drop(&mut self) {
         self.plans.clear();
         // SAFETY: the handle is destroyed once; errors are of no use to anyone here.
-        let _ = unsafe { result::destroy_handle(self.handle) };
+        let _ = unsafe { calls::cublasLtDestroy(self.handle) };
     }
 }
 
 impl Plan {
     /// Rows that follow each other are columns to the library: it multiplies the transposed weights, as it has them, with
     /// the input, as it has that, to the transposed output. FP8 is only taken so.
-    fn new(handle: sys::cublasLtHandle_t, shape: &Product) -> Result<Self, CublasError> {
+    fn new(handle: sys::cublasLtHandle_t, shape: &Product) -> Result<Self, Failure> {
         let Product { format, m, n, k, .. } = *shape;
         let element = match format {
             Dtype::Fp8 => sys::cudaDataType_t::CUDA_R_8F_E4M3,
@@ -110,20 +109,22 @@ impl Plan {
         let float = sys::cudaDataType_t::CUDA_R_32F;
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let mut plan = Self {
-            product: result::create_matmul_desc(compute, float)?,
+            product: ptr::null_mut(),
             weights: ptr::null_mut(),
             input: ptr::null_mut(),
             output: ptr::null_mut(),
             // SAFETY: an opaque array of integers, written below.
             algorithm: unsafe { std::mem::zeroed() },
         };
+        // SAFETY: a pointer to a place for the description.
+        check(unsafe { calls::cublasLtMatmulDescCreate(&mut plan.product, compute, float) })?;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         // Sums of FP8 are kept in f32, and not in the fewer bits that some GPUs are faster with.
         plan.set(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8)?;
-        plan.weights = result::create_matrix_layout(element, k as u64, n as u64, k as i64)?;
-        plan.input = result::create_matrix_layout(element, k as u64, m as u64, k as i64)?;
-        plan.output = result::create_matrix_layout(float, n as u64, m as u64, n as i64)?;
+        plan.weights = layout(element, k, n)?;
+        plan.input = layout(element, k, m)?;
+        plan.output = layout(float, n, m)?;
         plan.algorithm = plan.choose(handle)?;
         Ok(plan)
     }
@@ -132,41 +133,78 @@ impl Plan {
         &self,
         attribute: sys::cublasLtMatmulDescAttributes_t,
         value: &T,
-    ) -> Result<(), CublasError> {
+    ) -> Result<(), Failure> {
         let value: *const T = value;
         // SAFETY: the description lives; the value is read at once, by its own size.
-        unsafe {
-            result::set_matmul_desc_attribute(self.product, attribute, value.cast(), size_of::<T>())
-        }
+        check(unsafe {
+            let bytes = size_of::<T>();
+            calls::cublasLtMatmulDescSetAttribute(self.product, attribute, value.cast(), bytes)
+        })
     }
 
     /// What the library holds to be fastest in the workspace that there is.
-    fn choose(
+    fn choose(&self, handle: sys::cublasLtHandle_t) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
+        let mut preference = ptr::null_mut();
+        // SAFETY: a pointer to a local.
+        check(unsafe { calls::cublasLtMatmulPreferenceCreate(&mut preference) })?;
+        let chosen = self.choose_by(handle, preference);
+        // SAFETY: destroyed once, after its last use.
+        let _ = unsafe { calls::cublasLtMatmulPreferenceDestroy(preference) };
+        chosen
+    }
+
+    fn choose_by(
         &self,
         handle: sys::cublasLtHandle_t,
-    ) -> Result<sys::cublasLtMatmulAlgo_t, CublasError> {
+        preference: sys::cublasLtMatmulPreference_t,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let preference = result::create_matmul_pref()?;
-        // SAFETY: all descriptions live; the preference is destroyed once, after its last use.
-        unsafe {
-            let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            let bytes: *const usize = &PRODUCT_BYTES;
-            let limited = result::set_matmul_pref_attribute(
+        let Self { product, weights, input, output, .. } = *self;
+        let limit = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let bytes: *const usize = &PRODUCT_BYTES;
+        let (mut choice, mut num_found) = (MaybeUninit::<Choice>::uninit(), 0);
+        // SAFETY: all descriptions live; the library writes as many choices as it says.
+        let choice = unsafe {
+            check(calls::cublasLtMatmulPreferenceSetAttribute(
                 preference,
                 limit,
                 bytes.cast(),
                 size_of::<usize>(),
-            );
-            let found = limited.and_then(|()| {
-                let Self { product, weights, input, output, .. } = *self;
-                result::get_matmul_algo_heuristic(
-                    handle, product, weights, input, output, output, preference,
-                )
-            });
-            let _ = result::destroy_matmul_pref(preference);
-            Ok(found?.algo)
-        }
+            ))?;
+            check(calls::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                product,
+                weights,
+                input,
+                output,
+                output,
+                preference,
+                1,
+                choice.as_mut_ptr(),
+                &mut num_found,
+            ))?;
+            if num_found == 0 {
+                return Err(Failure("the library has no way to compute it".into()));
+            }
+            choice.assume_init()
+        };
+        check(choice.status).map(|()| choice.algorithm)
     }
+}
+
+/// Columns of so many rows, one after the other.
+fn layout(
+    element: sys::cudaDataType,
+    rows: usize,
+    columns: usize,
+) -> Result<sys::cublasLtMatrixLayout_t, Failure> {
+    let mut layout = ptr::null_mut();
+    // SAFETY: a pointer to a local.
+    check(unsafe {
+        let (rows, columns) = (rows as u64, columns as u64);
+        calls::cublasLtMatrixLayoutCreate(&mut layout, element, rows, columns, rows as i64)
+    })?;
+    Ok(layout)
 }
 
 impl Drop for Plan {
@@ -175,56 +213,28 @@ impl Drop for Plan {
         unsafe {
             for layout in [self.weights, self.input, self.output] {
                 if !layout.is_null() {
-                    let _ = result::destroy_matrix_layout(layout);
+                    let _ = calls::cublasLtMatrixLayoutDestroy(layout);
                 }
             }
-            let _ = result::destroy_matmul_desc(self.product);
+            if !self.product.is_null() {
+                let _ = calls::cublasLtMatmulDescDestroy(self.product);
+            }
         }
     }
-}
-
-/// Loads the library: from a folder that is known to hold it, else by the loader.
-fn load(places: &Places) -> Result<()> {
-    if let Some(folder) = places.folder(LIBRARY).map_err(missing)? {
-        open_path(&folder.join(LIBRARY))?;
-    }
-    // SAFETY: opens the library by name, which finds it again where it was opened by its path; its initialisers are safe
-    // to run.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(missing(format!("the loader does not find {LIBRARY}")));
-    }
-    // SAFETY: the library is there; the function takes nothing.
-    let version = unsafe { sys::cublasLtGetVersion() };
-    if version < MIN_VERSION {
-        return Err(missing(format!("version {version} was found, {MIN_VERSION} is needed")));
-    }
-    Ok(())
-}
-
-/// Keeps a library for the rest of the process.
-fn open_path(path: &Path) -> Result<()> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let name = std::ffi::CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| missing(format!("{} is no path", path.display())))?;
-    // SAFETY: the name is a C string; initialisers of the library are safe to run, and it is never closed.
-    let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-    if opened.is_null() {
-        return Err(missing(format!("{} cannot be loaded", path.display())));
-    }
-    Ok(())
 }
 
 fn missing(what: impl std::fmt::Display) -> Error {
     Error::Device(format!("prefill = cublaslt needs cuBLASLt: {what}: {REMEDY}"))
 }
 
-fn failure(what: &str, error: CublasError) -> Error {
-    Error::Device(format!("{what}: {error}"))
+fn failure(what: &str, error: Failure) -> Error {
+    Error::Device(format!("{what}: {}", error.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::cuda::cublas_calls::LIBRARY;
 
     #[test]
     fn a_missing_library_is_named_with_what_to_do() {
@@ -244,6 +254,6 @@ mod tests {
         std::fs::write(&path, "no library").unwrap();
         let places = Places { named: Some(dir.path().into()), ..Places::default() };
         let error = Cublas::open(&places, 0).err().unwrap().to_string();
-        assert!(error.contains(&format!("{} cannot be loaded", path.display())), "{error}");
+        assert!(error.contains(&path.display().to_string()), "{error}");
     }
 }

@@ -1,10 +1,11 @@
 //! What the executor needs of a GPU, so that the same executor runs on the CUDA driver and, in the tests, on an
-//! emulator. Work is issued in order to one queue; only `read` and `wait` wait for it.
+//! emulator. Work is issued in order to one queue; only `read`, `wait` and `wait_for` wait for it.
 #![allow(unsafe_code)]
 
 use super::plain::{Plain, bytes_of};
 use crate::Result;
 use crate::model::Dtype;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// An address in the device's memory.
@@ -31,6 +32,10 @@ pub struct Kernel(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u32);
 
+/// A place in the queue of work that can be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(pub u32);
+
 /// Memory that host and device both see. It lives as long as the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
@@ -54,6 +59,22 @@ impl Shared {
         unsafe {
             let from = self.host.as_ptr().add(offset);
             from.copy_to_nonoverlapping(out.as_mut_ptr().cast(), bytes);
+        }
+    }
+
+    /// Copies values in, to `offset` bytes on. Nothing that was issued and not waited for may still read them.
+    pub fn copy_from<T: Plain>(&self, offset: usize, values: &[T]) {
+        let bytes = bytes_of(values);
+        assert!(
+            offset + bytes.len() <= self.len,
+            "{} bytes at {offset} of {}",
+            bytes.len(),
+            self.len
+        );
+        // SAFETY: the range lies inside, by the assertion; nobody else writes there, by the contract.
+        unsafe {
+            let to = self.host.as_ptr().add(offset);
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
     }
 }
@@ -122,6 +143,10 @@ pub trait Device: Send {
     /// Copies to the device.
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()>;
 
+    /// Copies to the device from memory that both see, bytes `from.start .. from.end` of it, when their turn comes:
+    /// they stay as they are until they were waited for.
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()>;
+
     /// Waits for all work, then copies from the device.
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()>;
 
@@ -149,6 +174,15 @@ pub trait Device: Send {
 
     /// Issues a graph.
     fn replay(&mut self, graph: Graph) -> Result<()>;
+
+    /// A mark that stands nowhere yet; it lives as long as the device.
+    fn new_mark(&mut self) -> Result<Mark>;
+
+    /// Puts a mark behind all that is issued.
+    fn put_mark(&mut self, mark: Mark) -> Result<()>;
+
+    /// Waits until all work ahead of a mark is done, at the place where it was put last.
+    fn wait_for(&mut self, mark: Mark) -> Result<()>;
 
     /// Waits until all issued work is done.
     fn wait(&mut self) -> Result<()>;

@@ -1,15 +1,19 @@
-//! A GPU through the CUDA driver. With `cublas` the only file that names cudarc; the driver's library is looked up when
-//! a device is opened, so that one build serves machines with and without a GPU.
+//! A GPU through the CUDA driver, whose library is looked up when a device is opened, so that one build serves machines
+//! with and without a GPU. Of cudarc, types alone are used.
 #![allow(unsafe_code)]
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, PRODUCT_BYTES, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product, Shared,
 };
+use super::driver_calls::{self as calls, Status};
 use super::places::Places;
+use super::staging::Staging;
 use crate::{Error, Result};
 use cudarc::driver::sys;
+use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_void};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 
 /// Alignment that `cuMemAlloc` guarantees.
@@ -21,6 +25,8 @@ const DRIVER_OF_CUDA_13: u32 = 580;
 /// An opened GPU with one stream. Everything that was allocated or loaded goes with it.
 pub struct Driver {
     description: Description,
+    /// Whether kernels may start before the ones ahead of them have ended.
+    overlaps: bool,
     ordinal: i32,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -28,46 +34,53 @@ pub struct Driver {
     shared: Vec<*mut c_void>,
     modules: Vec<sys::CUmodule>,
     functions: Vec<sys::CUfunction>,
-    graphs: Vec<sys::CUgraphExec>,
+    graphs: Vec<Recorded>,
+    events: Vec<sys::CUevent>,
+    staging: Option<Staging>,
     products: Option<Cublas>,
+    /// The status after which no work is taken any more.
+    last: OnceCell<Status>,
+}
+
+/// What is replayed.
+enum Recorded {
+    Graph(sys::CUgraphExec),
+    /// Where no graph could be made.
+    Launches(Vec<Launch>),
 }
 
 // SAFETY: handles of the driver may be used from any thread; every method makes the context current first.
 unsafe impl Send for Driver {}
 
-/// Whether the driver's library is on this machine.
-pub fn is_present() -> bool {
-    // SAFETY: opens and closes the library, whose initialisers are safe to run.
-    unsafe { sys::is_culib_present() }
-}
-
 impl Driver {
     /// Opens the GPU with this number, counted from 0.
     pub fn open(ordinal: usize) -> Result<Self> {
-        if !is_present() {
-            let message = "the CUDA driver (libcuda.so.1) is not installed: install it, or rebuild with \
-                           spec-build --device cpu";
-            return Err(Error::Device(message.into()));
-        }
+        calls::open()?;
         let ordinal =
             i32::try_from(ordinal).map_err(|_| Error::Device(format!("no GPU {ordinal}")))?;
         // SAFETY: each call gets pointers to live locals of the types that it writes.
         unsafe {
-            check("cuInit", sys::cuInit(0))?;
+            check("cuInit", calls::cuInit(0))?;
             let mut count = 0;
-            check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count))?;
+            check("cuDeviceGetCount", calls::cuDeviceGetCount(&mut count))?;
             if ordinal >= count {
                 return Err(Error::Device(format!(
                     "GPU {ordinal} was asked for, {count} are here"
                 )));
             }
             let mut device = 0;
-            check("cuDeviceGet", sys::cuDeviceGet(&mut device, ordinal))?;
+            check("cuDeviceGet", calls::cuDeviceGet(&mut device, ordinal))?;
             let description = describe(device)?;
             let mut context = ptr::null_mut();
-            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            check(
+                "cuDevicePrimaryCtxRetain",
+                calls::cuDevicePrimaryCtxRetain(&mut context, device),
+            )?;
+            // Older GPUs have no such thing: there, kernels do not wait by themselves.
+            let overlaps = description.capability >= (9, 0) && overlap_is_wanted()?;
             let mut driver = Self {
                 description,
+                overlaps,
                 ordinal: device,
                 context,
                 stream: ptr::null_mut(),
@@ -76,22 +89,44 @@ impl Driver {
                 modules: Vec::new(),
                 functions: Vec::new(),
                 graphs: Vec::new(),
+                events: Vec::new(),
+                staging: None,
                 products: None,
+                last: OnceCell::new(),
             };
             driver.enter()?;
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            check("cuStreamCreate", sys::cuStreamCreate(&mut driver.stream, flags))?;
+            check("cuStreamCreate", calls::cuStreamCreate(&mut driver.stream, flags))?;
             Ok(driver)
         }
     }
 
-    /// Makes this GPU the current one of the calling thread.
+    /// Makes this GPU the current one of the calling thread; refuses once it takes no more work.
     fn enter(&self) -> Result<()> {
+        if let Some(&status) = self.last.get() {
+            let name = calls::name_of(status);
+            let message = format!("the GPU failed before ({name}): load the model again");
+            return Err(Error::Device(message));
+        }
         // SAFETY: the context is retained until drop.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })
+        self.check("cuCtxSetCurrent", unsafe { calls::cuCtxSetCurrent(self.context) })
     }
 
-    fn issue(&self, launch: &Launch) -> Result<()> {
+    /// As the other `check`; what ends all work is remembered, and told with what to do.
+    fn check(&self, what: &str, status: Status) -> Result<()> {
+        if !calls::is_last(status) {
+            return check(what, status);
+        }
+        self.last.get_or_init(|| status);
+        Err(Error::Device(format!(
+            "{what}: {}: the GPU takes no more work: load the model again, with all others on this GPU, or restart \
+             the server",
+            calls::name_of(status)
+        )))
+    }
+
+    /// `may_overlap` is whether a launch that may begin early does.
+    fn issue(&self, launch: &Launch, may_overlap: bool) -> Result<()> {
         let mut attribute = overlap_attribute();
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid,
@@ -103,17 +138,59 @@ impl Driver {
             sharedMemBytes: launch.shared_bytes,
             hStream: self.stream,
             attrs: &mut attribute,
-            // Older GPUs have no such thing: there, kernels do not wait by themselves.
-            numAttrs: u32::from(launch.overlap && self.description.capability >= (9, 0)),
+            numAttrs: u32::from(launch.overlap && may_overlap && self.overlaps),
         };
         let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
         // its size); the driver copies it before it returns.
         let status = unsafe {
             let function = self.functions[launch.kernel.0 as usize];
-            sys::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
+            calls::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
         };
-        check("cuLaunchKernelEx", status)
+        self.check("cuLaunchKernelEx", status)
+    }
+
+    /// Makes a graph of launches. The stream is as before also where that fails.
+    fn capture(&self, launches: &[Launch], may_overlap: bool) -> Result<sys::CUgraphExec> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: capture begins and ends here on our own stream, also after a failed launch; what there is of a graph
+        // is destroyed once.
+        unsafe {
+            let begun = calls::cuStreamBeginCapture_v2(self.stream, mode);
+            self.check("cuStreamBeginCapture", begun)?;
+            let issued = launches.iter().try_for_each(|launch| self.issue(launch, may_overlap));
+            let ended = calls::cuStreamEndCapture(self.stream, &mut graph);
+            let recorded = issued.and_then(|()| self.check("cuStreamEndCapture", ended));
+            let made = recorded.and_then(|()| {
+                let made = calls::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
+                self.check("cuGraphInstantiate", made)
+            });
+            if !graph.is_null() {
+                calls::cuGraphDestroy(graph);
+            }
+            made.map(|()| exec)
+        }
+    }
+
+    /// # Safety
+    /// The context is current, nothing runs, and nothing of this is used again.
+    unsafe fn free(&self) {
+        // SAFETY: by the above, each handle is released once.
+        unsafe {
+            for recorded in &self.graphs {
+                if let Recorded::Graph(exec) = recorded {
+                    calls::cuGraphExecDestroy(*exec);
+                }
+            }
+            self.events.iter().for_each(|&event| _ = calls::cuEventDestroy_v2(event));
+            self.modules.iter().for_each(|&module| _ = calls::cuModuleUnload(module));
+            self.shared.iter().for_each(|&host| _ = calls::cuMemFreeHost(host));
+            self.memory.iter().for_each(|&address| _ = calls::cuMemFree_v2(address));
+            if !self.stream.is_null() {
+                calls::cuStreamDestroy_v2(self.stream);
+            }
+        }
     }
 }
 
@@ -126,7 +203,7 @@ impl Device for Driver {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: pointers to locals.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        self.check("cuMemGetInfo", unsafe { calls::cuMemGetInfo_v2(&mut free, &mut total) })?;
         Ok(free)
     }
 
@@ -135,8 +212,8 @@ impl Device for Driver {
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
         let mut address = 0;
         // SAFETY: a pointer to a local; the memory is freed once, at drop.
-        let status = unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
-        if status == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        let status = unsafe { calls::cuMemAlloc_v2(&mut address, bytes) };
+        if status == calls::OUT_OF_MEMORY {
             let left = self.available_bytes()? >> 20;
             let name = &self.description.name;
             return Err(Error::Capacity(format!(
@@ -144,10 +221,12 @@ impl Device for Driver {
                 bytes >> 20
             )));
         }
-        check("cuMemAlloc", status)?;
+        self.check("cuMemAlloc", status)?;
         self.memory.push(address);
         // SAFETY: the range was just allocated.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, 0, bytes, self.stream) })?;
+        self.check("cuMemsetD8Async", unsafe {
+            calls::cuMemsetD8Async(address, 0, bytes, self.stream)
+        })?;
         Ok(address)
     }
 
@@ -157,15 +236,15 @@ impl Device for Driver {
         let (mut host, mut device) = (ptr::null_mut(), 0);
         // SAFETY: pointers to locals; the memory is freed once, at drop, and is `len` bytes long.
         unsafe {
-            check(
+            self.check(
                 "cuMemHostAlloc",
-                sys::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
+                calls::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
             )?;
             self.shared.push(host);
             ptr::write_bytes(host.cast::<u8>(), 0, len);
-            check(
+            self.check(
                 "cuMemHostGetDevicePointer",
-                sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0),
+                calls::cuMemHostGetDevicePointer_v2(&mut device, host, 0),
             )?;
         }
         let host = NonNull::new(host.cast()).expect("the driver gave memory");
@@ -173,20 +252,32 @@ impl Device for Driver {
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the source is a slice; the driver checks the target range. The copy is ordered on the stream and
-        // pageable memory is staged before the call returns.
-        let status = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream)
+        let mut staging = match self.staging.take() {
+            Some(staging) => staging,
+            None => Staging::new(self)?,
         };
-        check("cuMemcpyHtoDAsync", status)
+        let written = staging.write(to, bytes, self);
+        self.staging = Some(staging);
+        written
+    }
+
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        self.enter()?;
+        // SAFETY: the range lies inside of page-locked memory that lives until drop; the caller leaves it alone until
+        // the copy was waited for. The driver checks the target range.
+        let status = unsafe {
+            let source = shared.host.as_ptr().add(from.start).cast();
+            calls::cuMemcpyHtoDAsync_v2(to, source, from.len(), self.stream)
+        };
+        self.check("cuMemcpyHtoDAsync", status)
     }
 
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
         self.wait()?;
         // SAFETY: the target is a slice; the driver checks the source range.
-        let status = unsafe { sys::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()) };
-        check("cuMemcpyDtoH", status)
+        let status = unsafe { calls::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()) };
+        self.check("cuMemcpyDtoH", status)
     }
 
     fn load(
@@ -204,19 +295,19 @@ impl Device for Driver {
         let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: `code` is a whole cubin of a checked engine section; the others are locals.
         unsafe {
-            check(
+            self.check(
                 &of("cuModuleLoadData"),
-                sys::cuModuleLoadData(&mut module, code.as_ptr().cast()),
+                calls::cuModuleLoadData(&mut module, code.as_ptr().cast()),
             )?;
             self.modules.push(module);
-            let status = sys::cuModuleGetFunction(&mut function, module, entry.as_ptr());
-            check(&of("cuModuleGetFunction"), status)?;
+            let status = calls::cuModuleGetFunction(&mut function, module, entry.as_ptr());
+            self.check(&of("cuModuleGetFunction"), status)?;
             // All kernels ask for the same split of the memory: to change it, a multiprocessor must run empty.
             let split =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             for (attribute, value) in [(limit, shared_bytes as i32), (split, 100)] {
-                let status = sys::cuFuncSetAttribute(function, attribute, value);
-                check(&of("cuFuncSetAttribute"), status)?;
+                let status = calls::cuFuncSetAttribute(function, attribute, value);
+                self.check(&of("cuFuncSetAttribute"), status)?;
             }
         }
         self.functions.push(function);
@@ -225,7 +316,7 @@ impl Device for Driver {
 
     fn launch(&mut self, launch: &Launch) -> Result<()> {
         self.enter()?;
-        self.issue(launch)
+        self.issue(launch, true)
     }
 
     fn enable_products(&mut self) -> Result<()> {
@@ -243,58 +334,96 @@ impl Device for Driver {
         products.multiply(product, self.stream.cast())
     }
 
+    /// Where no graph can be made, replaying launches each kernel by itself.
     fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
         self.enter()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: capture begins and ends here on our own stream, also after a failed launch; the graph is destroyed
-        // once it is instantiated.
-        unsafe {
-            check("cuStreamBeginCapture", sys::cuStreamBeginCapture_v2(self.stream, mode))?;
-            let issued = launches.iter().try_for_each(|launch| self.issue(launch));
-            let ended = sys::cuStreamEndCapture(self.stream, &mut graph);
-            issued?;
-            check("cuStreamEndCapture", ended)?;
-            let made = sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
-            sys::cuGraphDestroy(graph);
-            check("cuGraphInstantiate", made)?;
-        }
-        self.graphs.push(exec);
+        let graph = match self.capture(launches, true) {
+            // Seen elsewhere on some systems: kernels that overlap cannot be captured.
+            Err(_) if self.overlaps && self.last.get().is_none() => self.capture(launches, false),
+            other => other,
+        };
+        let recorded = match graph {
+            Ok(graph) => Recorded::Graph(graph),
+            Err(error) if self.last.get().is_some() => return Err(error),
+            Err(error) => {
+                eprintln!(
+                    "{error}: {} kernels are launched one by one, which is slower",
+                    launches.len()
+                );
+                Recorded::Launches(launches.to_vec())
+            }
+        };
+        self.graphs.push(recorded);
         Ok(Graph(self.graphs.len() as u32 - 1))
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
         self.enter()?;
-        // SAFETY: graphs live until drop.
-        let status = unsafe { sys::cuGraphLaunch(self.graphs[graph.0 as usize], self.stream) };
-        check("cuGraphLaunch", status)
+        match &self.graphs[graph.0 as usize] {
+            Recorded::Graph(exec) => {
+                // SAFETY: graphs live until drop.
+                let status = unsafe { calls::cuGraphLaunch(*exec, self.stream) };
+                self.check("cuGraphLaunch", status)
+            }
+            Recorded::Launches(launches) => {
+                launches.iter().try_for_each(|launch| self.issue(launch, true))
+            }
+        }
+    }
+
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.enter()?;
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a pointer to a local; the event is destroyed once, at drop.
+        self.check("cuEventCreate", unsafe { calls::cuEventCreate(&mut event, flags) })?;
+        self.events.push(event);
+        Ok(Mark(self.events.len() as u32 - 1))
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        let event = self.events[mark.0 as usize];
+        // SAFETY: events and the stream live until drop.
+        self.check("cuEventRecord", unsafe { calls::cuEventRecord(event, self.stream) })
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        // SAFETY: events live until drop.
+        let status = unsafe { calls::cuEventSynchronize(self.events[mark.0 as usize]) };
+        self.check("cuEventSynchronize", status)
     }
 
     fn wait(&mut self) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream lives until drop.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+        self.check("cuStreamSynchronize", unsafe { calls::cuStreamSynchronize(self.stream) })
     }
 }
 
 impl Drop for Driver {
-    /// Errors are of no use to anyone here; after a sticky one every call fails, and the process goes on.
+    /// Errors are of no use to anyone here. After the last status every call fails: what the context holds then goes
+    /// with it, once nobody else has it.
     fn drop(&mut self) {
-        if self.enter().is_err() {
-            return;
+        let _ = self.wait();
+        self.products = None;
+        if self.enter().is_ok() {
+            // SAFETY: nothing runs on the stream any more; this is the last use.
+            unsafe { self.free() };
         }
-        // SAFETY: nothing runs on the stream any more, and each handle is released once.
-        unsafe {
-            sys::cuStreamSynchronize(self.stream);
-            self.products = None;
-            self.graphs.iter().for_each(|&graph| _ = sys::cuGraphExecDestroy(graph));
-            self.modules.iter().for_each(|&module| _ = sys::cuModuleUnload(module));
-            self.shared.iter().for_each(|&host| _ = sys::cuMemFreeHost(host));
-            self.memory.iter().for_each(|&address| _ = sys::cuMemFree_v2(address));
-            if !self.stream.is_null() {
-                sys::cuStreamDestroy_v2(self.stream);
-            }
-            sys::cuDevicePrimaryCtxRelease_v2(self.ordinal);
+        // SAFETY: it was retained once.
+        unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
+    }
+}
+
+/// To see whether something that goes wrong goes wrong because kernels overlap.
+fn overlap_is_wanted() -> Result<bool> {
+    match std::env::var("SPEC_CUDA_OVERLAP").as_deref() {
+        Err(_) | Ok("on") => Ok(true),
+        Ok("off") => Ok(false),
+        Ok(other) => {
+            Err(Error::Device(format!("SPEC_CUDA_OVERLAP is '{other}', on and off are known")))
         }
     }
 }
@@ -315,12 +444,12 @@ unsafe fn describe(device: sys::CUdevice) -> Result<Description> {
     use sys::CUdevice_attribute as Attribute;
     let mut name = [0; 256];
     // SAFETY: the driver writes at most the length given, with its terminator.
-    unsafe { check("cuDeviceGetName", sys::cuDeviceGetName(name.as_mut_ptr(), 256, device))? };
+    unsafe { check("cuDeviceGetName", calls::cuDeviceGetName(name.as_mut_ptr(), 256, device))? };
     let attribute = |which| -> Result<u32> {
         let mut value = 0;
         // SAFETY: a pointer to a local.
         check("cuDeviceGetAttribute", unsafe {
-            sys::cuDeviceGetAttribute(&mut value, which, device)
+            calls::cuDeviceGetAttribute(&mut value, which, device)
         })?;
         Ok(value as u32)
     };
@@ -344,23 +473,14 @@ fn driver_branch() -> Result<u32> {
     let branch = told.and_then(|text| text.split('.').next()?.trim().parse().ok());
     let mut version = 0;
     // SAFETY: a pointer to a local.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    check("cuDriverGetVersion", unsafe { calls::cuDriverGetVersion(&mut version) })?;
     let at_least = if version >= 13_000 { DRIVER_OF_CUDA_13 } else { 0 };
     Ok(branch.unwrap_or(0).max(at_least))
 }
 
-fn check(what: &str, status: sys::CUresult) -> Result<()> {
-    if status == sys::CUresult::CUDA_SUCCESS {
-        return Ok(());
+fn check(what: &str, status: Status) -> Result<()> {
+    match status {
+        calls::SUCCESS => Ok(()),
+        _ => Err(Error::Device(format!("{what}: {}", calls::name_of(status)))),
     }
-    let mut name = ptr::null();
-    // SAFETY: a pointer to a local; the driver's texts are static.
-    let name = unsafe {
-        if sys::cuGetErrorName(status, &mut name) == sys::CUresult::CUDA_SUCCESS {
-            CStr::from_ptr(name).to_string_lossy().into_owned()
-        } else {
-            format!("error {}", status as u32)
-        }
-    };
-    Err(Error::Device(format!("{what}: {name}")))
 }

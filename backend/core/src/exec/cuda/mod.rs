@@ -6,28 +6,36 @@
 
 mod code;
 mod cublas;
+mod cublas_calls;
 pub mod device;
 mod driver;
+mod driver_calls;
+mod flight;
 mod forward;
 pub mod kv;
+mod library;
 mod many;
 pub mod many_params;
 mod model;
+mod page_table;
 pub mod params;
 mod pass;
 mod places;
 pub mod plain;
 pub mod shape;
+mod staging;
 mod step;
 mod step_buffers;
 mod step_graph;
 pub mod step_input;
 pub mod step_params;
+mod step_upload;
 mod tables;
 mod weights;
 mod workspace;
 
-pub use driver::{Driver, is_present};
+pub use driver::Driver;
+pub use driver_calls::is_present;
 pub use forward::{Gpu, OnHost};
 pub use many::ManyRows;
 pub use model::{Model, Pass};

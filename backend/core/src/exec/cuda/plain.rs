@@ -8,6 +8,8 @@
 pub unsafe trait Plain: Copy + 'static {}
 
 // SAFETY: primitive numbers have no padding and no invalid values.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
 unsafe impl Plain for u32 {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}

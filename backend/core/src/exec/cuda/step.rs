@@ -1,25 +1,29 @@
-//! Speculative steps on a GPU: one recorded graph drafts, verifies and accepts for all sequences; the host uploads
-//! what it knows about them, replays the graph and waits once.
+//! Speculative steps on a GPU: one recorded graph drafts, verifies and accepts for all sequences. The host uploads what
+//! it knows about them, replays the graph, has the next step begin if that needs nothing of it, and then waits once.
 //!
-//! Nothing but the KV caches outlives a step on the device. Known tokens that come before the last one run as plain
-//! passes ahead of the graph, without waiting. Sequences that want log-probabilities are decided about on the host.
+//! Nothing but the KV caches outlives a step on the device, unless the next one goes on from there. Known tokens that
+//! come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
+//! log-probabilities are decided about on the host.
 
 use super::code::StepCode;
-use super::device::{Device, Graph, upload};
+use super::device::{Device, Graph, Mark};
+use super::flight::{Flight, Place};
 use super::forward::Gpu;
 use super::model::Model;
 use super::step_buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use super::step_graph::{Parts, Shape};
-use super::step_input::StepInput;
-use super::step_params::{Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult};
-use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, Outcome, Segment};
-use crate::draft::{Drafter, Ngram};
+use super::step_input::{Planned, StepInput};
+use super::step_params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN, StepResult};
+use super::step_upload::{Told, Uploads};
+use crate::batch::{Emitted, Entry, Executor, Outcome, Segment, Timing};
+use crate::draft::{Drafter, Ngram, Proposal};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::sequence::SequenceId;
+use crate::{Error, Result};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The drafter's model.
 pub struct DraftModel {
@@ -39,6 +43,8 @@ pub struct OnGpu {
     pub lookup: Option<Ngram>,
     /// Asked where the look-up has nothing.
     pub draft: Option<DraftModel>,
+    /// Whether steps may begin before the one before was told.
+    pub launch_ahead: bool,
 }
 
 /// An executor of whole steps on one GPU.
@@ -48,8 +54,18 @@ pub struct Steps {
     code: StepCode,
     buffers: StepBuffers,
     capacity: StepCapacity,
+    uploads: Uploads,
     graphs: HashMap<Shape, Graph>,
+    /// Behind the steps whose answers they are.
+    marks: [Mark; ANSWERS],
+    /// Of the last step that was issued.
     number: u32,
+    /// The step that has begun before it was asked for.
+    ahead: Option<Flight>,
+    /// When the last step was told.
+    told: Instant,
+    /// Of the last step.
+    timing: Timing,
 }
 
 /// Who is asked for a sequence's drafts.
@@ -86,14 +102,63 @@ impl Part<'_> {
         if is_fed { self.entry.draft_computed..end } else { end..end }
     }
 
-    /// Positions whose drafter state is valid after a step that kept `accepted` drafts, of which the model made `own`.
-    fn draft_computed(&self, own: usize, accepted: usize) -> usize {
+    /// Positions that the drafter knows without what the graph runs.
+    fn draft_computed(&self) -> usize {
         let Entry { computed, chunk, draft_computed, .. } = *self.entry;
         let rows = self.drafter_rows();
         match self.drafter {
-            Asked::LookupAlone => computed + chunk + accepted,
-            Asked::Model if !rows.is_empty() => rows.end + own.saturating_sub(1).min(accepted),
+            Asked::LookupAlone => computed + chunk,
+            Asked::Model if !rows.is_empty() => rows.end - self.num_fed,
             Asked::Model | Asked::Lookup => draft_computed,
+        }
+    }
+
+    fn planned(&self) -> Planned {
+        Planned {
+            num_fed: self.num_fed,
+            draft_computed: self.draft_computed(),
+            draft_len: self.draft_len(),
+            num_given: self.given.len(),
+        }
+    }
+}
+
+/// Entries whose step was issued in this call.
+struct Launched<'a> {
+    parts: Vec<Part<'a>>,
+    /// The step of those that get tokens, if any do.
+    flight: Option<Flight>,
+}
+
+/// What a step did, place by place.
+struct Answers {
+    results: Vec<StepResult>,
+    tokens: Vec<u32>,
+    /// Tokens of a place.
+    width: usize,
+}
+
+impl Answers {
+    fn tokens(&self, place: usize) -> Vec<Emitted> {
+        let emit = |&token| Emitted { token, logprob: None, top_logprobs: Vec::new() };
+        let tokens = &self.tokens[place * self.width..][..self.width];
+        tokens[..self.results[place].num_tokens as usize].iter().map(emit).collect()
+    }
+
+    /// Of a place with `given` drafts that no model has seen.
+    fn outcome(&self, place: usize, entry: &Entry<'_>, given: usize, has_model: bool) -> Outcome {
+        let result = &self.results[place];
+        let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
+        Outcome {
+            tokens: self.tokens(place),
+            drafted,
+            accepted,
+            draft_passes: drafted - given.min(drafted),
+            draft_computed: match has_model {
+                true => result.draft_computed as usize,
+                // Nobody could fall behind.
+                false => entry.tokens.len() + accepted,
+            },
         }
     }
 }
@@ -103,12 +168,26 @@ impl Steps {
     pub fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
         let draft_vocab = on.draft.as_ref().map_or(0, |draft| draft.vocab_size);
         let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
-        let (code, buffers) = {
-            let mut device = on.gpu.lock();
-            let code = StepCode::load(engine, &mut **device)?;
-            (code, StepBuffers::alloc(capacity, &mut **device)?)
-        };
-        Ok(Self { on, host, code, buffers, capacity, graphs: HashMap::new(), number: 0 })
+        let mut device = on.gpu.lock();
+        let code = StepCode::load(engine, &mut **device)?;
+        let buffers = StepBuffers::alloc(&capacity, &mut **device)?;
+        let uploads = Uploads::alloc(&capacity, &mut **device)?;
+        let marks = [device.new_mark()?, device.new_mark()?];
+        drop(device);
+        Ok(Self {
+            on,
+            host,
+            code,
+            buffers,
+            capacity,
+            uploads,
+            graphs: HashMap::new(),
+            marks,
+            number: 0,
+            ahead: None,
+            told: Instant::now(),
+            timing: Timing::Call,
+        })
     }
 
     /// Bytes of GPU memory that steps take besides the models.
@@ -130,8 +209,68 @@ impl Steps {
         takes.collect()
     }
 
-    fn run(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Outcome>> {
-        let mut parts = self.parts(entries)?;
+    /// The step of all entries. `alone` says that the host has no other work for the device.
+    fn run(&mut self, entries: &[&Entry<'_>], alone: bool) -> Result<Vec<Outcome>> {
+        let proposals = self.look_up(entries)?;
+        let needs_host = !alone || self.reach() == 0 || proposals.iter().any(|p| !p.is_empty());
+        let ahead = self.ahead.take();
+        let pages = self.uploads.pages();
+        let place = |entry: &&Entry<'_>| ahead.as_ref()?.place_of(entry, pages);
+        let landing: Vec<Option<usize>> = entries.iter().map(place).collect();
+        let others = entries.iter().zip(proposals).zip(&landing);
+        let others: Vec<_> = others.filter(|(_, place)| place.is_none()).map(|(e, _)| e).collect();
+        let is_ahead = others.is_empty();
+        let launched = if is_ahead { None } else { Some(self.launch(others)?) };
+
+        let newest = match &launched {
+            Some(launched) => launched.flight.as_ref(),
+            None => ahead.as_ref(),
+        };
+        let mut next = match newest.filter(|flight| !needs_host && flight.goes_on(entries)) {
+            Some(flight) => Some(self.go_on(flight, entries)?),
+            None => None,
+        };
+        let landed = match &ahead {
+            Some(flight) if landing.iter().any(Option::is_some) => Some(self.wait_for(flight)?),
+            _ => None,
+        };
+        let answers = match &launched {
+            Some(Launched { flight: Some(flight), .. }) => Some(self.wait_for(flight)?),
+            // So that the step takes the time that it takes, and fails itself if it fails.
+            Some(_) => self.on.gpu.lock().wait().map(|()| None)?,
+            None => None,
+        };
+        if let (Some(next), Some(answers)) = (&mut next, answers.as_ref().or(landed.as_ref())) {
+            next.begin_after(&answers.results);
+        }
+        self.ahead = next;
+        if is_ahead && self.timing == Timing::Call {
+            self.timing = Timing::Since(self.told);
+        }
+        self.told = Instant::now();
+        let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
+        let has_model = self.on.draft.is_some();
+        let outcome = |(entry, place): (&&Entry<'_>, &Option<usize>)| match (place, &landed) {
+            (Some(place), Some(landed)) => landed.outcome(*place, entry, 0, has_model),
+            _ => launched.next().expect("an outcome of each entry that was launched"),
+        };
+        Ok(entries.iter().zip(&landing).map(outcome).collect())
+    }
+
+    /// Looks up drafts where that may succeed.
+    fn look_up(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Proposal>> {
+        match &mut self.on.lookup {
+            Some(lookup) => {
+                let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
+                lookup.propose(&entries)
+            }
+            None => Ok(vec![Proposal::default(); entries.len()]),
+        }
+    }
+
+    /// Issues the step of entries that are not on their way.
+    fn launch<'a>(&mut self, entries: Vec<(&&'a Entry<'a>, Proposal)>) -> Result<Launched<'a>> {
+        let mut parts = self.parts(entries);
         let shape = self.shape(&parts);
         for part in &mut parts {
             let rows = part.drafter_rows().len();
@@ -139,27 +278,35 @@ impl Steps {
             part.num_fed = if asks { rows.min(MAX_FED) } else { 0 };
         }
         self.run_known(&parts)?;
-        let Some(shape) = shape else {
-            // So that the step takes the time that it takes, and fails itself if it fails.
-            self.on.gpu.lock().wait()?;
-            return Ok(parts.iter().map(prefilled).collect());
+        let Some(shape) = shape else { return Ok(Launched { parts, flight: None }) };
+        self.number = self.number.wrapping_add(1);
+        self.tell(&parts, shape)?;
+        let place = |part: &Part<'_>| Place {
+            id: part.entry.id,
+            len: part.entry.tokens.len(),
+            draft_len: part.draft_len(),
+            min_confidence: part.entry.min_confidence,
         };
-        self.upload(&parts, shape)?;
-        self.replay(shape)?;
-        Ok(self.outcomes(&parts, shape))
+        let sampling = parts.iter().filter(|part| part.entry.samples());
+        let flight = Flight { number: self.number, shape, places: sampling.map(place).collect() };
+        self.replay(&flight)?;
+        Ok(Launched { parts, flight: Some(flight) })
     }
 
-    /// Looks up drafts where that may succeed.
-    fn parts<'a>(&mut self, entries: &[&'a Entry<'a>]) -> Result<Vec<Part<'a>>> {
+    /// Has the device go on with the step after `flight`, which has the same sequences.
+    fn go_on(&mut self, flight: &Flight, entries: &[&Entry<'_>]) -> Result<Flight> {
+        let next = flight.next();
+        self.number = next.number;
+        self.uploads.next_slot();
+        let pages = entries.iter().map(|entry| entry.pages).enumerate();
+        self.uploads.tell_pages(pages, &self.buffers, &mut **self.on.gpu.lock())?;
+        self.replay(&next)?;
+        Ok(next)
+    }
+
+    fn parts<'a>(&self, entries: Vec<(&&'a Entry<'a>, Proposal)>) -> Vec<Part<'a>> {
         let has_model = self.on.draft.is_some();
-        let proposals = match &mut self.on.lookup {
-            Some(lookup) => {
-                let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
-                lookup.propose(&entries)?
-            }
-            None => vec![Default::default(); entries.len()],
-        };
-        let parts = entries.iter().zip(proposals).map(|(entry, proposal)| {
+        let parts = entries.into_iter().map(|(&entry, proposal)| {
             let drafter = match has_model {
                 true if proposal.is_empty() => Asked::Model,
                 true => Asked::Lookup,
@@ -168,7 +315,7 @@ impl Steps {
             let given = [proposal.tokens, entry.given.to_vec()].concat();
             Part { entry, given, drafter, num_fed: 0 }
         });
-        Ok(parts.collect())
+        parts.collect()
     }
 
     /// The smallest recorded step that holds the sequences that get tokens; none if none does.
@@ -222,39 +369,36 @@ impl Steps {
         self.on.target.run_without_logits(&segments, &mut **device)
     }
 
-    fn upload(&mut self, parts: &[Part<'_>], shape: Shape) -> Result<()> {
+    /// Tells a step what it is about.
+    fn tell(&mut self, parts: &[Part<'_>], shape: Shape) -> Result<()> {
         let Shape { sequences, drafts, .. } = shape;
-        let mut input = StepInput::default();
-        let mut given = vec![0; sequences * drafts];
-        let mut certain = vec![Distribution::certain(NO_TOKEN); sequences * drafts];
-        let mut drafting = vec![Drafting::default(); sequences];
-        let mut pages = vec![0; sequences * self.capacity.max_pages];
-        for (place, part) in parts.iter().filter(|part| part.entry.samples()).enumerate() {
-            input.push(part.entry, part.num_fed, part.draft_len(), part.given.len());
-            drafting[place].num_drafted = part.given.len() as u32;
+        let mut told = Told {
+            input: StepInput::default(),
+            drafting: vec![Drafting::default(); sequences],
+            drafts: vec![0; sequences * drafts],
+            distributions: vec![Distribution::certain(NO_TOKEN); sequences * drafts],
+            number: self.number,
+        };
+        let sampling = || parts.iter().filter(|part| part.entry.samples()).enumerate();
+        for (place, part) in sampling() {
+            told.input.push(part.entry, part.planned());
+            told.drafting[place].num_drafted = part.given.len() as u32;
             for (idx, &token) in part.given.iter().enumerate() {
-                given[place * drafts + idx] = token;
-                certain[place * drafts + idx] = Distribution::certain(token);
+                told.drafts[place * drafts + idx] = token;
+                told.distributions[place * drafts + idx] = Distribution::certain(token);
             }
-            let used = &part.entry.pages[..part.entry.pages.len().min(self.capacity.max_pages)];
-            pages[place * self.capacity.max_pages..][..used.len()].copy_from_slice(used);
         }
-        input.pad(sequences);
-        self.number = self.number.wrapping_add(1);
-        let buffers = &self.buffers;
-        let mut device = self.on.gpu.lock();
-        let device = &mut **device;
-        upload(device, buffers.sequences, &input.sequences)?;
-        upload(device, buffers.words, &input.words)?;
-        upload(device, buffers.drafting, &drafting)?;
-        upload(device, buffers.drafts, &given)?;
-        upload(device, buffers.draft_distributions, &certain)?;
-        upload(device, buffers.pages, &pages)?;
-        upload(device, buffers.step, &[self.number])
+        told.input.pad(sequences);
+        self.uploads.next_slot();
+        let device = &mut **self.on.gpu.lock();
+        self.uploads.tell(&told, &self.buffers, device)?;
+        let pages = sampling().map(|(place, part)| (place, part.entry.pages));
+        self.uploads.tell_pages(pages, &self.buffers, device)
     }
 
-    /// Replays the step, recorded when it is asked for first, and waits for it.
-    fn replay(&mut self, shape: Shape) -> Result<()> {
+    /// Issues a step, recorded when its like is asked for first.
+    fn replay(&mut self, flight: &Flight) -> Result<()> {
+        let shape = flight.shape;
         let mut device = self.on.gpu.lock();
         let device: &mut dyn Device = &mut **device;
         let graph = match self.graphs.get(&shape) {
@@ -269,52 +413,61 @@ impl Steps {
                     buffers: &self.buffers,
                     max_pages: self.capacity.max_pages,
                 };
+                self.timing = Timing::Unlike;
                 let graph = device.record(&parts.step(shape))?;
                 self.graphs.insert(shape, graph);
                 graph
             }
         };
         device.replay(graph)?;
-        device.wait()
+        device.put_mark(self.marks[slot(flight)])
     }
 
-    fn outcomes(&self, parts: &[Part<'_>], shape: Shape) -> Vec<Outcome> {
-        let width = shape.drafts + 1;
-        let mut results = vec![StepResult::default(); shape.sequences];
-        let mut tokens = vec![0u32; shape.sequences * width];
-        let answer = &self.buffers.answer;
-        answer.copy_to(0, &mut results);
-        answer.copy_to(self.buffers.answer().tokens_offset(), &mut tokens);
-        let mut places = results.iter().zip(tokens.chunks_exact(width));
-        let outcome = |part: &Part<'_>| {
-            let place = part.entry.samples().then(|| places.next()).flatten();
-            place.map_or_else(|| prefilled(part), |(result, tokens)| settled(part, result, tokens))
+    /// Waits for a step, and reads its answer.
+    fn wait_for(&self, flight: &Flight) -> Result<Answers> {
+        self.on.gpu.lock().wait_for(self.marks[slot(flight)])?;
+        let width = flight.shape.drafts + 1;
+        let mut answers = Answers {
+            results: vec![StepResult::default(); flight.shape.sequences],
+            tokens: vec![0; flight.shape.sequences * width],
+            width,
         };
-        parts.iter().map(outcome).collect()
+        let StepBuffers { answers: shared, answer, .. } = &self.buffers;
+        let first = slot(flight) * answer.bytes;
+        let mut done = [0];
+        shared.copy_to(first, &mut answers.results);
+        shared.copy_to(first + answer.tokens, &mut answers.tokens);
+        shared.copy_to(first + answer.done, &mut done);
+        if done != [flight.number] {
+            let message =
+                format!("step {} is awaited, the device tells of {}", flight.number, done[0]);
+            return Err(Error::Device(message));
+        }
+        Ok(answers)
+    }
+
+    fn outcomes(&self, launched: Option<Launched<'_>>, answers: Option<&Answers>) -> Vec<Outcome> {
+        let mut places = 0..;
+        let outcome = |part: &Part<'_>| match answers.filter(|_| part.entry.samples()) {
+            Some(answers) => {
+                let place = places.next().expect("places do not end");
+                let has_model = part.drafter != Asked::LookupAlone;
+                answers.outcome(place, part.entry, part.given.len(), has_model)
+            }
+            None => Outcome { draft_computed: part.draft_computed(), ..Outcome::default() },
+        };
+        launched.map_or_else(Vec::new, |launched| launched.parts.iter().map(outcome).collect())
     }
 }
 
-/// The outcome of an entry that gets no tokens yet.
-fn prefilled(part: &Part<'_>) -> Outcome {
-    Outcome { draft_computed: part.draft_computed(0, 0), ..Outcome::default() }
-}
-
-fn settled(part: &Part<'_>, result: &StepResult, tokens: &[u32]) -> Outcome {
-    let emit = |&token| Emitted { token, logprob: None, top_logprobs: Vec::new() };
-    let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
-    // Of drafts that were given the model has seen nothing.
-    let own = drafted - part.given.len().min(drafted);
-    Outcome {
-        tokens: tokens[..result.num_tokens as usize].iter().map(emit).collect(),
-        drafted,
-        accepted,
-        draft_passes: own,
-        draft_computed: part.draft_computed(own, accepted),
-    }
+/// Which of the answers is a step's.
+fn slot(flight: &Flight) -> usize {
+    flight.number as usize % ANSWERS
 }
 
 impl Executor for Steps {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        self.timing = Timing::Call;
         let takes = self.split(entries);
         let on_device: Vec<&Entry<'_>> = entries
             .iter()
@@ -328,8 +481,12 @@ impl Executor for Steps {
             .filter(|(_, takes)| !**takes)
             .map(|(entry, _)| *entry)
             .collect();
-        let mut device =
-            if on_device.is_empty() { Vec::new() } else { self.run(&on_device)? }.into_iter();
+        let mut device = if on_device.is_empty() {
+            Vec::new()
+        } else {
+            self.run(&on_device, on_host.is_empty())?
+        }
+        .into_iter();
         let mut host =
             if on_host.is_empty() { Vec::new() } else { self.host.step(&on_host)? }.into_iter();
         let next = |takes: &bool| if *takes { device.next() } else { host.next() };
@@ -341,5 +498,21 @@ impl Executor for Steps {
             lookup.forget(id);
         }
         self.host.forget(id);
+        // Should it come back, it starts anew.
+        if let Some(ahead) = &mut self.ahead {
+            ahead.places.iter_mut().filter(|place| place.id == id).for_each(|place| place.len = 0);
+        }
+    }
+
+    fn reach(&self) -> usize {
+        // Where drafts come from texts alone the host wants to see each token before the next step.
+        let looks_up_alone = self.on.lookup.is_some() && self.on.draft.is_none();
+        let goes_ahead = self.on.launch_ahead && !looks_up_alone;
+        // All drafts accepted and a token more, before drafts again.
+        if goes_ahead { self.capacity.drafts + 1 } else { 0 }
+    }
+
+    fn timing(&self) -> Timing {
+        self.timing
     }
 }

@@ -2,8 +2,8 @@
 
 use super::device::{Address, Device, Shared};
 use super::step_params::{
-    Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence, scores_len,
-    weights_len,
+    ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
+    scores_len, weights_len,
 };
 use crate::Result;
 use crate::engine::{Limits, Manifest};
@@ -42,23 +42,23 @@ impl StepCapacity {
     }
 }
 
-/// Arrays on the device; the host writes the first six and `step`.
+/// Arrays on the device. The host uploads the first seven.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepBuffers {
     /// [`StepSequence`] a place.
     pub(super) sequences: Address,
-    /// u32.
-    pub(super) words: Address,
     /// [`Drafting`] a place.
     pub(super) drafting: Address,
     /// u32 `[sequences][drafts]`.
     pub(super) drafts: Address,
     /// [`Distribution`] `[sequences][drafts]`.
     pub(super) draft_distributions: Address,
-    /// u32 `[sequences][max_pages]`.
-    pub(super) pages: Address,
     /// u32: the number of the step.
     pub(super) step: Address,
+    /// u32.
+    pub(super) words: Address,
+    /// u32 `[sequences][max_pages]`.
+    pub(super) pages: Address,
     /// f32 `[rows][scores_len(vocab)]`.
     pub(super) scores: Address,
     /// f32 `[rows][weights_len(vocab)]`.
@@ -69,10 +69,14 @@ pub(super) struct StepBuffers {
     pub(super) choices: Address,
     /// What the blocks of each row tell each other.
     pub(super) parts: Address,
-    /// Results, tokens and the step's number, seen by the host.
-    pub(super) answer: Shared,
-    capacity: StepCapacity,
+    /// [`ANSWERS`] times results, tokens and the step's number, seen by the host.
+    pub(super) answers: Shared,
+    /// Where those stand.
+    pub(super) answer: Answer,
 }
+
+/// Arrays that are uploaded, the first ones.
+const UPLOADED: usize = 7;
 
 impl StepBuffers {
     /// Bytes on the device.
@@ -80,42 +84,44 @@ impl StepBuffers {
         sizes(capacity).into_iter().map(aligned).sum()
     }
 
+    /// Bytes of the uploaded arrays.
+    pub(super) fn uploaded_bytes(capacity: &StepCapacity) -> usize {
+        sizes(capacity).into_iter().take(UPLOADED).map(aligned).sum()
+    }
+
+    /// The same.
+    pub(super) fn uploaded_len(&self) -> usize {
+        (self.scores - self.sequences) as usize
+    }
+
     /// Allocates all of it.
-    pub(super) fn alloc(capacity: StepCapacity, device: &mut dyn Device) -> Result<Self> {
-        let mut next = device.alloc(Self::bytes(&capacity))?;
-        let mut places = sizes(&capacity).into_iter().map(|bytes| {
+    pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
+        let mut next = device.alloc(Self::bytes(capacity))?;
+        let mut places = sizes(capacity).into_iter().map(|bytes| {
             let address = next;
             next += aligned(bytes) as Address;
             address
         });
         let mut place = || places.next().expect("a size for each field");
-        let answer = device.alloc_shared(Answer::bytes(&capacity))?;
+        let answer = Answer::of(capacity);
+        let answers = device.alloc_shared(ANSWERS * answer.bytes)?;
         // In the order of the sizes.
         Ok(Self {
             sequences: place(),
-            words: place(),
             drafting: place(),
             drafts: place(),
             draft_distributions: place(),
-            pages: place(),
             step: place(),
+            words: place(),
+            pages: place(),
             scores: place(),
             target_weights: place(),
             draft_weights: place(),
             choices: place(),
             parts: place(),
+            answers,
             answer,
-            capacity,
         })
-    }
-
-    /// Where the kernels put what comes back.
-    pub(super) fn answer(&self) -> Answer {
-        let Shared { device, .. } = self.answer;
-        let StepCapacity { sequences, drafts, .. } = self.capacity;
-        let tokens = device + (sequences * size_of::<StepResult>()) as Address;
-        let done = tokens + (sequences * (drafts + 1) * size_of::<u32>()) as Address;
-        Answer { results: device, tokens, done }
     }
 }
 
@@ -125,12 +131,12 @@ fn sizes(capacity: &StepCapacity) -> [usize; 12] {
     let rows = sequences * (drafts + 1);
     [
         sequences * size_of::<StepSequence>(),
-        MAX_WORDS * size_of::<u32>(),
         sequences * size_of::<Drafting>(),
         sequences * drafts * size_of::<u32>(),
         sequences * drafts * size_of::<Distribution>(),
-        sequences * max_pages * size_of::<u32>(),
         size_of::<u32>(),
+        MAX_WORDS * size_of::<u32>(),
+        sequences * max_pages * size_of::<u32>(),
         rows * scores_len(vocab_size) * size_of::<f32>(),
         rows * weights_len(vocab_size) * size_of::<f32>(),
         sequences * drafts * weights_len(draft_vocab) * size_of::<f32>(),
@@ -143,25 +149,22 @@ fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(256)
 }
 
-/// Addresses of what comes back.
+/// What comes back of a step: [`StepResult`]s from its beginning on, then tokens, then the step's number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
-    /// [`StepResult`] a place.
-    pub(super) results: Address,
+    /// Of all of it.
+    pub(super) bytes: usize,
     /// u32 `[sequences][drafts + 1]`.
-    pub(super) tokens: Address,
+    pub(super) tokens: usize,
     /// u32.
-    pub(super) done: Address,
+    pub(super) done: usize,
 }
 
 impl Answer {
-    /// Where the tokens stand in the memory that the host sees.
-    pub(super) fn tokens_offset(&self) -> usize {
-        (self.tokens - self.results) as usize
-    }
-
-    fn bytes(capacity: &StepCapacity) -> usize {
+    fn of(capacity: &StepCapacity) -> Self {
         let StepCapacity { sequences, drafts, .. } = *capacity;
-        sequences * (size_of::<StepResult>() + (drafts + 1) * size_of::<u32>()) + size_of::<u32>()
+        let tokens = sequences * size_of::<StepResult>();
+        let done = tokens + sequences * (drafts + 1) * size_of::<u32>();
+        Self { bytes: aligned(done + size_of::<u32>()), tokens, done }
     }
 }

@@ -123,18 +123,20 @@ impl Parts<'_> {
 
     fn accept(&self, shape: Shape) -> Launch {
         let buffers = self.buffers;
-        let answer = buffers.answer();
+        let answer = buffers.answer;
         let params = AcceptParams {
             sequences: buffers.sequences,
             drafting: buffers.drafting,
             drafts: buffers.drafts,
             choices: buffers.choices,
             step: buffers.step,
-            results: answer.results,
-            tokens: answer.tokens,
-            done: answer.done,
+            answers: buffers.answers.device,
+            answer_bytes: answer.bytes as u32,
+            tokens_offset: answer.tokens as u32,
+            done_offset: answer.done as u32,
             num_sequences: shape.sequences as u32,
             max_drafts: shape.drafts as u32,
+            unused: 0,
         };
         launch(self.code.accept, 1, ROWS_THREADS, 0, params)
     }

@@ -13,10 +13,28 @@ pub struct StepInput {
     pub words: Vec<u32>,
 }
 
+/// What a sequence is to do in a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Planned {
+    /// So many of its last tokens go through the drafter: at most [`MAX_FED`](super::step_params::MAX_FED).
+    pub num_fed: usize,
+    /// Positions that the drafter knows before that.
+    pub draft_computed: usize,
+    /// It proposes up to so many tokens;
+    pub draft_len: usize,
+    /// or so many were written beside the sequence.
+    pub num_given: usize,
+}
+
+/// Whether the logits of a sequence are edited by its newest tokens.
+pub fn looks_back(entry: &Entry<'_>) -> bool {
+    history_len(entry.sampler.params(), entry.tokens.len()) > 0
+}
+
 impl StepInput {
-    /// Adds a sequence: its last `num_fed` tokens, at most [`MAX_FED`](super::step_params::MAX_FED), go through the drafter, which proposes up to
-    /// `draft_len` tokens; or `num_given` were written beside it.
-    pub fn push(&mut self, entry: &Entry<'_>, num_fed: usize, draft_len: usize, num_given: usize) {
+    /// Adds a sequence.
+    pub fn push(&mut self, entry: &Entry<'_>, plan: Planned) {
+        let Planned { num_fed, draft_computed, draft_len, num_given } = plan;
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
@@ -28,7 +46,7 @@ impl StepInput {
             len: word(len),
             num_fed: word(num_fed),
             last: [len.checked_sub(2).map_or(0, |idx| entry.tokens[idx]), entry.tokens[len - 1]],
-            draft_computed: word(entry.draft_computed),
+            draft_computed: word(draft_computed),
             draft_len: word(draft_len),
             min_confidence: entry.min_confidence,
             coupling,
@@ -46,6 +64,8 @@ impl StepInput {
             biases: self.put_biases(params),
             bad_words: self.put_bad_words(params),
             end_tokens: self.put_end_tokens(entry),
+            max_len: word(entry.max_len),
+            unused: 0,
         };
         self.sequences.push(sequence);
     }
@@ -131,6 +151,7 @@ mod tests {
             id: 1,
             tokens: &TOKENS,
             prompt_len: 2,
+            max_len: 64,
             computed: 4,
             chunk: 1,
             draft_computed: 3,
@@ -147,7 +168,7 @@ mod tests {
     fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
         let sampler = sampler(params);
         let mut input = StepInput { words: vec![99], ..StepInput::default() };
-        input.push(&entry(&sampler), 2, 4, 0);
+        input.push(&entry(&sampler), Planned { num_fed: 2, draft_len: 4, ..Planned::default() });
         let Span { first, count } = span(&input.sequences[0]);
         input.words[first as usize..(first + count * words_each) as usize].to_vec()
     }
@@ -191,7 +212,7 @@ mod tests {
     fn places_beyond_the_sequences_are_unused() {
         let sampler = sampler(SamplingParams::default());
         let mut input = StepInput::default();
-        input.push(&entry(&sampler), 2, 4, 0);
+        input.push(&entry(&sampler), Planned { num_fed: 2, draft_len: 4, ..Planned::default() });
         input.pad(3);
         let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
         assert_eq!(lens, [5, 0, 0]);

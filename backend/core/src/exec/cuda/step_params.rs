@@ -20,6 +20,9 @@ pub const INDEPENDENT: u32 = 1;
 /// Known tokens that the drafter can catch up with in a step.
 pub const MAX_FED: usize = 2;
 
+/// Answers that the host can read while later steps run.
+pub const ANSWERS: usize = 2;
+
 /// Threads of a block of `rows`, which has any number of blocks, and of the one block of `accept`.
 pub const ROWS_THREADS: u32 = 128;
 
@@ -48,7 +51,7 @@ device_structs! {
     }
 
     /// One sequence of a step. The default is an unused place.
-    StepSequence is 112 bytes {
+    StepSequence is 120 bytes {
         /// Of the noise.
         key: u64,
         /// Known tokens: the prompt, then what was generated; 0 is an unused place.
@@ -95,6 +98,10 @@ device_structs! {
         bad_words: Span,
         /// What `min_tokens` bans.
         end_tokens: Span,
+        /// Tokens that it has when it ends, at most.
+        max_len: u32,
+        /// 0.
+        unused: u32,
     }
 
     /// How far a sequence's draft has come; the kernels' own.
@@ -179,7 +186,7 @@ device_structs! {
         logits: u64,
         /// `[row][tiles of 64 logits]`, [`Best`].
         best: u64,
-        /// `[row][`[`scores_len`]`]`, f32: scratch.
+        /// `[row][scores_len(vocab)]`, f32: scratch.
         scores: u64,
         /// `[sequence][max_drafts][draft_vocab]`, f32: from the drafter's passes to `VERIFY`.
         draft_weights: u64,
@@ -219,18 +226,22 @@ device_structs! {
         drafts: u64,
         /// `[sequence][max_drafts + 1]`, [`Choice`].
         choices: u64,
-        /// The number that the host gave this step, u32.
+        /// This step's number, u32; left one higher.
         step: u64,
-        /// [`StepResult`] each, to write.
-        results: u64,
-        /// `[sequence][max_drafts + 1]`, to write.
-        tokens: u64,
+        /// [`ANSWERS`] of them, to write one; the step's number says which. [`StepResult`] each, then
+        answers: u64,
+        /// Of one of them.
+        answer_bytes: u32,
+        /// u32 `[sequence][max_drafts + 1]`, then
+        tokens_offset: u32,
         /// u32, set to the step's number when everything else is written.
-        done: u64,
+        done_offset: u32,
         /// Places of the batch.
         num_sequences: u32,
         /// Drafts at most, of any sequence.
         max_drafts: u32,
+        /// 0.
+        unused: u32,
     }
 }
 

@@ -59,24 +59,28 @@ fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
 
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
-    (sizes, any::<[bool; 3]>()).prop_map(|(sizes, [reuse, drafter_caches, guaranteed])| {
-        let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
-            sizes;
-        SchedulerConfig {
-            max_batch_size,
-            max_num_tokens,
-            max_seq_len,
-            max_draft_len,
-            num_pages,
-            max_queue,
-            admission: match guaranteed {
-                true => AdmissionPolicy::GuaranteedNoEvict,
-                false => AdmissionPolicy::MaxUtilization,
-            },
-            reuse,
-            drafter_caches,
-        }
-    })
+    let reach = prop_oneof![Just(0usize), 1usize..40];
+    (sizes, reach, any::<[bool; 3]>()).prop_map(
+        |(sizes, reach, [reuse, drafter_caches, guaranteed])| {
+            let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
+                sizes;
+            SchedulerConfig {
+                max_batch_size,
+                max_num_tokens,
+                max_seq_len,
+                max_draft_len,
+                num_pages,
+                max_queue,
+                admission: match guaranteed {
+                    true => AdmissionPolicy::GuaranteedNoEvict,
+                    false => AdmissionPolicy::MaxUtilization,
+                },
+                reuse,
+                drafter_caches,
+                reach,
+            }
+        },
+    )
 }
 
 proptest! {

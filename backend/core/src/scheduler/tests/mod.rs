@@ -84,6 +84,29 @@ fn drafts_go_before_sequences_when_pages_run_out() {
 }
 
 #[test]
+fn pages_within_reach_come_from_what_is_left_and_are_the_first_to_go_back() {
+    let mut world = World::fixed(SchedulerConfig { num_pages: 5, reach: 20, ..config() });
+    let held = |world: &World| -> Vec<usize> {
+        world.scheduler.running.values().map(|sequence| sequence.pages.len()).collect()
+    };
+    world.add(1, 13, limits(60, 0)).unwrap();
+    world.step();
+    assert_eq!(held(&world), [3], "13 positions of the prompt and 20 within reach");
+    // Its prompt wants three pages, and two are free.
+    world.add(2, 40, limits(10, 0)).unwrap();
+    world.step();
+    assert_eq!(
+        held(&world),
+        [1, 4],
+        "the first cannot have two more, the second has all it ever needs"
+    );
+    world.run();
+    world.check_texts(&BTreeSet::new());
+    assert_eq!(world.finished[&1].counters.preemptions, 0);
+    assert_eq!(world.finished[&1].counters.new_pages, 5, "73 positions");
+}
+
+#[test]
 fn the_newest_of_the_lowest_priority_is_preempted_and_resumes() {
     let mut world = World::fixed(SchedulerConfig { num_pages: 6, ..config() });
     for (id, priority) in [(1, 0), (2, 1), (3, 0)] {

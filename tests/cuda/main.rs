@@ -2,6 +2,8 @@
 //! GPU. Its logits are compared with the CPU executor's, its texts with themselves under any speculation and batch.
 #![allow(clippy::unwrap_used)]
 
+mod ahead;
+#[path = "../common/mod.rs"]
 mod common;
 
 use common::models::{Recipe, SMOLLM2};
@@ -205,7 +207,10 @@ fn load(engine: &Engine, policy: DraftPolicy, schedule: Schedule) -> Runtime {
 }
 
 fn load_with(engine: &Engine, options: Options, schedule: Schedule) -> Runtime {
-    let options = Options { kv_tokens: Some(2048), ..options };
+    load_bounded(engine, Options { kv_tokens: Some(2048), ..options }, schedule)
+}
+
+fn load_bounded(engine: &Engine, options: Options, schedule: Schedule) -> Runtime {
     let open = |_| Ok(Box::new(emulator(schedule)) as _);
     Runtime::load_on(engine, &options, &open).expect("loads")
 }

@@ -1,0 +1,117 @@
+//! Memory and copies.
+
+use std::ffi::{c_uchar, c_uint, c_void};
+use std::slice;
+
+use super::{expect_flags, put};
+use crate::fault::Status;
+use crate::machine::in_context;
+use crate::memory::Kind;
+use crate::stream::Work;
+use crate::table::Handle;
+
+/// `CU_MEMHOSTALLOC_DEVICEMAP`.
+const MAPPED: u64 = 2;
+
+/// # Safety
+/// As the driver's; so below.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
+    in_context("cuMemGetInfo", |context, _| {
+        let (found, all) = context.memory.free_and_total();
+        // SAFETY: the caller's pointers, as the interface asks; so in all that follow.
+        unsafe {
+            put(free, found)?;
+            put(total, all)
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Status {
+    in_context("cuMemAlloc", |context, _| {
+        context.not_in_capture("an allocation")?;
+        let found = context.memory.alloc(bytes, Kind::Device)?;
+        // SAFETY: as above.
+        unsafe { put(address, found) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFree_v2(address: u64) -> Status {
+    in_context("cuMemFree", |context, config| {
+        context.not_in_capture("freeing memory")?;
+        context.wait_for_all(false, &mut config.failing)?;
+        context.memory.free(address, false)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostAlloc(host: *mut u64, bytes: usize, flags: c_uint) -> Status {
+    in_context("cuMemHostAlloc", |context, _| {
+        context.not_in_capture("an allocation")?;
+        expect_flags(flags.into(), &[0, MAPPED])?;
+        let mapped = u64::from(flags) == MAPPED;
+        let found = context.memory.alloc(bytes, Kind::Host { mapped })?;
+        // SAFETY: as above.
+        unsafe { put(host, found) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemFreeHost(host: u64) -> Status {
+    in_context("cuMemFreeHost", |context, config| {
+        context.not_in_capture("freeing memory")?;
+        context.wait_for_all(false, &mut config.failing)?;
+        context.memory.free(host, true)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    address: *mut u64,
+    host: u64,
+    flags: c_uint,
+) -> Status {
+    in_context("cuMemHostGetDevicePointer", |context, _| {
+        expect_flags(flags.into(), &[0])?;
+        let found = context.memory.mapped(host)?;
+        // SAFETY: as above.
+        unsafe { put(address, found) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuMemsetD8Async(to: u64, value: c_uchar, bytes: usize, stream: Handle) -> Status {
+    in_context("cuMemsetD8Async", |context, _| {
+        context.memory.check(to, bytes)?;
+        context.streams.get_mut(stream)?.push(Work::Fill { to, value, bytes })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: Handle,
+) -> Status {
+    in_context("cuMemcpyHtoDAsync", |context, _| {
+        // SAFETY: the caller's memory, as long as it says.
+        let data = unsafe { slice::from_raw_parts(from.cast(), bytes) };
+        context.write(to, from as u64, data, stream)
+    })
+}
+
+/// Does not wait for streams that were made not to block.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> Status {
+    in_context("cuMemcpyDtoH", |context, config| {
+        context.not_in_capture("a copy to the host")?;
+        context.wait_for_all(true, &mut config.failing)?;
+        let data = context.memory.read(from, bytes)?;
+        // SAFETY: the caller has room for so many bytes.
+        unsafe { to.cast::<u8>().copy_from_nonoverlapping(data.as_ptr(), bytes) };
+        Ok(())
+    })
+}

@@ -1,0 +1,171 @@
+//! Steps that begin before they are asked for: they must happen where they may, and nobody must see from a text that
+//! they did, whatever becomes of the sequences in the meantime.
+
+use crate::common::running::{self, Done};
+use crate::{Drafts, load_bounded, load_with, requests, target, texts};
+use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
+use spec_core::batch::{Entry, Executor, Outcome, Timing};
+use spec_core::engine::Engine;
+use spec_core::pages::PAGE_TOKENS;
+use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
+use spec_core::sequence::SequenceId;
+use spec_emu::Schedule;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts the steps that had begun when they were asked for.
+struct Counting {
+    inner: Box<dyn Executor>,
+    begun: Arc<AtomicUsize>,
+}
+
+impl Executor for Counting {
+    fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
+        let outcomes = self.inner.step(entries);
+        let has_begun = matches!(self.inner.timing(), Timing::Since(_));
+        self.begun.fetch_add(usize::from(has_begun), Ordering::Relaxed);
+        outcomes
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.inner.forget(id);
+    }
+}
+
+fn counting(runtime: Runtime) -> (Runtime, Arc<AtomicUsize>) {
+    let begun = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&begun);
+    (runtime.wrap_executor(|inner| Box::new(Counting { inner, begun: count })), begun)
+}
+
+/// Texts, and how many steps had begun before they were asked for.
+fn run(engine: &Engine, options: Options, requests: &[Request]) -> (Vec<Done>, usize) {
+    let (mut runtime, begun) = counting(load_with(engine, options, Schedule::PLAIN));
+    let done = running::run(&mut runtime, requests);
+    (done, begun.load(Ordering::Relaxed))
+}
+
+fn asleep() -> Options {
+    Options { launch_ahead: false, ..running::options(Fixed) }
+}
+
+/// What needs the host for no token.
+fn simple_requests() -> Vec<Request> {
+    let requests = requests().into_iter().take(3);
+    let longer = |(idx, request): (usize, Request)| Request {
+        max_tokens: 40 - 3 * idx,
+        draft_len: Some(3),
+        ignore_eos: true,
+        ..request
+    };
+    requests.enumerate().map(longer).collect()
+}
+
+#[test]
+fn most_steps_begin_before_they_are_asked_for_and_nobody_sees_it() {
+    for drafts in [Drafts::Model, Drafts::None] {
+        let (_dir, engine) = target(drafts);
+        let draft_len = if drafts == Drafts::Model { 3 } else { 0 };
+        let with = |request| Request { draft_len: Some(draft_len), ..request };
+        let requests: Vec<Request> = simple_requests().into_iter().map(with).collect();
+        let (expected, none) = run(&engine, asleep(), &requests);
+        assert_eq!(none, 0, "launch_ahead = false");
+        let (done, begun) = run(&engine, running::options(Fixed), &requests);
+        assert_eq!(texts(&done), texts(&expected), "{drafts:?}");
+        assert_eq!(counters(&done), counters(&expected), "{drafts:?}");
+        let steps = done.iter().map(|done| done.counters.steps).max().unwrap_or(0) as usize;
+        // All but the first, and the one behind the end of each text.
+        assert!(begun + 2 * requests.len() >= steps, "{begun} of {steps} steps, {drafts:?}");
+        assert!(steps >= 10, "{steps} steps");
+    }
+}
+
+/// What a caller is told of a text.
+fn counters(done: &[Done]) -> Vec<(u64, u64, u64, u64)> {
+    let counted = |done: &Done| {
+        let counters = &done.counters;
+        (counters.steps, counters.drafted, counters.accepted, counters.new_pages)
+    };
+    done.iter().map(counted).collect()
+}
+
+#[test]
+fn what_looks_at_tokens_or_logits_waits_for_the_host() {
+    let (_dir, engine) = target(Drafts::Model);
+    let sampling = [
+        SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() },
+        SamplingParams { bad_words: vec![vec![3, 8]], ..SamplingParams::default() },
+        SamplingParams { logprobs: Some(1), ..SamplingParams::default() },
+    ];
+    for sampling in sampling {
+        let request = Request { sampling, ..simple_requests().remove(0) };
+        let (_, begun) = run(&engine, running::options(Fixed), &[request]);
+        assert_eq!(begun, 0);
+    }
+    let (_dir, engine) = target(Drafts::Lookup);
+    assert_eq!(run(&engine, running::options(Fixed), &simple_requests()).1, 0, "look-up");
+}
+
+/// A small generator of decisions.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn one_in(&mut self, chances: usize) -> bool {
+        self.below(chances) == 0
+    }
+}
+
+/// Prompts that have nothing in common, so long that a few texts fill the cache.
+fn crowd() -> Vec<Request> {
+    let requests = simple_requests().into_iter().cycle().take(CROWD).enumerate();
+    let long = |(idx, request): (usize, Request)| Request {
+        prompt: (0..120 + 9 * idx)
+            .map(|at| ((at * at + 31 * idx * at + idx) % 60) as u32)
+            .collect(),
+        max_tokens: 22 + idx,
+        ..request
+    };
+    requests.map(long).collect()
+}
+
+/// Texts that want more pages than there are.
+const CROWD: usize = 8;
+const PAGES: usize = 64;
+
+/// Sequences lose their pages, leave and arrive while a step of theirs has begun, with so few pages that what one
+/// gives back another gets at once.
+#[test]
+fn texts_survive_what_happens_around_a_step_that_has_begun() {
+    let (_dir, engine) = target(Drafts::Model);
+    let requests = crowd();
+    let (expected, _) = run(&engine, asleep(), &requests);
+    for (seed, policy) in [(1, Fixed), (2, Fixed), (3, Adaptive)] {
+        let options = Options { kv_tokens: Some(PAGES * PAGE_TOKENS), ..running::options(policy) };
+        let (mut runtime, begun) = counting(load_bounded(&engine, options, Schedule::seeded(seed)));
+        let mut dice = Dice(seed);
+        let mut extras = Vec::new();
+        let done = running::run_with(&mut runtime, &requests, |runtime, open| {
+            if dice.one_in(8) {
+                runtime.preempt(open[dice.below(open.len())]);
+            }
+            if dice.one_in(4) && extras.len() < 2 {
+                // Comes, takes pages, and goes in the middle of its text.
+                let prompt = requests[dice.below(CROWD)].prompt[..40].to_vec();
+                let request = Request { prompt, ..requests[0].clone() };
+                extras.extend(runtime.add(request).ok());
+            }
+            if dice.one_in(6) {
+                extras.pop().map(|id| runtime.cancel(id));
+            }
+        });
+        assert_eq!(texts(&done), texts(&expected), "seed {seed}");
+        let begun = begun.load(Ordering::Relaxed);
+        assert!(begun > 10, "{begun} steps had begun with seed {seed}");
+    }
+}

@@ -1,0 +1,299 @@
+//! The executor over the CUDA driver's own interface, in processes of their own that find an emulated `libcuda.so`.
+//! Texts are those of the emulator as a device, everything is freed, and what goes wrong is said.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::models::Recipe;
+use common::running::{self, Done};
+use common::tiny::{self, Sizes};
+use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
+use spec_core::engine::Engine;
+use spec_core::exec::cuda::Driver;
+use spec_core::exec::cuda::device::{Device as _, Launch};
+use spec_core::model::Dtype;
+use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
+use spec_core::sampling::SamplingParams;
+use spec_emu::{Emulator, Schedule};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, fs};
+
+const SIZES: Sizes =
+    Sizes { hidden: 96, head_dim: 64, num_heads: 4, num_kv_heads: 2, ff: 160, qk_norm: false };
+
+/// Set in a process that finds the emulated driver: a folder of its own.
+const FOLDER: &str = "EMULATED_DRIVER_FOLDER";
+/// Kernels by their cubins, for the emulated driver; the process writes them before it opens a GPU.
+const CODE: &str = "EMU_DRIVER_CODE";
+/// How the emulated driver's complaints begin.
+const COMPLAINT: &str = "emulated libcuda:";
+
+/// A process that finds the emulated driver.
+struct Emulated {
+    folder: PathBuf,
+}
+
+impl Emulated {
+    /// In the process of a test: runs that test again in one that finds the emulated driver, with variables for it; it
+    /// must succeed, without complaints but those that are expected. In that one: gives what the test works with.
+    fn run(test: &str, variables: &[(&str, &str)], complaints: &[&str]) -> Option<Self> {
+        if let Some(folder) = env::var_os(FOLDER) {
+            return Some(Self { folder: folder.into() });
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let program = env::current_exe().unwrap();
+        let library = program.with_file_name("libspec_emu_driver.so");
+        std::os::unix::fs::symlink(library, folder.path().join("libcuda.so.1")).unwrap();
+        fs::write(folder.path().join("code"), "").unwrap();
+        let output = Command::new(program)
+            .args([test, "--exact", "--nocapture"])
+            .env(FOLDER, folder.path())
+            .env("LD_LIBRARY_PATH", folder.path())
+            .env(CODE, folder.path().join("code"))
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+        let found: Vec<&str> = said.lines().filter(|line| line.starts_with(COMPLAINT)).collect();
+        assert_eq!(found.len(), complaints.len(), "{said}");
+        for (found, part) in found.iter().zip(complaints) {
+            assert!(found.contains(part), "{said}");
+        }
+        None
+    }
+
+    /// A target that is compiled for these architectures and drafts with a model, and its kernels made known.
+    fn target(&self, device: &str) -> Engine {
+        let path = |name: &str| self.folder.join(name);
+        tiny::write_sized(&path("big"), 2, 1, &SIZES);
+        tiny::write_sized(&path("small"), 1, 1, &SIZES);
+        let recipe = Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16);
+        recipe.on(device).build(&path("built"));
+        let engine = Engine::open(path("built").join("1").join(TARGET_FILE)).unwrap();
+        let draft = engine.open_drafter().unwrap();
+        let table: String =
+            [Some(&engine), draft.as_ref()].into_iter().flatten().map(table).collect();
+        fs::write(env::var_os(CODE).unwrap(), table).unwrap();
+        engine
+    }
+}
+
+/// What the emulated driver runs for each cubin of an engine.
+fn table(engine: &Engine) -> String {
+    let mut lines = String::new();
+    for section in &engine.manifest().sections {
+        let Some((_, variant)) = section.name.strip_prefix("code.").and_then(|n| n.split_once('.'))
+        else {
+            continue;
+        };
+        let hash = blake3::hash(engine.section(&section.name)).to_hex();
+        writeln!(lines, "{hash} {variant}").unwrap();
+    }
+    lines
+}
+
+/// A tenth of a GPU's memory is more than enough.
+fn options(policy: spec_core::adapt::DraftPolicy) -> Options {
+    Options { kv_tokens: Some(2048), ..running::options(policy) }
+}
+
+fn requests() -> Vec<Request> {
+    let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
+    let sampling = [
+        SamplingParams::default(),
+        SamplingParams { top_k: 7, repetition_penalty: 1.3, ..seeded.clone() },
+        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
+    ];
+    let request = |(idx, sampling): (usize, &SamplingParams)| Request {
+        prompt: (0..10 + 9 * idx as u32)
+            .map(|i| (i * i + 7 * i + 3) % tiny::VOCAB as u32)
+            .collect(),
+        max_tokens: 10,
+        sampling: sampling.clone(),
+        ..Request::default()
+    };
+    sampling.iter().enumerate().map(request).collect()
+}
+
+fn texts(done: &[Done]) -> Vec<Vec<u32>> {
+    done.iter().map(|done| done.tokens.clone()).collect()
+}
+
+fn error<T>(result: spec_core::Result<T>) -> String {
+    result.err().expect("is refused").to_string()
+}
+
+#[test]
+fn texts_are_those_of_the_emulator_and_everything_is_freed() {
+    let test = "texts_are_those_of_the_emulator_and_everything_is_freed";
+    let Some(emulated) = Emulated::run(test, &[], &[]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    for policy in [Fixed, Adaptive] {
+        let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
+        let mut expected = Runtime::load_on(&engine, &options(policy), &open).unwrap();
+        let mut found = Runtime::load(&engine, &options(policy)).unwrap();
+        let expected = running::run(&mut expected, &requests());
+        let found = running::run(&mut found, &requests());
+        assert_eq!(texts(&found), texts(&expected), "{policy:?}");
+        assert!(found.iter().any(|done| done.counters.accepted > 0), "drafts engage");
+    }
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_named() {
+    let test = "a_gpu_that_is_not_there_is_named";
+    if Emulated::run(test, &[("EMU_DRIVER_DEVICES", "2")], &[]).is_none() {
+        return;
+    }
+    assert_eq!(error(Driver::open(2)), "device: GPU 2 was asked for, 2 are here");
+    let (first, second) = (Driver::open(0).unwrap(), Driver::open(1).unwrap());
+    let name = |number| format!("emulated GPU {number} of compute capability 9.0");
+    assert_eq!(first.describe().name, name(0));
+    assert_eq!(second.describe().name, name(1));
+}
+
+#[test]
+fn memory_that_is_not_there_is_named_before_and_after_planning() {
+    let test = "memory_that_is_not_there_is_named_before_and_after_planning";
+    // 512 MiB of a GPU are never planned.
+    let Some(emulated) = Emulated::run(test, &[("EMU_DRIVER_MIB", "513")], &[]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let options = Options { kv_bytes: Some(1 << 30), ..running::options(Fixed) };
+    let message = error(Runtime::load(&engine, &options));
+    assert!(message.starts_with("the KV cache needs"), "{message}");
+    let mut gpu = Driver::open(0).unwrap();
+    gpu.alloc(500 << 20).unwrap();
+    let name = "emulated GPU 0 of compute capability 9.0";
+    let expected = format!("{name}: 14 MiB of GPU memory are needed, 13 MiB are left");
+    assert_eq!(error(gpu.alloc(14 << 20)), expected);
+    gpu.alloc(13 << 20).unwrap();
+    assert_eq!(gpu.available_bytes().unwrap(), 0);
+}
+
+#[test]
+fn code_that_is_for_another_gpu_or_no_code_is_refused_by_name() {
+    let test = "code_that_is_for_another_gpu_or_no_code_is_refused_by_name";
+    let complaints = ["cuModuleLoadData: no ELF file"];
+    let Some(emulated) = Emulated::run(test, &[], &complaints) else { return };
+    let engine = emulated.target("cuda:sm_90a,sm_80");
+    let mut gpu = Driver::open(0).unwrap();
+    let code = |arch| engine.section(&format!("code.{arch}.accept"));
+    gpu.load("accept", "accept", code("sm_90a"), 0).unwrap();
+    let message = error(gpu.load("accept", "accept", code("sm_80"), 0));
+    assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_NO_BINARY_FOR_GPU");
+    let message = error(gpu.load("accept", "other", code("sm_90a"), 0));
+    assert_eq!(message, "device: cuModuleGetFunction of accept: CUDA_ERROR_NOT_FOUND");
+    let message = error(gpu.load("accept", "accept", &[0; 64], 0));
+    assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_INVALID_IMAGE");
+}
+
+#[test]
+fn older_gpus_run_their_own_code() {
+    let test = "older_gpus_run_their_own_code";
+    let Some(emulated) = Emulated::run(test, &[("EMU_DRIVER_CAPABILITY", "8.6")], &[]) else {
+        return;
+    };
+    let engine = emulated.target("cuda:sm_90a,sm_80");
+    let open = |_| Ok(Box::new(Emulator::new((8, 6), 3, Schedule::PLAIN)) as _);
+    let mut expected = Runtime::load_on(&engine, &options(Fixed), &open).unwrap();
+    let mut found = Runtime::load(&engine, &options(Fixed)).unwrap();
+    let expected = running::run(&mut expected, &requests());
+    assert_eq!(texts(&running::run(&mut found, &requests())), texts(&expected));
+}
+
+/// What the steps of a runtime say until it is idle.
+fn failures(runtime: &mut Runtime, requests: &[Request]) -> Vec<String> {
+    for request in requests {
+        runtime.add(request.clone()).unwrap();
+    }
+    let mut failures = Vec::new();
+    while !runtime.is_idle() {
+        failures.extend(runtime.step().failure.map(|error| error.to_string()));
+    }
+    failures
+}
+
+#[test]
+fn a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again() {
+    let test = "a_kernel_that_fails_is_told_with_what_to_do_and_the_model_can_be_loaded_again";
+    let Some(emulated) = Emulated::run(test, &[("EMU_DRIVER_FAIL", "kernel=719@100")], &[]) else {
+        return;
+    };
+    let engine = emulated.target("cuda:sm_90a");
+    let mut runtime = Runtime::load(&engine, &options(Fixed)).unwrap();
+    let first = failures(&mut runtime, &requests());
+    assert_eq!(first.len(), 1, "{first:?}");
+    assert!(first[0].contains("CUDA_ERROR_LAUNCH_FAILED"), "{first:?}");
+    assert!(first[0].contains("load the model again"), "{first:?}");
+    let later = failures(&mut runtime, &requests()[..1]);
+    let expected = "device: the GPU failed before (CUDA_ERROR_LAUNCH_FAILED): load the model again";
+    assert_eq!(later, [expected]);
+    drop(runtime);
+    let mut runtime = Runtime::load(&engine, &options(Fixed)).unwrap();
+    assert_eq!(failures(&mut runtime, &requests()), Vec::<String>::new());
+}
+
+fn writes_the_same(test: &str, variable: (&str, &str)) {
+    let Some(emulated) = Emulated::run(test, &[variable], &[]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
+    let mut expected = Runtime::load_on(&engine, &options(Fixed), &open).unwrap();
+    let mut found = Runtime::load(&engine, &options(Fixed)).unwrap();
+    let expected = running::run(&mut expected, &requests());
+    assert_eq!(texts(&running::run(&mut found, &requests())), texts(&expected));
+}
+
+#[test]
+fn texts_are_the_same_where_no_graph_can_be_captured() {
+    let test = "texts_are_the_same_where_no_graph_can_be_captured";
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuStreamBeginCapture=900"));
+}
+
+#[test]
+fn texts_are_the_same_where_no_graph_can_be_instantiated() {
+    let test = "texts_are_the_same_where_no_graph_can_be_instantiated";
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2"));
+}
+
+#[test]
+fn texts_are_the_same_where_kernels_do_not_overlap() {
+    let test = "texts_are_the_same_where_kernels_do_not_overlap";
+    writes_the_same(test, ("SPEC_CUDA_OVERLAP", "off"));
+}
+
+#[test]
+fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
+    let test = "a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was";
+    let complaint = "cuLaunchKernelEx: accept has up to";
+    // Recorded to overlap, recorded without, and launched.
+    let Some(emulated) = Emulated::run(test, &[], &[complaint; 3]) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let mut gpu = Driver::open(0).unwrap();
+    let code = engine.section("code.sm_90a.accept");
+    let kernel = gpu.load("accept", "accept", code, 0).unwrap();
+    let params = vec![0; 1024];
+    let launch = Launch { kernel, grid: 1, block: 2048, shared_bytes: 0, params, overlap: true };
+    let graph = gpu.record(&[launch]).unwrap();
+    let message = "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE";
+    assert_eq!(error(gpu.replay(graph)), message);
+    let address = gpu.alloc(4).unwrap();
+    gpu.write(address, &[1, 2, 3, 4]).unwrap();
+    let mut found = [0; 4];
+    gpu.read(address, &mut found).unwrap();
+    assert_eq!(found, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_status_without_a_name_is_told_as_its_number() {
+    let test = "a_status_without_a_name_is_told_as_its_number";
+    if Emulated::run(test, &[("EMU_DRIVER_FAIL", "cuMemAlloc=4321@2")], &[]).is_none() {
+        return;
+    }
+    let mut gpu = Driver::open(0).unwrap();
+    gpu.alloc(1).unwrap();
+    assert_eq!(error(gpu.alloc(1)), "device: cuMemAlloc: error 4321");
+    gpu.alloc(1).unwrap();
+}
