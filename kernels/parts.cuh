@@ -21,6 +21,14 @@ constexpr uint32_t SLICES = SAMPLE_SLICES;
 constexpr float PROMISING = SAMPLE_PROMISING;
 constexpr uint32_t MAX_PROMISING = 7 * SAMPLE_PROMISING / 3;
 
+// Weights below which the total of a slice is told: top-p can leave out all of them if they are little enough.
+constexpr uint32_t NUM_FLOORS = 4;
+
+// 2^-8, 2^-11, 2^-14 and 2^-17 of the likeliest.
+DEVICE float floor_of(uint32_t idx) {
+    return bits_float((127 - 8 - 3 * idx) << 23);
+}
+
 // A token that can win.
 struct alignas(8) Promising {
     uint32_t id;
@@ -31,6 +39,7 @@ struct alignas(8) Promising {
 struct SlicePart {
     double total;      // of its weights
     double raw_total;  // of its weights before edits and temperature
+    float tails[NUM_FLOORS];  // totals of its weights below each floor, if they are not drawn from as they are
     float bar;         // the noise of tokens that are not listed is more than this a weight, times 2^24
     uint32_t num_listed;
     Promising listed[MAX_PROMISING];
@@ -53,6 +62,15 @@ DEVICE double total_of(const RowParts& parts, double SlicePart::*sum) {
     double total = 0.0;
     for (uint32_t slice = 0; slice < SLICES; slice++) {
         total += parts.slices[slice].*sum;
+    }
+    return total;
+}
+
+// Of a row, what weighs less than a floor.
+DEVICE float tail_of(const RowParts& parts, uint32_t idx) {
+    float total = 0.0f;
+    for (uint32_t slice = 0; slice < SLICES; slice++) {
+        total += parts.slices[slice].tails[idx];
     }
     return total;
 }

@@ -101,17 +101,44 @@ DEVICE Float4 weigh_four(const Weigh& weigh, const Float4& four) {
     return {weigh(four.x), weigh(four.y), weigh(four.z), weigh(four.w)};
 }
 
-// The total of a range's weights, which are written if they are kept.
-DEVICE double weigh_range(const Place& place, const Range& range, const Weigh& weigh,
-                          bool keeps_weights, RowScratch& scratch) {
+// The total of a range's weights, which are written.
+DEVICE double write_weights(const Place& place, const Range& range, const Weigh& weigh,
+                            RowScratch& scratch) {
     double total = 0.0;
     each_four(place.values(), range, scratch.staging, [&](uint32_t id, const Float4& scores) {
         const Float4 weights = weigh_four(weigh, scores);
-        if (keeps_weights) {
-            store_four(place.weights, id, weights);
-        }
+        store_four(place.weights, id, weights);
         total += sum_of(weights);
     });
+    return block_sum(scratch.block, total);
+}
+
+DEVICE float below(float weight, float floor) {
+    return weight < floor ? weight : 0.0f;
+}
+
+// The total of a range's weights, and of those below each floor.
+DEVICE double measure_weights(const Place& place, const Range& range, const Weigh& weigh,
+                              SlicePart& part, RowScratch& scratch) {
+    double total = 0.0;
+    float tails[NUM_FLOORS] = {};
+    each_four(place.values(), range, scratch.staging, [&](uint32_t, const Float4& scores) {
+        const Float4 weights = weigh_four(weigh, scores);
+        total += sum_of(weights);
+        UNROLL
+        for (uint32_t idx = 0; idx < NUM_FLOORS; idx++) {
+            const float floor = floor_of(idx);
+            tails[idx] += below(weights.x, floor) + below(weights.y, floor) +
+                          below(weights.z, floor) + below(weights.w, floor);
+        }
+    });
+    UNROLL
+    for (uint32_t idx = 0; idx < NUM_FLOORS; idx++) {
+        const double tail = block_sum(scratch.block, static_cast<double>(tails[idx]));
+        if (thread_index() == 0) {
+            part.tails[idx] = static_cast<float>(tail);
+        }
+    }
     return block_sum(scratch.block, total);
 }
 
@@ -175,9 +202,12 @@ DEVICE void weigh_slice(const Place& place, const Task& task, uint32_t slice, fl
     const Range range = slice_of(place.vocab, slice);
     const Weigh weigh = weigh_of(*place.context.sequence, largest);
     SlicePart& part = place.parts->slices[slice];
-    const double total = weigh_range(place, range, weigh, task.keeps_weights, scratch);
+    double total;
     if (task.keeps_weights) {
+        total = write_weights(place, range, weigh, scratch);
         remember(place, range, total, noise, part, scratch);
+    } else {
+        total = measure_weights(place, range, weigh, part, scratch);
     }
     if (thread_index() == 0) {
         part.total = total;

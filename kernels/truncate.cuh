@@ -260,15 +260,21 @@ DEVICE double total_of(const Pool& pool, BlockScratch& scratch) {
 }
 
 // A value that at least k scores reach, which leaves few to search: the k-th largest of the threads' own
-// largest, or else negative infinity.
-DEVICE float top_k_floor(uint32_t k, RowScratch& scratch) {
-    if (k > num_threads() / 2) {
+// largest, or of the tiles' if k is too large for that, or else negative infinity.
+DEVICE float top_k_floor(const Place& place, uint32_t k, RowScratch& scratch) {
+    const bool is_of_tiles = k > num_threads() / 2;
+    const uint32_t count = is_of_tiles ? place.vocab / BEST_TILE : num_threads();
+    if (k > count / 2) {
         return negative_infinity();
     }
-    const CountedFloats own = {{scratch.largest, nullptr, num_threads(), negative_infinity()}};
+    const Best* best = place.value_best();
+    const auto largest = [&](uint32_t idx) {
+        const float value = is_of_tiles ? best[idx].value : scratch.largest[idx];
+        return Item{idx, ordered_key(value), 1};
+    };
     const uint32_t low = lowest_key(negative_infinity());
     const uint32_t high = highest_key(-negative_infinity());
-    return ordered_float(reach(own, num_threads(), k, low, high, scratch.select).key);
+    return ordered_float(reach(largest, count, k, low, high, scratch.select).key);
 }
 
 // Where top-k cuts the scores.
@@ -278,10 +284,24 @@ DEVICE Cut top_k(const Candidates& of, uint32_t k, RowScratch& scratch) {
     return select(CountedFloats{of}, of.count, k, low, high, scratch.select);
 }
 
-// All tokens below it together weigh less than what top-p may leave out, so none of them is needed. The factor
-// covers the rounding of the sums.
+// A floor is valid if all tokens below it together weigh less than what top-p may leave out, so that none of them is
+// needed. The factor covers the rounding of the sums.
+constexpr double FLOOR_SLACK = 0.99;
+
+// However the weights are spread.
 DEVICE float top_p_floor(double total, double goal, uint32_t num_tokens) {
-    return static_cast<float>(0.99 * (total - goal) / static_cast<double>(num_tokens));
+    return static_cast<float>(FLOOR_SLACK * (total - goal) / static_cast<double>(num_tokens));
+}
+
+// The highest one that the slices of a row know to be valid, or `floor`.
+DEVICE float known_floor(const RowParts& parts, double total, double goal, float floor) {
+    UNROLL
+    for (uint32_t idx = 0; idx < NUM_FLOORS; idx++) {
+        const double tail = static_cast<double>(tail_of(parts, idx));
+        const bool is_valid = tail <= FLOOR_SLACK * (total - goal);
+        floor = is_valid ? maximum(floor, floor_of(idx)) : floor;
+    }
+    return floor;
 }
 
 // Where top-p cuts weights of this total: after the shortest prefix that reaches `goal`.
@@ -326,20 +346,18 @@ DEVICE bool truncates(const StepSequence& s, uint32_t vocab) {
     return has_top_k(s, vocab) || s.top_p != 1.0f || s.min_p != 0.0f;
 }
 
-// What top-p leaves out at least, or min-p without it.
-DEVICE float weight_floor(const StepSequence& s, double total, uint32_t num_tokens) {
-    const double goal = total * static_cast<double>(s.top_p);
-    return s.top_p < 1.0f ? top_p_floor(total, goal, num_tokens) : s.min_p;
-}
-
 DEVICE Filter filter_of(const Place& place, const Weigh& weigh, double total,
                         RowScratch& scratch) {
     const StepSequence& s = *place.context.sequence;
     if (has_top_k(s, place.vocab)) {
-        const float floor = top_k_floor(s.top_k, scratch);
+        const float floor = top_k_floor(place, s.top_k, scratch);
         return {weigh, true, floor, floor};
     }
-    const float floor = weight_floor(s, total, place.vocab);
+    float floor = s.min_p;
+    if (s.top_p < 1.0f) {
+        const double goal = total * static_cast<double>(s.top_p);
+        floor = known_floor(*place.parts, total, goal, top_p_floor(total, goal, place.vocab));
+    }
     return {weigh, false, floor, TILE_SLACK * floor};
 }
 
@@ -357,9 +375,7 @@ DEVICE Truncated truncate(const Place& place, const Weigh& weigh, double total,
     const bool is_listed = list(place, filter, scratch);
     const Pool pool = pool_of(place, is_listed, scratch);
     Cut cut = KEEP_ALL;
-    uint32_t num_tokens = place.vocab;
     if (filter.is_of_scores) {
-        num_tokens = s.top_k;
         cut = top_k(pool.candidates(pool.scores, filter.floor), s.top_k, scratch);
     }
     if (filter.is_of_scores || !is_listed) {
@@ -369,8 +385,9 @@ DEVICE Truncated truncate(const Place& place, const Weigh& weigh, double total,
     float least = s.min_p;
     cut = KEEP_ALL;
     if (s.top_p < 1.0f) {
-        const float floor = weight_floor(s, total, num_tokens);
         const double goal = total * static_cast<double>(s.top_p);
+        const float floor =
+            filter.is_of_scores ? top_p_floor(total, goal, s.top_k) : filter.floor;
         cut = top_p(pool.candidates(pool.weights, floor), total, goal, scratch);
         least = maximum(least, floor);
     }
