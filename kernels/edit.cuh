@@ -1,5 +1,6 @@
 // What the tokens before a position change about its logits: bias, then bans, then penalties, as the host's
-// `sampling::context` has them. Drafted tokens count like generated ones. Each block edits a range of the tokens.
+// `sampling::context` has them. Drafted tokens count like generated ones. Each block edits a range of the
+// tokens.
 #pragma once
 #include "exact.cuh"
 #include "step.cuh"

@@ -1,5 +1,5 @@
-// What the blocks of a row tell the one of them that is last, which decides. It adds their sums in order, so that
-// bits do not depend on who that is.
+// What the blocks of a row tell the one of them that is last, which decides. It adds their sums in order,
+// so that bits do not depend on who that is.
 #pragma once
 #include "block.cuh"
 #include "step.cuh"
@@ -16,12 +16,13 @@ constexpr uint32_t SLICES = SAMPLE_SLICES;
 #define SAMPLE_PROMISING 48
 #endif
 
-// Tokens of a slice that are remembered for the race: how many are expected, whatever the weights are, and how many
-// there is room for.
+// Tokens of a slice that are remembered for the race: how many are expected, whatever the weights are, and
+// how many there is room for.
 constexpr float PROMISING = SAMPLE_PROMISING;
 constexpr uint32_t MAX_PROMISING = 7 * SAMPLE_PROMISING / 3;
 
-// Weights below which the total of a slice is told: top-p can leave out all of them if they are little enough.
+// Weights below which the total of a slice is told: top-p can leave out all of them if they are little
+// enough.
 constexpr uint32_t NUM_FLOORS = 4;
 
 // 2^-8, 2^-11, 2^-14 and 2^-17 of the likeliest.
@@ -84,8 +85,8 @@ DEVICE float bar_of(const RowParts& parts) {
     return bar;
 }
 
-// Publishes what this block has done of the row, and tells all its threads whether it was the last one. `told` is
-// shared memory.
+// Publishes what this block has done of the row, and tells all its threads whether it was the last one.
+// `told` is shared memory.
 DEVICE bool is_last(RowParts& parts, uint32_t* told) {
     // The barrier puts all threads' stores before the counter that one of them moves.
     barrier_all();

@@ -1,5 +1,6 @@
-// A row of the pass: where it stands, what is sampled from, and how that is read: in fours, and by tiles whose
-// best is known. A row is cut into slices of whole tiles, a block each, in the same way whatever runs beside it.
+// A row of the pass: where it stands, what is sampled from, and how that is read: in fours, and by tiles
+// whose best is known. A row is cut into slices of whole tiles, a block each, in the same way whatever runs
+// beside it.
 #pragma once
 #include "edit.cuh"
 #include "parts.cuh"
@@ -70,7 +71,8 @@ DEVICE Place place_of(const SampleParams& params, uint64_t row, uint32_t sequenc
             parts_of(params, row)};
 }
 
-// The tokens of a slice: all begin with a tile, and end with one, or with the vocabulary. The last may be empty.
+// The tokens of a slice: all begin with a tile, and end with one, or with the vocabulary. The last may be
+// empty.
 DEVICE Range slice_of(uint32_t vocab, uint32_t slice) {
     const uint32_t each = divide_up(divide_up(vocab, BEST_TILE), SLICES) * BEST_TILE;
     const uint32_t first = slice * each;
@@ -81,8 +83,8 @@ DEVICE Range slice_of(uint32_t vocab, uint32_t slice) {
 using Staging = Float4[IN_FLIGHT][MAX_THREADS];
 
 // Calls each(first id, four values), always from the same thread. What lies beyond the range is negative
-// infinity. By way of shared memory, so that much is on its way though `each` is there but once: code that is run
-// for the first time is slow to come, too.
+// infinity. By way of shared memory, so that much is on its way though `each` is there but once: code that
+// is run for the first time is slow to come, too.
 template <class Each>
 DEVICE void each_four(const float* values, const Range& range, Staging& staging, const Each& each) {
     const uint32_t end = divide_up(range.end, 4u);

@@ -30,8 +30,8 @@ DEVICE bool is_won(const Scored& best, double bar) {
     return best.id != NO_TOKEN && best.score > log(RACE_UNIT * RACE_SLACK / bar);
 }
 
-// The best of the listed tokens, of which `weights(id, weight)` is what is left; NO_TOKEN if nothing is. What is left
-// adds up to `most` at most.
+// The best of the listed tokens, of which `weights(id, weight)` is what is left; NO_TOKEN if nothing is.
+// What is left adds up to `most` at most.
 template <class Weights>
 DEVICE Scored race_listed(const Weights& weights, double most, const Noise& noise,
                           RowScratch& scratch) {
@@ -130,9 +130,10 @@ DEVICE Promise next_promise(const Weights& weights, uint32_t count, const Noise&
     return next;
 }
 
-// The winner among the tokens below `count` of which `weights(id)` is positive, or NO_TOKEN: for when the winner
-// is not one of those that are remembered. Each thread scores only its most promising token; the best of these is a
-// bar that hardly any other token can still reach, and only threads which hold such a token look again.
+// The winner among the tokens below `count` of which `weights(id)` is positive, or NO_TOKEN: for when the
+// winner is not one of those that are remembered. Each thread scores only its most promising token; the
+// best of these is a bar that hardly any other token can still reach, and only threads which hold such a
+// token look again.
 template <class Weights>
 DEVICE uint32_t race_all(const Weights& weights, uint32_t count, const Noise& noise,
                          BlockScratch& scratch) {

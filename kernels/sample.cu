@@ -1,7 +1,7 @@
-// From logits to decisions, a few blocks a row, of which the last one decides. Drafting, it draws the next draft and
-// settles whether to go on. For the target it decides at all rows at once whether the draft that follows is kept,
-// given that those before it are, and what the target's own token is if it is not. All of it is a function of the
-// row's own logits, its sequence and its drafts.
+// From logits to decisions, a few blocks a row, of which the last one decides. Drafting, it draws the next
+// draft and settles whether to go on. For the target it decides at all rows at once whether the draft that
+// follows is kept, given that those before it are, and what the target's own token is if it is not. All of
+// it is a function of the row's own logits, its sequence and its drafts.
 #include "prims.cuh"
 #include "race.cuh"
 
@@ -206,8 +206,8 @@ DEVICE void choose(const SampleParams& params, uint64_t row, const Place& place,
     settle(params, row, token, is_path && token == draft);
 }
 
-// Weighs this block's slice, where that is asked for. True in the block that decides, with the likeliest of what the
-// row is sampled from.
+// Weighs this block's slice, where that is asked for. True in the block that decides, with the likeliest of
+// what the row is sampled from.
 DEVICE bool finish_row(const Place& place, const Task& task, uint32_t slice, const Noise& noise,
                        Scored& best, RowScratch& scratch) {
     best = likeliest(place.logits, place.best, place.vocab, scratch);

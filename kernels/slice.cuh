@@ -1,5 +1,5 @@
-// What the blocks of a row do side by side: copy and edit its logits, weigh all tokens, remember those that can win
-// the race. Only rows that need one of these have more than one block at work.
+// What the blocks of a row do side by side: copy and edit its logits, weigh all tokens, remember those that
+// can win the race. Only rows that need one of these have more than one block at work.
 #pragma once
 #include "noise.cuh"
 #include "truncate.cuh"

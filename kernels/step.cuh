@@ -120,8 +120,8 @@ struct RowsParams {
 };
 static_assert(sizeof(RowsParams) == 72, "as on the host");
 
-// SLICES blocks a row of logits: a sequence each when drafting, max_drafts + 1 each for the target. Rows of floats
-// that are not the head's are padded to whole fours, as are the tiles of `scores`.
+// SLICES blocks a row of logits: a sequence each when drafting, max_drafts + 1 each for the target. Rows of
+// floats that are not the head's are padded to whole fours, as are the tiles of `scores`.
 struct SampleParams {
     const StepSequence* sequences;
     const uint32_t* words;  // what the Spans point into

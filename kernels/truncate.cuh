@@ -1,7 +1,7 @@
-// From scores to weights: temperature, then top-k, top-p and min-p, each on what the one before has left, as
-// the host's `sampling::truncate` has them. Hardly any token is left, and the best of a tile tells whether one
-// of it can be: the few are listed in shared memory. Where too many are likely, all weights of the row are worked
-// on where they are.
+// From scores to weights: temperature, then top-k, top-p and min-p, each on what the one before has left,
+// as the host's `sampling::truncate` has them. Hardly any token is left, and the best of a tile tells
+// whether one of it can be: the few are listed in shared memory. Where too many are likely, all weights of
+// the row are worked on where they are.
 #pragma once
 #include "place.cuh"
 #include "select.cuh"
@@ -242,8 +242,8 @@ DEVICE Pool pool_of(const Place& place, bool is_listed, RowScratch& scratch) {
     return {place.values(), place.weights, nullptr, place.vocab};
 }
 
-// The total of the weights. Of multiples of 2^-40 and of 2^-80, so that the order of those that are listed, which
-// is no particular one, does not matter.
+// The total of the weights. Of multiples of 2^-40 and of 2^-80, so that the order of those that are listed,
+// which is no particular one, does not matter.
 DEVICE double total_of(const Pool& pool, BlockScratch& scratch) {
     constexpr double UNIT = 1099511627776.0;
     double high = 0.0;
@@ -284,8 +284,8 @@ DEVICE Cut top_k(const Candidates& of, uint32_t k, RowScratch& scratch) {
     return select(CountedFloats{of}, of.count, k, low, high, scratch.select);
 }
 
-// A floor is valid if all tokens below it together weigh less than what top-p may leave out, so that none of them is
-// needed. The factor covers the rounding of the sums.
+// A floor is valid if all tokens below it together weigh less than what top-p may leave out, so that none
+// of them is needed. The factor covers the rounding of the sums.
 constexpr double FLOOR_SLACK = 0.99;
 
 // However the weights are spread.
@@ -361,8 +361,8 @@ DEVICE Filter filter_of(const Place& place, const Weigh& weigh, double total,
     return {weigh, false, floor, TILE_SLACK * floor};
 }
 
-// What truncation leaves: whether it is listed, and its total. `total` is that of all weights; only top-p without
-// top-k asks for it.
+// What truncation leaves: whether it is listed, and its total. `total` is that of all weights; only top-p
+// without top-k asks for it.
 struct Truncated {
     bool is_listed;
     double total;
