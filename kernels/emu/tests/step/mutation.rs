@@ -23,7 +23,7 @@ const WAITS: [(&str, &str); 13] = [
     ("block.cuh", "    barrier_all();\n    // The first"),
     ("select.cuh", "        barrier_all();\n        find_bin("),
     ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
-    ("truncate.cuh", "    barrier_all();\n    return scratch.num_listed"),
+    ("list.cuh", "    barrier_all();\n    return scratch.num_listed"),
     ("race.cuh", "    barrier_all();\n}"),
     ("slice.cuh", "    barrier_all();\n}\n\nDEVICE Scored better_of_four"),
     ("parts.cuh", "    barrier_all();\n    return *told"),
