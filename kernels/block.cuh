@@ -11,6 +11,7 @@
 
 constexpr uint32_t MAX_THREADS = SAMPLE_THREADS;
 constexpr uint32_t MAX_WARPS = MAX_THREADS / 32;
+static_assert(MAX_WARPS <= 32, "a lane each");
 
 // Shared memory of the reductions.
 struct BlockScratch {
@@ -38,27 +39,27 @@ DEVICE double block_sum(BlockScratch& scratch, double value) {
         scratch.values[warp_index()] = value;
     }
     barrier_all();
-    double total = scratch.values[0];
-    for (uint32_t warp = 1; warp < num_threads() / 32; warp++) {
-        total += scratch.values[warp];
-    }
-    return total;
+    return warp_sum(lane_index() < num_threads() / 32 ? scratch.values[lane_index()] : 0.0);
 }
 
-DEVICE Scored block_best(BlockScratch& scratch, Scored best) {
-    UNROLL
+DEVICE Scored warp_best(Scored best) {
+    // A loop: code that is run for the first time is slow to come.
+    KEEP_LOOP
     for (uint32_t mask = 16; mask > 0; mask /= 2) {
         best = better(best, {shuffle_xor(best.score, mask), shuffle_xor(best.id, mask)});
     }
+    return best;
+}
+
+DEVICE Scored block_best(BlockScratch& scratch, Scored best) {
+    best = warp_best(best);
     barrier_all();
     if (lane_index() == 0) {
         scratch.values[warp_index()] = best.score;
         scratch.ids[warp_index()] = best.id;
     }
     barrier_all();
-    best = {scratch.values[0], scratch.ids[0]};
-    for (uint32_t warp = 1; warp < num_threads() / 32; warp++) {
-        best = better(best, {scratch.values[warp], scratch.ids[warp]});
-    }
-    return best;
+    // The first warp's twice changes nothing.
+    const uint32_t warp = lane_index() < num_threads() / 32 ? lane_index() : 0;
+    return warp_best({scratch.values[warp], scratch.ids[warp]});
 }

@@ -1,8 +1,19 @@
 // What the tokens before a position change about its logits: bias, then bans, then penalties, as the host's
-// `sampling::context` has them. Drafted tokens count like generated ones.
+// `sampling::context` has them. Drafted tokens count like generated ones. Each block edits a range of the
+// tokens.
 #pragma once
 #include "exact.cuh"
 #include "step.cuh"
+
+// Tokens, without the end.
+struct Range {
+    uint32_t first;
+    uint32_t end;
+
+    DEVICE bool has(uint32_t id) const {
+        return first <= id && id < end;
+    }
+};
 
 // What stands before a row.
 struct Context {
@@ -57,14 +68,14 @@ DEVICE bool edits(const Context& context) {
     return s.biases.count > 0 || s.bad_words.count > 0 || bans_ends(context) || penalises(s);
 }
 
-DEVICE void add_biases(const Context& context, float* scores, uint32_t vocab) {
+DEVICE void add_biases(const Context& context, float* scores, const Range& range) {
     const Span& span = context.sequence->biases;
     const uint32_t* pairs = context.words + span.first;
     for (uint32_t idx = thread_index(); idx < span.count; idx += num_threads()) {
         const uint32_t token = pairs[2 * idx];
         const bool is_first = idx == 0 || pairs[2 * idx - 2] != token;
         // Entries of one token are added by one thread, in their order.
-        for (uint32_t same = idx; is_first && token < vocab && same < span.count; same++) {
+        for (uint32_t same = idx; is_first && range.has(token) && same < span.count; same++) {
             if (pairs[2 * same] != token) {
                 break;
             }
@@ -75,17 +86,17 @@ DEVICE void add_biases(const Context& context, float* scores, uint32_t vocab) {
 
 // Several threads may ban the same token. As integers nothing is above negative infinity but negative NaN,
 // which counts as negative infinity.
-DEVICE void ban(float* scores, uint32_t vocab, uint32_t token) {
-    if (token < vocab) {
+DEVICE void ban(float* scores, const Range& range, uint32_t token) {
+    if (range.has(token)) {
         atomic_max(reinterpret_cast<uint32_t*>(scores + token), float_bits(negative_infinity()));
     }
 }
 
-DEVICE void ban_all(const Context& context, float* scores, uint32_t vocab) {
+DEVICE void ban_all(const Context& context, float* scores, const Range& range) {
     const StepSequence& s = *context.sequence;
     if (bans_ends(context)) {
         for (uint32_t idx = thread_index(); idx < s.end_tokens.count; idx += num_threads()) {
-            ban(scores, vocab, context.words[s.end_tokens.first + idx]);
+            ban(scores, range, context.words[s.end_tokens.first + idx]);
         }
     }
     const uint32_t* starts = context.words + s.bad_words.first;
@@ -93,7 +104,7 @@ DEVICE void ban_all(const Context& context, float* scores, uint32_t vocab) {
         const uint32_t* word = context.words + starts[idx];
         const uint32_t before = starts[idx + 1] - starts[idx] - 1;
         if (context.ends_with(word, before)) {
-            ban(scores, vocab, word[before]);
+            ban(scores, range, word[before]);
         }
     }
 }
@@ -110,18 +121,18 @@ DEVICE float penalised(const StepSequence& s, float logit, uint32_t count) {
 }
 
 // `counts` has a place for each token.
-DEVICE void penalise(const Context& context, float* scores, uint32_t* counts, uint32_t vocab) {
+DEVICE void penalise(const Context& context, float* scores, uint32_t* counts, const Range& range) {
     const StepSequence& s = *context.sequence;
-    for (uint32_t id = thread_index(); id < vocab; id += num_threads()) {
+    for (uint32_t id = range.first + thread_index(); id < range.end; id += num_threads()) {
         counts[id] = 0;
     }
     barrier_all();
     // Only the repetition penalty asks for the prompt.
     for (uint32_t idx = thread_index(); idx < context.num_known(); idx += num_threads()) {
         const uint32_t token = context.token(idx);
-        if (token < vocab && !context.is_prompt(idx)) {
+        if (range.has(token) && !context.is_prompt(idx)) {
             atomic_add(&counts[token], 1);
-        } else if (token < vocab && s.repetition_penalty != 1.0f) {
+        } else if (range.has(token) && s.repetition_penalty != 1.0f) {
             atomic_or(&counts[token], IN_PROMPT);
         }
     }
@@ -129,7 +140,7 @@ DEVICE void penalise(const Context& context, float* scores, uint32_t* counts, ui
     // Whoever comes first for a token penalises it.
     for (uint32_t idx = thread_index(); idx < context.num_known(); idx += num_threads()) {
         const uint32_t token = context.token(idx);
-        if (token >= vocab) {
+        if (!range.has(token)) {
             continue;
         }
         const uint32_t count = atomic_or(&counts[token], PENALISED);
@@ -139,19 +150,14 @@ DEVICE void penalise(const Context& context, float* scores, uint32_t* counts, ui
     }
 }
 
-// Writes the edited logits to `scores`; all threads see them. `counts` is scratch of the same size.
-DEVICE void edit(const Context& context, const float* logits, float* scores, uint32_t* counts,
-                 uint32_t vocab) {
-    for (uint32_t id = thread_index(); id < vocab; id += num_threads()) {
-        scores[id] = logits[id];
-    }
+// Edits the copy of a range of the logits; all threads see it. `counts` is scratch of the same size.
+DEVICE void edit(const Context& context, float* scores, uint32_t* counts, const Range& range) {
+    add_biases(context, scores, range);
     barrier_all();
-    add_biases(context, scores, vocab);
-    barrier_all();
-    ban_all(context, scores, vocab);
+    ban_all(context, scores, range);
     barrier_all();
     if (penalises(*context.sequence)) {
-        penalise(context, scores, counts, vocab);
+        penalise(context, scores, counts, range);
         barrier_all();
     }
 }

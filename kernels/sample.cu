@@ -1,50 +1,9 @@
-// From logits to decisions, one block a row. Drafting, it draws the next draft and settles whether to go on.
-// For the target it decides at all rows at once whether the draft that follows is kept, given that those
-// before it are, and what the target's own token is if it is not. All of it is a function of the row's own
-// logits, its sequence and its drafts.
+// From logits to decisions, a few blocks a row, of which the last one decides. Drafting, it draws the next
+// draft and settles whether to go on. For the target it decides at all rows at once whether the draft that
+// follows is kept, given that those before it are, and what the target's own token is if it is not. All of
+// it is a function of the row's own logits, its sequence and its drafts.
 #include "prims.cuh"
-#include "edit.cuh"
 #include "race.cuh"
-#include "truncate.cuh"
-
-// Logits that share one Best.
-constexpr uint32_t BEST_TILE = 64;
-
-// One row of the pass.
-struct Place {
-    Context context;
-    uint32_t sequence;
-    uint32_t idx;  // drafts before it
-    const float* logits;
-    const Best* best;
-    float* scores;
-    float* weights;
-    uint32_t vocab;
-};
-
-// Where the distribution of a sequence's draft is kept.
-DEVICE uint64_t draft_place(const SampleParams& params, uint32_t sequence, uint32_t idx) {
-    return static_cast<uint64_t>(sequence) * params.max_drafts + idx;
-}
-
-DEVICE float* draft_weights(const SampleParams& params, uint32_t sequence, uint32_t idx) {
-    return params.draft_weights + draft_place(params, sequence, idx) * params.draft_vocab;
-}
-
-DEVICE Place place_of(const SampleParams& params, uint32_t sequence, uint32_t idx) {
-    const uint64_t row = block_index();
-    const uint32_t* drafts = params.drafts + draft_place(params, sequence, 0);
-    float* weights = params.pass == VERIFY ? params.target_weights + row * params.vocab
-                                           : draft_weights(params, sequence, idx);
-    return {{params.sequences + sequence, params.words, drafts, idx},
-            sequence,
-            idx,
-            params.logits + row * params.logits_stride,
-            params.best + row * divide_up(params.logits_stride, BEST_TILE),
-            params.scores + row * params.vocab,
-            weights,
-            params.vocab};
-}
 
 // Whether anybody wants to know what follows here.
 DEVICE bool is_active(const SampleParams& params, uint32_t sequence, uint32_t idx) {
@@ -58,69 +17,47 @@ DEVICE bool is_active(const SampleParams& params, uint32_t sequence, uint32_t id
     return s.len > 0 && s.num_fed > 0 && minimum(s.draft_len, params.max_drafts) > 0;
 }
 
-// The likeliest of tokens `first` to `end`; NO_TOKEN where there are none but NaN and negative infinity.
-DEVICE Scored likeliest(const float* scores, uint32_t first, uint32_t end) {
-    Scored best = {negative_infinity(), NO_TOKEN};
-    for (uint32_t id = first + thread_index(); id < end; id += num_threads()) {
-        if (scores[id] > negative_infinity()) {
-            best = better(best, {scores[id], id});
-        }
-    }
-    return best;
-}
-
-// The likeliest token of the logits as they came. Of a tile that is only partly of the vocabulary what the
-// head has found does not count.
-DEVICE Scored likeliest_logit(const Place& place, BlockScratch& scratch) {
-    const uint32_t num_tiles = place.vocab / BEST_TILE;
-    Scored best = likeliest(place.logits, num_tiles * BEST_TILE, place.vocab);
-    for (uint32_t tile = thread_index(); tile < num_tiles; tile += num_threads()) {
-        if (place.best[tile].value > negative_infinity()) {
-            best = better(best, {place.best[tile].value, place.best[tile].index});
-        }
-    }
-    return block_best(scratch, best);
-}
-
 // Greedy, or where nothing is left: the likeliest of the edited logits, of the logits as they came, or 0.
-DEVICE Distribution certainty(const Place& place, const float* scores, BlockScratch& scratch) {
-    Scored best = {negative_infinity(), NO_TOKEN};
-    if (scores != place.logits) {
-        best = block_best(scratch, likeliest(scores, 0, place.vocab));
-    }
-    if (best.id == NO_TOKEN) {
-        best = likeliest_logit(place, scratch);
+DEVICE Distribution certainty(const Place& place, Scored best, RowScratch& scratch) {
+    if (best.id == NO_TOKEN && place.is_changed) {
+        best = likeliest(place.logits, place.best, place.vocab, scratch);
     }
     return {1.0, best.id == NO_TOKEN ? 0 : best.id, 0};
 }
 
-// The row's distribution; its weights are in place.
-DEVICE Distribution distribution(const Place& place, RowScratch& scratch) {
+// Where the weights of a row are.
+enum class Held {
+    REMEMBERED,  // in their row, and those that can win the race with its slices
+    LISTED,      // in shared memory
+    WRITTEN,     // in their row
+};
+
+// A row's own distribution.
+struct Own {
+    Distribution of;
+    Held held;
+};
+
+// Of a row whose slices are done; `best` is what is likeliest of what it is sampled from.
+DEVICE Own own_distribution(const Place& place, const Task& task, const Scored& best,
+                            RowScratch& scratch) {
     const StepSequence& s = *place.context.sequence;
-    const float* scores = place.logits;
-    if (edits(place.context)) {
-        uint32_t* counts = reinterpret_cast<uint32_t*>(place.weights);
-        edit(place.context, place.logits, place.scores, counts, place.vocab);
-        scores = place.scores;
+    if (s.temperature == 0.0f || best.id == NO_TOKEN) {
+        return {certainty(place, best, scratch), Held::WRITTEN};
     }
-    if (s.temperature == 0.0f) {
-        return certainty(place, scores, scratch.block);
+    const double total = task.weighs ? total_of(*place.parts, &SlicePart::total) : 0.0;
+    if (task.keeps_weights) {
+        recall(*place.parts, scratch);
+        return {{total, NO_TOKEN, 0}, Held::REMEMBERED};
     }
-    const float largest = largest_score(scores, place.vocab, scratch);
-    if (largest == negative_infinity()) {
-        return certainty(place, scores, scratch.block);
-    }
-    return {truncate(s, scores, place.vocab, largest, place.weights, scratch), NO_TOKEN, 0};
+    const Weigh weigh = weigh_of(s, static_cast<float>(best.score));
+    const Truncated left = truncate(place, weigh, total, scratch);
+    return {{left.total, NO_TOKEN, 0}, left.is_listed ? Held::LISTED : Held::WRITTEN};
 }
 
 // The probability of the likeliest token before edits and temperature; 0 if there is none.
-DEVICE float confidence(const Place& place, BlockScratch& scratch) {
-    const float largest = static_cast<float>(likeliest_logit(place, scratch).score);
-    double total = 0.0;
-    for (uint32_t id = thread_index(); id < place.vocab; id += num_threads()) {
-        total += static_cast<double>(exp_weight(place.logits[id] - largest));
-    }
-    total = block_sum(scratch, total);
+DEVICE float confidence(const Place& place) {
+    const double total = total_of(*place.parts, &SlicePart::raw_total);
     return total >= 1.0 ? static_cast<float>(1.0 / total) : 0.0f;
 }
 
@@ -140,53 +77,92 @@ struct Probabilities {
 
 // What is drawn from: the weights of p, or what p has beyond q, the distribution of a rejected draft.
 struct Remainder {
-    Probabilities p;
+    double total;  // of p's weights
     Probabilities q;
     bool is_less;
 
-    DEVICE float operator()(uint32_t id) const {
-        const float weight = p.weights[id];
+    DEVICE float operator()(uint32_t id, float weight) const {
         if (!is_less || weight == 0.0f) {
             return weight;
         }
         if (q.of.certain != NO_TOKEN) {
             return id == q.of.certain ? 0.0f : weight;
         }
-        return static_cast<float>(maximum(p(id) - q(id), 0.0));
+        const double beyond = static_cast<double>(weight) / total - q(id);
+        return static_cast<float>(maximum(beyond, 0.0));
+    }
+
+    // Whether it is of probabilities, not of weights.
+    DEVICE bool is_normal() const {
+        return is_less && q.of.certain == NO_TOKEN;
     }
 };
 
-// Rejection sampling of one draft. Strict, with a coin above 0: a token that the target excludes is never
-// kept.
-DEVICE bool keeps(const Place& place, const Remainder& left, uint32_t token) {
-    const Noise noise = {place.context.sequence->key, place.context.position(), COIN_LANE};
-    return log(left.p(token)) > log(uniform(noise, 0)) + log(left.q(token));
+DEVICE double probability(const Place& place, const Own& own, uint32_t token,
+                          RowScratch& scratch) {
+    if (own.held == Held::LISTED) {
+        return static_cast<double>(listed_weight(token, scratch)) / own.of.total;
+    }
+    return Probabilities{own.of, place.weights, place.vocab}(token);
 }
 
-DEVICE uint32_t draw(const Place& place, Remainder left, uint32_t lane, BlockScratch& scratch) {
-    if (left.p.of.certain != NO_TOKEN) {
-        return left.p.of.certain;
+// Rejection sampling of one draft. Strict, with a coin above 0: a token that the target excludes is never
+// kept.
+DEVICE bool keeps(const Place& place, const Own& own, const Probabilities& q, uint32_t token,
+                  RowScratch& scratch) {
+    const Noise noise = {place.context.sequence->key, place.context.position(), COIN_LANE};
+    const double p = probability(place, own, token, scratch);
+    return log(p) > log(uniform(noise, 0)) + log(q(token));
+}
+
+DEVICE uint32_t race(const Place& place, const Own& own, const Remainder& left, const Noise& noise,
+                     RowScratch& scratch) {
+    if (own.held != Held::WRITTEN) {
+        const Scored best = race_listed(left, left.is_normal() ? 1.0 : left.total, noise, scratch);
+        const double bar = static_cast<double>(bar_of(*place.parts));
+        if (own.held == Held::LISTED || is_won(best, left.is_normal() ? bar * left.total : bar)) {
+            return best.id;
+        }
     }
-    const Noise noise = {place.context.sequence->key, place.context.position(), lane};
+    const auto all = [&](uint32_t id) {
+        return left(id, place.weights[id]);
+    };
+    return race_all(all, place.vocab, noise, scratch.block);
+}
+
+DEVICE uint32_t draw(const Place& place, const Own& own, Remainder left, const Noise& noise,
+                     RowScratch& scratch) {
+    if (own.of.certain != NO_TOKEN) {
+        return own.of.certain;
+    }
     uint32_t token = NO_TOKEN;
     for (uint32_t attempt = 0; attempt < 2 && token == NO_TOKEN; attempt++) {
-        token = race(left, place.vocab, noise, scratch);
+        token = race(place, own, left, noise, scratch);
         // Nothing is left only if p = q up to rounding; then p itself is as exact.
         left.is_less = false;
     }
     return token;
 }
 
+// Puts the listed weights where the target's pass will look for them. The rest of their row is clear.
+DEVICE void scatter(const Place& place, const RowScratch& scratch) {
+    for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
+        if (scratch.values[idx] > 0.0f) {
+            place.weights[scratch.ids[idx]] = scratch.values[idx];
+        }
+    }
+}
+
 // Adds a token to the draft. Whether the next position is drafted is settled before its token is drawn, or q
 // would be biased.
 DEVICE void extend(const SampleParams& params, const Place& place, const Distribution& q,
-                   uint32_t token, BlockScratch& scratch) {
+                   uint32_t token) {
     const StepSequence& s = *place.context.sequence;
     Drafting& drafting = params.drafting[place.sequence];
     float likelihood = place.idx == 0 ? 1.0f : drafting.likelihood;
     bool goes_on = place.idx + 1 < minimum(s.draft_len, params.max_drafts);
     if (goes_on && s.min_confidence > 0.0f) {
-        likelihood *= confidence(place, scratch);
+        likelihood *= confidence(place);
         goes_on = likelihood >= s.min_confidence;
     }
     // All threads have read the state.
@@ -205,50 +181,108 @@ DEVICE uint32_t next_draft(const SampleParams& params, uint32_t sequence, uint32
     return has_one ? params.drafts[draft_place(params, sequence, idx)] : NO_TOKEN;
 }
 
-DEVICE void settle(const SampleParams& params, uint32_t token, bool is_kept) {
+DEVICE void settle(const SampleParams& params, uint64_t row, uint32_t token, bool is_kept) {
     if (thread_index() == 0) {
-        params.choices[block_index()] = {token, is_kept ? 1u : 0u};
+        params.choices[row] = {token, is_kept ? 1u : 0u};
+    }
+}
+
+// Of a row of the target.
+DEVICE void choose(const SampleParams& params, uint64_t row, const Place& place, const Own& own,
+                   const Noise& noise, RowScratch& scratch) {
+    const bool is_path = place.context.sequence->coupling == PATH;
+    const uint32_t draft = next_draft(params, place.sequence, place.idx);
+    Remainder left = {own.of.total, {own.of, nullptr, 0}, false};
+    if (draft != NO_TOKEN && !is_path) {
+        left.q = {params.draft_distributions[draft_place(params, place.sequence, place.idx)],
+                  draft_weights(params, place.sequence, place.idx), params.draft_vocab};
+        left.is_less = true;
+        if (keeps(place, own, left.q, draft, scratch)) {
+            settle(params, row, draft, true);
+            return;
+        }
+    }
+    const uint32_t token = draw(place, own, left, noise, scratch);
+    settle(params, row, token, is_path && token == draft);
+}
+
+// Weighs this block's slice, where that is asked for. True in the block that decides, with the likeliest of
+// what the row is sampled from.
+DEVICE bool finish_row(const Place& place, const Task& task, uint32_t slice, const Noise& noise,
+                       Scored& best, RowScratch& scratch) {
+    best = likeliest(place.logits, place.best, place.vocab, scratch);
+    uint32_t first = slice;
+    uint32_t end = slice + 1;
+    KEEP_LOOP
+    for (bool is_guess = true;; is_guess = false) {
+        for (uint32_t each = first; task.weighs && best.id != NO_TOKEN && each < end; each++) {
+            weigh_slice(place, task, each, static_cast<float>(best.score), noise, scratch);
+        }
+        if (!is_guess) {
+            barrier_all();
+            return true;
+        }
+        if (task.is_shared(place) && !is_last(*place.parts, &scratch.is_last)) {
+            return false;
+        }
+        // That the largest logit is still the largest score is a guess until all slices are edited.
+        const double guess = best.score;
+        if (place.is_changed) {
+            best = likeliest(place.scores, place.score_best, place.vocab, scratch);
+        }
+        if (best.score == guess) {
+            return true;
+        }
+        first = 0;
+        end = SLICES;
     }
 }
 
 static_assert(sizeof(RowScratch) <= SAMPLE_SHARED_BYTES, "a block's shared memory holds it");
 
-// A block a row.
+// SLICES blocks a row.
 KERNEL(sample, SampleParams, MAX_THREADS, 1) {
     grid_wait();
     grid_launch_dependents();
     RowScratch& scratch = *reinterpret_cast<RowScratch*>(shared_memory());
     const bool verifies = p.pass == VERIFY;
     const uint32_t rows = verifies ? p.max_drafts + 1 : 1;
-    const uint32_t sequence = block_index() / rows;
-    const uint32_t idx = verifies ? block_index() % rows : p.pass;
+    const uint32_t row = block_index() / SLICES;
+    const uint32_t slice = block_index() % SLICES;
+    const uint32_t sequence = row / rows;
+    const uint32_t idx = verifies ? row % rows : p.pass;
+    const Place place = place_of(p, row, sequence, idx);
+    const Task task = task_of(p, place);
+    const bool is_shared = task.is_shared(place);
+    // Before it reads what the first block writes.
+    if (slice != 0 && !is_shared) {
+        return;
+    }
     if (!is_active(p, sequence, idx)) {
         // Later passes go by what the first one says.
-        if (p.pass == 0 && thread_index() == 0) {
+        if (p.pass == 0 && slice == 0 && thread_index() == 0) {
             p.drafting[sequence] = {p.sequences[sequence].num_given, 0, 0.0f, 0};
         }
         return;
     }
-    const Place place = place_of(p, sequence, idx);
-    const Distribution dist = distribution(place, scratch);
-    const Probabilities own = {dist, place.weights, place.vocab};
-    Remainder left = {own, own, false};
-    const uint32_t coupling = p.sequences[sequence].coupling;
-    const uint32_t draft = verifies ? next_draft(p, sequence, idx) : NO_TOKEN;
-    if (draft != NO_TOKEN && coupling == INDEPENDENT) {
-        left.q = {p.draft_distributions[draft_place(p, sequence, idx)],
-                  draft_weights(p, sequence, idx), p.draft_vocab};
-        left.is_less = true;
-        if (keeps(place, left, draft)) {
-            settle(p, draft, true);
-            return;
-        }
+    const bool is_path = p.sequences[sequence].coupling == PATH;
+    const uint32_t lane = verifies || is_path ? TARGET_LANE : DRAFT_LANE;
+    const Noise noise = {p.sequences[sequence].key, place.context.position(), lane};
+    if (is_shared) {
+        prepare_slice(place, task, slice, scratch);
     }
-    const uint32_t lane = verifies || coupling == PATH ? TARGET_LANE : DRAFT_LANE;
-    const uint32_t token = draw(place, left, lane, scratch.block);
+    Scored best;
+    if (!finish_row(place, task, slice, noise, best, scratch)) {
+        return;
+    }
+    const Own own = own_distribution(place, task, best, scratch);
     if (verifies) {
-        settle(p, token, coupling == PATH && token == draft);
-    } else {
-        extend(p, place, dist, token, scratch.block);
+        choose(p, row, place, own, noise, scratch);
+        return;
     }
+    const uint32_t token = draw(place, own, {own.of.total, {}, false}, noise, scratch);
+    if (own.held == Held::LISTED) {
+        scatter(place, scratch);
+    }
+    extend(p, place, own.of, token);
 }

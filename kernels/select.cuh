@@ -33,6 +33,15 @@ DEVICE uint32_t ordered_key(float value) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+// Of 0, which may stand for either zero.
+DEVICE uint32_t lowest_key(float value) {
+    return ordered_key(value == 0.0f ? -0.0f : value);
+}
+
+DEVICE uint32_t highest_key(float value) {
+    return ordered_key(value == 0.0f ? 0.0f : value);
+}
+
 DEVICE float ordered_float(uint32_t key) {
     return bits_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
@@ -95,12 +104,22 @@ DEVICE void find_bin(SelectScratch& scratch, uint64_t goal) {
     }
 }
 
-// The largest key at which all items down to it reach the goal (at least 1). Keys are below 2^bits.
+// The bits of keys in which all from the lowest to the highest may differ.
+DEVICE uint32_t differing_bits(uint32_t low, uint32_t high) {
+    return 32 - leading_zeros(low ^ high);
+}
+
+DEVICE uint32_t without_low_bits(uint32_t key, uint32_t bits) {
+    return bits == 32 ? 0 : key >> bits << bits;
+}
+
+// The largest key at which all items down to it reach the goal (at least 1). Keys are from `low` to `high`.
 template <class Items>
-DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t bits,
+DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t low, uint32_t high,
                      SelectScratch& scratch) {
-    Reached reached = {true, 0, 0, 0};
-    for (uint32_t shift = bits; shift > 0;) {
+    uint32_t shift = maximum(differing_bits(low, high), 1u);
+    Reached reached = {true, without_low_bits(high, shift), 0, 0};
+    while (shift > 0) {
         for (uint32_t bin = thread_index(); bin < NUM_BINS; bin += num_threads()) {
             scratch.low[bin] = 0;
             scratch.high[bin] = 0;
@@ -109,11 +128,11 @@ DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t
             scratch.bin = NUM_BINS;
         }
         barrier_all();
-        const uint32_t decided = shift == 32 ? 0 : ~0u << shift;
-        shift -= 8;
+        const uint32_t open = shift;
+        shift -= minimum(shift, 8u);
         for (uint32_t idx = thread_index(); idx < count; idx += num_threads()) {
             const Item item = items(idx);
-            if (item.measure != 0 && (item.key & decided) == reached.key) {
+            if (item.measure != 0 && without_low_bits(item.key, open) == reached.key) {
                 deposit(scratch, item.key >> shift & 0xffu, item.measure);
             }
         }
@@ -138,8 +157,9 @@ DEVICE Reached reach(const Items& items, uint32_t count, uint64_t goal, uint32_t
 
 // As above, down to a single token: items of equal keys have equal measures. Ids are below 2^24.
 template <class Items>
-DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, SelectScratch& scratch) {
-    const Reached reached = reach(items, count, goal, 32, scratch);
+DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, uint32_t low, uint32_t high,
+                  SelectScratch& scratch) {
+    const Reached reached = reach(items, count, goal, low, high, scratch);
     if (!reached.any) {
         return KEEP_ALL;
     }
@@ -153,5 +173,5 @@ DEVICE Cut select(const Items& items, uint32_t count, uint64_t goal, SelectScrat
         const Item item = items(idx);
         return Item{item.id, top - item.id, item.measure != 0 && item.key == reached.key ? 1u : 0u};
     };
-    return {reached.key, top - reach(ties, count, wanted, 24, scratch).key};
+    return {reached.key, top - reach(ties, count, wanted, 0, top, scratch).key};
 }

@@ -20,8 +20,9 @@ constexpr uint32_t MAX_FED = 2;
 // Answers that the host can read while later steps run.
 constexpr uint32_t ANSWERS = 2;
 
-// Shared memory of a block of `sample`.
-constexpr uint32_t SAMPLE_SHARED_BYTES = 24576;
+// Shared memory of a block of `sample`, and what the blocks of a row tell each other.
+constexpr uint32_t SAMPLE_SHARED_BYTES = 40960;
+constexpr uint32_t SAMPLE_PARTS_BYTES = 7680;
 
 // Some of the words that are uploaded beside the sequences.
 struct Span {
@@ -119,13 +120,14 @@ struct RowsParams {
 };
 static_assert(sizeof(RowsParams) == 72, "as on the host");
 
-// One block a row of logits: a sequence each when drafting, max_drafts + 1 each for the target.
+// SLICES blocks a row of logits: a sequence each when drafting, max_drafts + 1 each for the target. Rows of
+// floats that are not the head's are padded to whole fours, as are the tiles of `scores`.
 struct SampleParams {
     const StepSequence* sequences;
     const uint32_t* words;  // what the Spans point into
     const float* logits;    // [row][logits_stride]
     const Best* best;       // [row][tiles of 64 logits]
-    float* scores;          // [row][vocab], scratch
+    float* scores;          // [row][vocab, then a Best a tile], scratch
     // [sequence][max_drafts][draft_vocab] and [sequence][max_drafts]: from the drafter's passes to VERIFY.
     float* draft_weights;
     Distribution* draft_distributions;
@@ -133,6 +135,7 @@ struct SampleParams {
     Drafting* drafting;
     uint32_t* drafts;  // [sequence][max_drafts]
     Choice* choices;   // [sequence][max_drafts + 1], written by VERIFY
+    void* parts;       // [row][SAMPLE_PARTS_BYTES], zeroed once
     uint32_t pass;
     uint32_t max_drafts;
     uint32_t vocab;        // tokens of this pass's distributions: draft_vocab when drafting
@@ -140,7 +143,7 @@ struct SampleParams {
     uint32_t logits_stride;  // outputs of the head
     uint32_t unused;
 };
-static_assert(sizeof(SampleParams) == 112, "as on the host");
+static_assert(sizeof(SampleParams) == 120, "as on the host");
 
 struct AcceptParams {
     StepSequence* sequences;

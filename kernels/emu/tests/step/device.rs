@@ -28,8 +28,8 @@ pub(crate) struct Outcome {
 /// How the kernels are run.
 #[derive(Clone, Copy)]
 pub(crate) struct Run<'a> {
-    /// Variant of the sampling kernel, and its threads.
-    pub(crate) sample: (&'static str, u32),
+    /// Variant of the sampling kernel, its threads, and its blocks a row.
+    pub(crate) sample: (&'static str, u32, u32),
     pub(crate) schedule: Schedule,
     /// Places of the batch beyond the sequences.
     pub(crate) unused: usize,
@@ -40,17 +40,17 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// As it is shipped.
     pub(crate) const WHOLE: Self = Self {
-        sample: ("sample", SAMPLE_THREADS),
+        sample: ("sample", SAMPLE_THREADS, SAMPLE_SLICES),
         schedule: Schedule::PLAIN,
         unused: 1,
         program: None,
     };
 
     /// In blocks that take the emulator less time.
-    pub(crate) const SMALL: Self = Self { sample: ("sample_small", 64), ..Self::WHOLE };
+    pub(crate) const SMALL: Self = Self { sample: ("sample_small", 64, 2), ..Self::WHOLE };
 
     /// In the smallest blocks.
-    pub(crate) const WARP: Self = Self { sample: ("sample_warp", 32), ..Self::WHOLE };
+    pub(crate) const WARP: Self = Self { sample: ("sample_warp", 32, 1), ..Self::WHOLE };
 }
 
 /// A launch to be.
@@ -83,6 +83,7 @@ struct Device<'a> {
     draft_weights: u64,
     draft_distributions: u64,
     choices: u64,
+    parts: u64,
     answers: u64,
     answer: AnswerLayout,
 }
@@ -116,9 +117,10 @@ impl<'a> Device<'a> {
             words: arena.put(bytes_of(&input.words)),
             drafting: arena.put(bytes_of(&given.drafting)),
             drafts: arena.put(bytes_of(&given.drafts)),
-            draft_weights: arena.alloc(4 * num_drafts * world.shared_vocab()),
+            draft_weights: arena.alloc(4 * num_drafts * weights_len(world.shared_vocab())),
             draft_distributions: arena.put(bytes_of(&given.distributions)),
             choices: arena.alloc((places + num_drafts) * size_of::<Choice>()),
+            parts: arena.put(&vec![0; (places + num_drafts) * SAMPLE_PARTS_BYTES]),
             answers: arena.alloc(ANSWERS * answer.bytes),
             answer,
             arena,
@@ -244,19 +246,19 @@ impl<'a> Device<'a> {
             logits.iter().map(|row| row.as_deref().unwrap_or(&garbage)).collect();
         let tiles = rows.iter().flat_map(|row| row.chunks(BEST_TILE).zip(0..));
         let best: Vec<Best> = tiles.map(best).collect();
-        let scratch = 4 * rows.len() * vocab;
         let params = SampleParams {
             sequences: self.sequences,
             words: self.words,
             logits: self.arena.put(bytes_of(&rows.concat())),
             best: self.arena.put(bytes_of(&best)),
-            scores: self.arena.alloc(scratch),
+            scores: self.arena.alloc(4 * rows.len() * scores_len(vocab)),
             draft_weights: self.draft_weights,
             draft_distributions: self.draft_distributions,
-            target_weights: self.arena.alloc(scratch),
+            target_weights: self.arena.alloc(4 * rows.len() * weights_len(vocab)),
             drafting: self.drafting,
             drafts: self.drafts,
             choices: self.choices,
+            parts: self.parts,
             pass,
             max_drafts: self.world.max_drafts as u32,
             vocab: vocab as u32,
@@ -264,8 +266,8 @@ impl<'a> Device<'a> {
             logits_stride: stride as u32,
             unused: 0,
         };
-        let (variant, threads) = self.run.sample;
-        job(variant, rows.len() as u32, threads, params)
+        let (variant, threads, slices) = self.run.sample;
+        job(variant, rows.len() as u32 * slices, threads, params)
     }
 
     fn accept(&self) -> Job {

@@ -9,7 +9,7 @@ use spec_core::sampling::SamplingParams;
 use spec_emu::{Mutation, Options, Program, Schedule};
 
 /// Sequences of a step: ThreadSanitizer watches 4000 threads at most.
-const BATCH: usize = 5;
+const BATCH: usize = 2;
 
 /// Steps in which a race must show.
 const STEPS: u64 = 6;
@@ -18,13 +18,16 @@ const STEPS: u64 = 6;
 const TRIALS: u64 = 2_000;
 
 /// Waits that no kernel can do without: what begins with one, as it stands in a file.
-const WAITS: [(&str, &str); 10] = [
-    ("block.cuh", "    barrier_all();\n    double total"),
-    ("block.cuh", "    barrier_all();\n    best = {scratch"),
+const WAITS: [(&str, &str); 13] = [
+    ("block.cuh", "    barrier_all();\n    return warp_sum"),
+    ("block.cuh", "    barrier_all();\n    // The first"),
     ("select.cuh", "        barrier_all();\n        find_bin("),
     ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
-    ("truncate.cuh", "    barrier_all();\n    if (scratch.num_listed"),
-    ("edit.cuh", "    barrier_all();\n    add_biases"),
+    ("list.cuh", "    barrier_all();\n    return scratch.num_listed"),
+    ("race.cuh", "    barrier_all();\n}"),
+    ("slice.cuh", "    barrier_all();\n}\n\nDEVICE Scored better_of_four"),
+    ("parts.cuh", "    barrier_all();\n    return *told"),
+    ("edit.cuh", "    barrier_all();\n    ban_all"),
     ("edit.cuh", "    barrier_all();\n    // Only the"),
     ("sample.cu", "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx"),
     ("sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
@@ -62,6 +65,22 @@ fn missing_waits_are_noticed() {
 }
 
 #[test]
+fn unchecked_short_cuts_are_noticed() {
+    let checks = [
+        ("race.cuh", "best.id != NO_TOKEN && best.score", "best.id != NO_TOKEN || best.score"),
+        ("sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
+        ("truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
+    ];
+    for (file, text, replacement) in checks {
+        let options = Options { tsan: false, mutation: Some(Mutation { file, text, replacement }) };
+        let program = Program::build(&["rows", "sample_small", "accept"], &options).unwrap();
+        let run = Run { program: Some(&program), ..Run::SMALL };
+        let is_noticed = |seed| random_step(seed, &VOCABS[5..], 12, run).is_err();
+        assert!((5_000..5_200).any(is_noticed), "{file}: {text}");
+    }
+}
+
+#[test]
 fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     let params = SamplingParams { temperature: 1.0, ..Default::default() };
     let p_value = |mutation| {
@@ -73,11 +92,11 @@ fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     assert!(p_value(None) >= ALPHA);
     let rules = [
         ("no residual", "left.is_less = true;", "left.is_less = false;"),
-        ("a wrong q", "+ log(left.q(token))", "+ 0.8 * log(left.q(token))"),
+        ("a wrong q", "+ log(q(token))", "+ 0.8 * log(q(token))"),
         (
             "the drafter's noise twice",
-            "PATH ? TARGET_LANE : DRAFT_LANE",
-            "PATH ? TARGET_LANE : TARGET_LANE",
+            "is_path ? TARGET_LANE : DRAFT_LANE",
+            "is_path ? TARGET_LANE : TARGET_LANE",
         ),
     ];
     for (name, text, replacement) in rules {

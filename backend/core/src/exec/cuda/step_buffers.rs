@@ -1,7 +1,10 @@
 //! The memory of speculative steps: what is uploaded, what the kernels tell each other, what comes back.
 
 use super::device::{Address, Device, Shared};
-use super::step_params::{ANSWERS, Choice, Distribution, Drafting, StepResult, StepSequence};
+use super::step_params::{
+    ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
+    scores_len, weights_len,
+};
 use crate::Result;
 use crate::engine::{Limits, Manifest};
 use crate::pages::pages_for;
@@ -56,14 +59,16 @@ pub(super) struct StepBuffers {
     pub(super) words: Address,
     /// u32 `[sequences][max_pages]`.
     pub(super) pages: Address,
-    /// f32 `[rows][vocab]`.
+    /// f32 `[rows][scores_len(vocab)]`.
     pub(super) scores: Address,
-    /// f32 `[rows][vocab]`.
+    /// f32 `[rows][weights_len(vocab)]`.
     pub(super) target_weights: Address,
-    /// f32 `[sequences][drafts][draft_vocab]`.
+    /// f32 `[sequences][drafts][weights_len(draft_vocab)]`.
     pub(super) draft_weights: Address,
     /// [`Choice`] `[sequences][drafts + 1]`.
     pub(super) choices: Address,
+    /// What the blocks of each row tell each other.
+    pub(super) parts: Address,
     /// [`ANSWERS`] times results, tokens and the step's number, seen by the host.
     pub(super) answers: Shared,
     /// Where those stand.
@@ -113,6 +118,7 @@ impl StepBuffers {
             target_weights: place(),
             draft_weights: place(),
             choices: place(),
+            parts: place(),
             answers,
             answer,
         })
@@ -120,7 +126,7 @@ impl StepBuffers {
 }
 
 /// Bytes of the arrays on the device, in the order of the fields.
-fn sizes(capacity: &StepCapacity) -> [usize; 11] {
+fn sizes(capacity: &StepCapacity) -> [usize; 12] {
     let StepCapacity { sequences, drafts, max_pages, vocab_size, draft_vocab } = *capacity;
     let rows = sequences * (drafts + 1);
     [
@@ -131,10 +137,11 @@ fn sizes(capacity: &StepCapacity) -> [usize; 11] {
         size_of::<u32>(),
         MAX_WORDS * size_of::<u32>(),
         sequences * max_pages * size_of::<u32>(),
-        rows * vocab_size * size_of::<f32>(),
-        rows * vocab_size * size_of::<f32>(),
-        sequences * drafts * draft_vocab * size_of::<f32>(),
+        rows * scores_len(vocab_size) * size_of::<f32>(),
+        rows * weights_len(vocab_size) * size_of::<f32>(),
+        sequences * drafts * weights_len(draft_vocab) * size_of::<f32>(),
         rows * size_of::<Choice>(),
+        rows * SAMPLE_PARTS_BYTES,
     ]
 }
 

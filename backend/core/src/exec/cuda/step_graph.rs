@@ -7,8 +7,8 @@ use super::plain::{Plain, bytes_of};
 use super::shape::Tiling;
 use super::step_buffers::StepBuffers;
 use super::step_params::{
-    AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_THREADS,
-    SampleParams, VERIFY,
+    AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES,
+    SAMPLE_THREADS, SampleParams, VERIFY,
 };
 
 /// What a recorded step is for.
@@ -109,6 +109,7 @@ impl Parts<'_> {
             drafting: buffers.drafting,
             drafts: buffers.drafts,
             choices: buffers.choices,
+            parts: buffers.parts,
             pass,
             max_drafts: shape.drafts as u32,
             vocab: if pass == VERIFY { logits_stride } else { draft_vocab },
@@ -116,8 +117,8 @@ impl Parts<'_> {
             logits_stride,
             unused: 0,
         };
-        let threads = SAMPLE_THREADS;
-        launch(self.code.sample, num_rows as u32, threads, SAMPLE_SHARED_BYTES, params)
+        let grid = num_rows as u32 * SAMPLE_SLICES;
+        launch(self.code.sample, grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, params)
     }
 
     fn accept(&self, shape: Shape) -> Launch {

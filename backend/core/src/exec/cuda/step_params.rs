@@ -26,11 +26,17 @@ pub const ANSWERS: usize = 2;
 /// Threads of a block of `rows`, which has any number of blocks, and of the one block of `accept`.
 pub const ROWS_THREADS: u32 = 128;
 
-/// Threads of a block of `sample`, which has a block a row of logits.
+/// Threads of a block of `sample`.
 pub const SAMPLE_THREADS: u32 = 512;
 
+/// Blocks of `sample` a row of logits.
+pub const SAMPLE_SLICES: u32 = 8;
+
 /// Shared memory of a block of `sample`.
-pub const SAMPLE_SHARED_BYTES: u32 = 24_576;
+pub const SAMPLE_SHARED_BYTES: u32 = 40_960;
+
+/// What the blocks of a row of `sample` tell each other.
+pub const SAMPLE_PARTS_BYTES: usize = 7_680;
 
 /// Logits that share one [`Best`].
 pub const BEST_TILE: usize = 64;
@@ -169,9 +175,9 @@ device_structs! {
         unused: u32,
     }
 
-    /// Arguments of `sample`: one block a row of logits, which is a sequence each when drafting and
-    /// `max_drafts` + 1 each for the target.
-    SampleParams is 112 bytes {
+    /// Arguments of `sample`: `SAMPLE_SLICES` blocks a row of logits, which is a sequence each when drafting and
+    /// `max_drafts` + 1 each for the target. Rows of its own have places for [`weights_len`] floats.
+    SampleParams is 120 bytes {
         /// [`StepSequence`] each.
         sequences: u64,
         /// What the spans point into.
@@ -180,7 +186,7 @@ device_structs! {
         logits: u64,
         /// `[row][tiles of 64 logits]`, [`Best`].
         best: u64,
-        /// `[row][vocab]`, f32: scratch.
+        /// `[row][scores_len(vocab)]`, f32: scratch.
         scores: u64,
         /// `[sequence][max_drafts][draft_vocab]`, f32: from the drafter's passes to `VERIFY`.
         draft_weights: u64,
@@ -194,6 +200,8 @@ device_structs! {
         drafts: u64,
         /// `[sequence][max_drafts + 1]`, [`Choice`]: written by `VERIFY`.
         choices: u64,
+        /// `[row][SAMPLE_PARTS_BYTES]`: scratch, zeroed once.
+        parts: u64,
         /// Of the drafter, or `VERIFY`.
         pass: u32,
         /// Drafts at most, of any sequence.
@@ -235,6 +243,16 @@ device_structs! {
         /// 0.
         unused: u32,
     }
+}
+
+/// Places of a row of weights of `vocab` tokens: whole vectors.
+pub fn weights_len(vocab: usize) -> usize {
+    vocab.next_multiple_of(4)
+}
+
+/// Places of a row of edited logits, which the best of each tile follows.
+pub fn scores_len(vocab: usize) -> usize {
+    weights_len(vocab) + (2 * vocab.div_ceil(BEST_TILE)).next_multiple_of(4)
 }
 
 impl Distribution {
