@@ -4,6 +4,7 @@ use spec_core::adapt::DraftPolicy;
 use spec_core::batch::Emitted;
 use spec_core::engine::Engine;
 use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason, SequenceId};
 use std::collections::HashMap;
 
@@ -76,4 +77,23 @@ pub(crate) fn run_with(
 pub(crate) fn run_alone(runtime: &mut Runtime, requests: &[Request]) -> Vec<Vec<u32>> {
     let plain = |request: &Request| Request { draft_len: Some(0), ..request.clone() };
     requests.iter().map(|request| run(runtime, &[plain(request)]).remove(0).tokens).collect()
+}
+
+/// Greedy and seeded, with what depends on the tokens before; the last with log-probabilities.
+pub(crate) fn kinds_of_sampling() -> [SamplingParams; 5] {
+    let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
+    [
+        SamplingParams::default(),
+        seeded.clone(),
+        SamplingParams { top_k: 7, top_p: 0.9, seed: Some(6), ..seeded.clone() },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.2,
+            logit_bias: vec![(4, 1.5)],
+            bad_words: vec![vec![9], vec![3, 8]],
+            min_tokens: 4,
+            ..seeded.clone()
+        },
+        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
+    ]
 }

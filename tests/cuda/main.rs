@@ -217,21 +217,7 @@ fn load_bounded(engine: &Engine, options: Options, schedule: Schedule) -> Runtim
 
 /// Greedy and seeded, with what depends on the tokens before.
 fn requests() -> Vec<Request> {
-    let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
-    let sampling = [
-        SamplingParams::default(),
-        seeded.clone(),
-        SamplingParams { top_k: 7, top_p: 0.9, seed: Some(6), ..seeded.clone() },
-        SamplingParams {
-            repetition_penalty: 1.3,
-            frequency_penalty: 0.2,
-            logit_bias: vec![(4, 1.5)],
-            bad_words: vec![vec![9], vec![3, 8]],
-            min_tokens: 4,
-            ..seeded.clone()
-        },
-        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
-    ];
+    let sampling = running::kinds_of_sampling();
     let request = |(idx, sampling): (usize, &SamplingParams)| Request {
         // Ends as it begins, so that look-up finds something to propose.
         prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),

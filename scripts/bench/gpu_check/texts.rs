@@ -9,7 +9,6 @@ use crate::report::{Outcome, Report, Verdict};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::runtime::{ManyRows, Options, Request, Runtime};
-use spec_core::sampling::SamplingParams;
 
 /// Policies and draft lengths that are compared with no drafts.
 const WAYS: [(DraftPolicy, usize); 7] = [
@@ -102,21 +101,7 @@ fn load(engine: &Engine, options: Options, bed: Bed) -> spec_core::Result<Runtim
 
 /// Greedy and seeded, with what depends on the tokens before; some with log-probabilities, which the host decides about.
 fn requests(many_rows: ManyRows, bed: Bed) -> Vec<Request> {
-    let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
-    let sampling = [
-        SamplingParams::default(),
-        seeded.clone(),
-        SamplingParams { top_k: 7, top_p: 0.9, seed: Some(6), ..seeded.clone() },
-        SamplingParams {
-            repetition_penalty: 1.3,
-            frequency_penalty: 0.2,
-            logit_bias: vec![(4, 1.5)],
-            bad_words: vec![vec![9], vec![3, 8]],
-            min_tokens: 4,
-            ..seeded.clone()
-        },
-        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
-    ];
+    let sampling = running::kinds_of_sampling();
     let max_tokens = if bed.small { 8 } else { 64 };
     // More long prompts than fit into one step would be cut, which the library's bits depend on.
     let rounds = if bed.small || many_rows == ManyRows::CublasLt { 1 } else { 4 };

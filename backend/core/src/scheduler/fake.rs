@@ -53,6 +53,9 @@ pub(crate) fn expected(sequence: &Sequence) -> Vec<u32> {
     generated
 }
 
+/// The hash of no context, as good as.
+const SCRIBBLE: u64 = 0xbad;
+
 fn mix(context: u64, token: u32) -> u64 {
     let mut x = context ^ (u64::from(token) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -165,8 +168,18 @@ impl Fake {
             true => self.verify(entry, contexts[end - 1], draft_computed),
             false => Outcome { draft_computed, ..Outcome::default() },
         };
+        self.scribble(entry.pages, end + outcome.accepted);
         self.remembered.insert(entry.id, end + outcome.accepted);
         outcome
+    }
+
+    /// What a step leaves that began ahead and was not wanted: nothing that is valid is touched, and all else may be.
+    fn scribble(&mut self, pages: &[PageId], valid: usize) {
+        for position in valid..pages.len() * PAGE_TOKENS {
+            for cache in [Some(&mut self.target), self.draft.as_mut()].into_iter().flatten() {
+                cache.write(pages, position, SCRIBBLE);
+            }
+        }
     }
 
     fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {

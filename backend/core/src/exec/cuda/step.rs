@@ -143,6 +143,8 @@ impl Steps {
             .map(|(entry, _)| *entry)
             .collect();
         let mut device = if on_device.is_empty() {
+            // Pages may change hands before somebody asks for a step that is on its way.
+            self.ahead = None;
             Vec::new()
         } else {
             self.run(&on_device, on_host.is_empty())?
