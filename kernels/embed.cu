@@ -47,9 +47,10 @@ DEVICE float embed_chunk(
     const Uint4 loaded = load_chunk(p, token, chunk);
     const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     float squares = 0.0f;
+    const uint32_t len = minimum(p.k - chunk * CHUNK_K, CHUNK_K);
     for (uint32_t i = 0; i < CHUNK_K; i += 4) {
         const uint32_t k = chunk * CHUNK_K + i;
-        if (k < p.k) {
+        if (i < len) {
             const Float4 four = four_elements(words + i * WEIGHT_BYTES / 4, scale);
             *(Float4*)(to + k) = four;
             squares = add_squares(four, squares);

@@ -80,7 +80,8 @@ fn the_same_inputs_give_the_same_engines_whatever_is_cached() {
     let cache = dir.path().join("cache");
     let build = |name: &str| {
         let target = dir.path().join("target");
-        let options = ["--device", "cuda:sm_120a"];
+        // NVRTC's code for newer architectures can depend on where its data happens to lie in memory.
+        let options = ["--device", "cuda:sm_90a"];
         let mut command = command(&build_args(&target, &dir.path().join(name), &options));
         let ended = command.env("SPEC_CACHE", &cache).output().unwrap();
         assert!(ended.status.success(), "{ended:?}");
