@@ -4,10 +4,11 @@ use crate::arena::Arena;
 use crate::machine::{self, Schedule};
 use crate::product;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
 };
+use spec_core::model::Dtype;
 use spec_core::{Error, Result};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -45,6 +46,8 @@ pub struct Emulator {
     marks: Vec<u64>,
     /// Copies from shared memory until one is refused.
     copies_left: Option<usize>,
+    /// Shapes of products that are enabled.
+    products: HashSet<ProductShape>,
 }
 
 impl Emulator {
@@ -62,6 +65,7 @@ impl Emulator {
             num_done: 0,
             marks: Vec::new(),
             copies_left: None,
+            products: HashSet::new(),
         }
     }
 
@@ -183,11 +187,19 @@ impl Device for Emulator {
         Ok(())
     }
 
-    fn enable_products(&mut self) -> Result<()> {
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        for shape in shapes {
+            if shape.format == Dtype::Fp8 && !self.description.multiplies_fp8() {
+                let name = &self.description.name;
+                return Err(Error::Device(format!("{name} does not multiply fp8")));
+            }
+            self.products.insert(*shape);
+        }
         Ok(())
     }
 
     fn product(&mut self, product: &Product) -> Result<()> {
+        assert!(self.products.contains(&product.shape), "{:?} was not enabled", product.shape);
         self.drain()?;
         product::multiply(&self.arena, product);
         Ok(())

@@ -3,13 +3,20 @@
 
 use crate::arena::Arena;
 use half::f16;
-use spec_core::exec::cuda::device::Product;
+use spec_core::exec::cuda::device::{Address, Product, ProductShape};
 use spec_core::model::Dtype;
+
+/// What a library takes for granted of arrays.
+const ALIGNMENT: Address = 256;
 
 /// Reads both matrices, writes their product.
 pub(crate) fn multiply(arena: &Arena, product: &Product) {
-    let Product { format, weights, input, output, m, n, k } = *product;
+    let Product { shape, weights, input, output } = *product;
+    let ProductShape { format, m, n, k } = shape;
     assert!(n % 64 == 0 && k % 64 == 0, "{n} outputs of {k} inputs are not whole tiles");
+    for address in [weights, input, output] {
+        assert_eq!(address % ALIGNMENT, 0, "an array of a product is at {address:#x}");
+    }
     let read = |address, len: usize| {
         let mut bytes = vec![0; len * format.bytes()];
         arena.read(address, &mut bytes);

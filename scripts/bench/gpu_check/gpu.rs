@@ -4,7 +4,7 @@
 use spec_core::Result;
 use spec_core::exec::cuda::Driver;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
 };
 use spec_emu::{Emulator, Schedule};
 use std::collections::VecDeque;
@@ -205,8 +205,8 @@ impl Device for Watched {
         self.inner().launch(launch)
     }
 
-    fn enable_products(&mut self) -> Result<()> {
-        self.inner().enable_products()
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        self.inner().enable_products(shapes)
     }
 
     fn product(&mut self, product: &Product) -> Result<()> {

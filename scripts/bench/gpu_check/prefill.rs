@@ -26,7 +26,7 @@ const WAYS: [(ManyRows, &str); 2] = [(ManyRows::Exact, "exact"), (ManyRows::Cubl
 
 /// What products by the library lack here, if they lack anything.
 pub(crate) fn missing(machine: Machine) -> Option<String> {
-    let enabled = machine.open().and_then(|mut device| device.enable_products());
+    let enabled = machine.open().and_then(|mut device| device.enable_products(&[]));
     enabled.err().map(|error| error.to_string())
 }
 

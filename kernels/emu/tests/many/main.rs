@@ -6,6 +6,7 @@
 mod image;
 mod mutation;
 mod operand;
+mod product;
 mod run;
 mod unpack;
 mod written;

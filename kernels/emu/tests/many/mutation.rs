@@ -3,23 +3,36 @@
 
 use crate::image::Random;
 use crate::run::{put, read};
-use crate::written::Written;
-use spec_core::exec::cuda::many_params::{FinishParams, NormaliseParams, Operand};
+use crate::written::{Written, code_of};
+use spec_core::exec::cuda::many_params::{
+    FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
+};
 use spec_core::exec::cuda::params::Scaling;
-use spec_core::exec::cuda::plain::bytes_of;
+use spec_core::exec::cuda::plain::{Plain, bytes_of};
 use spec_core::exec::cuda::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
 use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule};
 use spec_kernels::Format;
+use std::slice;
 
 const ROWS: usize = 5;
 const WIDTH: usize = 1152;
-const VARIANTS: [&str; 2] = ["finish.EPILOGUE=RESIDUAL", "normalise"];
+const VARIANTS: [&str; 4] =
+    ["unpack.WEIGHT=FP8", "finish.EPILOGUE=RESIDUAL", "normalise", "quantise"];
+/// A kernel waits for the one before, or does so when it is done, which the machine cannot know to be too late.
+const WAIT: &str = "    grid_wait();\n";
+const LATE: &str = "    struct AtTheEnd { ~AtTheEnd() { grid_wait(); } } at_the_end;\n";
+/// Of a packed matrix.
+const UNITS: usize = 4;
+const UNIT_BYTES: usize = 8192;
 
-/// Sums go to the residual stream, which is normalised while the kernel before may still run.
+/// A matrix takes the place of another, sums go to the residual stream twice, which is normalised and then quantised:
+/// each while the kernel before may still run.
 struct Chain {
     arena: Arena,
+    unpack: [UnpackParams; 2],
     finish: FinishParams,
     normalise: NormaliseParams,
+    quantise: QuantiseParams,
     written: Written,
 }
 
@@ -38,36 +51,63 @@ impl Chain {
             num_rows: ROWS as u32,
             n: WIDTH as u32,
         };
+        let halves = Written::new(&arena, Format::Fp16, ROWS, WIDTH);
         let normalise = NormaliseParams {
             input: residual,
             squares,
             weight: put(&arena, &random.floats(WIDTH, |x| 1.0 + 0.5 * x)),
-            output: written.params,
+            output: halves.params,
             eps: 1e-5,
             num_rows: ROWS as u32,
             k: WIDTH as u32,
             unused: 0,
         };
-        Self { arena, finish, normalise, written }
+        let (num_rows, k) = (ROWS as u32, WIDTH as u32);
+        let (input, output) = (halves.params.values, written.params);
+        let quantise = QuantiseParams { input, output, num_rows, k };
+        let place = arena.put(&[0; UNITS * UNIT_BYTES]);
+        let unpack = [0x11, 0x22].map(|byte| UnpackParams {
+            weights: arena.put(&[byte; UNITS * UNIT_BYTES]),
+            output: place,
+            num_units: UNITS as u32,
+            k_units: 2,
+            format: code_of(Format::Fp8),
+            unused: 0,
+        });
+        Self { arena, unpack, finish, normalise, quantise, written }
     }
 
     /// What the kernels leave behind, or what went wrong.
     fn run(&self, program: &Program, schedule: &Schedule) -> Result<Vec<u8>, String> {
-        let (finish, normalise) = ([self.finish], [self.normalise]);
         let launch = |idx: usize, params| Launch {
             variant: VARIANTS[idx],
             grid: 2,
             block: ROW_THREADS,
-            shared_bytes: OPERAND_SHARED_BYTES,
+            shared_bytes: if idx == 0 { 0 } else { OPERAND_SHARED_BYTES },
             params,
             overlap: true,
             ..Launch::default()
         };
-        let launches = [launch(0, bytes_of(&finish)), launch(1, bytes_of(&normalise))];
+        let [first, second] = &self.unpack;
+        let launches = [
+            launch(0, one(first)),
+            launch(0, one(second)),
+            launch(1, one(&self.finish)),
+            launch(1, one(&self.finish)),
+            launch(2, one(&self.normalise)),
+            launch(3, one(&self.quantise)),
+        ];
         program.run(&self.arena, &launches, schedule)?;
-        let scales = read(&self.arena, self.written.params.scales, ROWS * 4);
-        Ok([read(&self.arena, self.written.params.values, ROWS * WIDTH), scales].concat())
+        let Operand { values, scales, .. } = self.written.params;
+        let parts =
+            [(values, ROWS * WIDTH), (scales, ROWS * 4), (first.output, UNITS * UNIT_BYTES)];
+        Ok(parts.map(|(address, len)| read(&self.arena, address, len)).concat())
     }
+}
+
+/// The bytes of a kernel's parameter.
+fn one<P: Plain>(params: &P) -> &[u8] {
+    bytes_of(slice::from_ref(params))
 }
 
 /// What the first of some schedules says about a program.
@@ -110,7 +150,10 @@ fn what_keeps_threads_in_order_is_needed() {
             "    barrier_all();\n    float total",
             "    float total",
         ),
-        ("no wait for the kernel before", "normalise.cu", "    grid_wait();\n", ""),
+        ("a late wait for the matrix before", "unpack.cu", WAIT, LATE),
+        ("a late wait for the residual stream", "finish.cu", WAIT, LATE),
+        ("a late wait for the sums of squares", "normalise.cu", WAIT, LATE),
+        ("a late wait for the halves", "quantise.cu", WAIT, LATE),
         ("a sum of squares lacks lanes", "squares.cuh", "LANES / 2", "LANES / 4"),
     ] {
         let mutation = Some(Mutation { file, text, replacement });

@@ -98,17 +98,24 @@ pub struct Launch {
 }
 
 /// The product of many rows with a matrix, by a library: `output[m][n] = sum over k of input[m][k] * weights[n][k]`, f32
-/// from elements of one format as they are. Rows follow each other; `n` and `k` are multiples of 64.
+/// from elements of one format as they are. Rows follow each other; arrays are aligned to 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// Of weights and input: FP16, or FP8 where [`Description::multiplies_fp8`].
-    pub format: Dtype,
+    /// What is multiplied.
+    pub shape: ProductShape,
     /// `[n][k]`.
     pub weights: Address,
     /// `[m][k]`.
     pub input: Address,
     /// f32 `[m][n]`.
     pub output: Address,
+}
+
+/// What the way to compute a product depends on. `n` and `k` are multiples of 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ProductShape {
+    /// Of weights and input: FP16, or FP8 where [`Description::multiplies_fp8`].
+    pub format: Dtype,
     /// Rows.
     pub m: usize,
     /// Outputs.
@@ -164,10 +171,11 @@ pub trait Device: Send {
     /// Issues a kernel.
     fn launch(&mut self, launch: &Launch) -> Result<()>;
 
-    /// Gets what products take: a library, and [`PRODUCT_BYTES`]. The error says what is missing.
-    fn enable_products(&mut self) -> Result<()>;
+    /// Gets what products of these shapes take: a library, [`PRODUCT_BYTES`], and a way to compute each. The error says
+    /// what is missing.
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()>;
 
-    /// Issues a product. They have been enabled.
+    /// Issues a product. Its shape has been enabled.
     fn product(&mut self, product: &Product) -> Result<()>;
 
     /// Makes a graph of launches; nothing runs.

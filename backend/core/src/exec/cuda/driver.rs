@@ -4,7 +4,8 @@
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product,
+    ProductShape, Shared,
 };
 use super::driver_calls::{self as calls, Status, check};
 use super::driver_describe::describe;
@@ -317,13 +318,14 @@ impl Device for Driver {
         self.issue(launch, true)
     }
 
-    fn enable_products(&mut self) -> Result<()> {
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        self.enter()?;
         if self.products.is_none() {
             let workspace = self.alloc(PRODUCT_BYTES)?;
-            // The context is current: `alloc` has seen to that.
             self.products = Some(Cublas::open(&Places::of_process(None), workspace)?);
         }
-        Ok(())
+        let products = self.products.as_mut().expect("they are there by now");
+        shapes.iter().try_for_each(|shape| products.enable(shape))
     }
 
     fn product(&mut self, product: &Product) -> Result<()> {

@@ -7,7 +7,9 @@
 //! and from one library or GPU to another. Which rows come here depends on the length of their chunk alone.
 
 use super::code::ManyCode;
-use super::device::{Address, Description, Device, Kernel, Launch, PRODUCT_BYTES, Product};
+use super::device::{
+    Address, Description, Device, Kernel, Launch, PRODUCT_BYTES, Product, ProductShape,
+};
 use super::many_params::{FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams};
 use super::model::{Model, Pass, format_code};
 use super::params::Scaling;
@@ -81,6 +83,14 @@ fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usi
     .map(|bytes| bytes.next_multiple_of(256))
 }
 
+/// Of all products that passes of up to `rows` rows have.
+fn shapes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> Vec<ProductShape> {
+    let matrices = MATRICES.map(|matrix| padded(matrix.shape(model), packed));
+    let of_matrix =
+        |[n, k]: [usize; 2]| shape::many_rows(rows).map(move |m| ProductShape { format, m, n, k });
+    matrices.into_iter().flat_map(of_matrix).collect()
+}
+
 /// Outputs and inputs as the image has them.
 fn padded([n, k]: [usize; 2], packed: Dtype) -> [usize; 2] {
     [n.next_multiple_of(TILE), k.next_multiple_of(unit_len(packed))]
@@ -89,10 +99,11 @@ fn padded([n, k]: [usize; 2], packed: Dtype) -> [usize; 2] {
 impl Many {
     /// Loads the kernels and allocates for passes of up to `rows` rows, one of the padded numbers.
     pub(super) fn load(engine: &Engine, rows: usize, device: &mut dyn Device) -> Result<Self> {
-        device.enable_products()?;
         let manifest = engine.manifest();
         let packed = manifest.precision.weights;
         let format = product_format(packed, device.describe());
+        // Who serves does not find out on the way that there is no way to compute something.
+        device.enable_products(&shapes(&manifest.model, packed, format, rows))?;
         let sizes = sizes(&manifest.model, packed, format, rows);
         let mut next = device.alloc(sizes.iter().sum())?;
         let [weights, input, scales, activated_scales, sums] = sizes.map(|bytes| {
@@ -245,14 +256,12 @@ impl Stages<'_> {
         };
         let grid = (self.launches.model.num_sms * shape::UNPACK_BLOCKS).min(num_units as u32);
         self.launches.push(code.unpack, grid, shape::ROW_THREADS, 0, params);
+        let m = shape::padded_rows(self.launches.pass.num_rows);
         let product = Product {
-            format: *format,
+            shape: ProductShape { format: *format, m, n, k },
             weights: buffers.weights,
             input,
             output: buffers.sums,
-            m: shape::padded_rows(self.launches.pass.num_rows),
-            n,
-            k,
         };
         self.done.push((std::mem::take(&mut self.launches.launches), product));
     }

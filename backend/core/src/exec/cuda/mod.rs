@@ -7,6 +7,7 @@
 mod code;
 mod cublas;
 mod cublas_calls;
+mod cublas_descriptors;
 pub mod device;
 mod driver;
 mod driver_calls;

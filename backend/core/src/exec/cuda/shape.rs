@@ -101,6 +101,12 @@ pub fn padded_rows(rows: usize) -> usize {
     rows.next_power_of_two().max(MANY_ROWS)
 }
 
+/// The numbers that up to `most` rows, one of them, are padded to.
+pub fn many_rows(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(MANY_ROWS), |rows| Some(2 * rows))
+        .take_while(move |&rows| rows <= most)
+}
+
 /// Attention blocks of a multiprocessor.
 const ATTENTION_BLOCKS: usize = 2;
 
@@ -157,6 +163,16 @@ pub fn attention_blocks(num_sms: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_rows_are_padded_to_one_of_a_few_numbers() {
+        assert_eq!(many_rows(MOST_MANY_ROWS).collect::<Vec<_>>(), [128, 256, 512]);
+        for most in many_rows(MOST_MANY_ROWS) {
+            for rows in 1..=most {
+                assert!(many_rows(most).any(|padded| padded == padded_rows(rows)), "{rows} rows");
+            }
+        }
+    }
 
     #[test]
     fn sums_of_attention_take_less_than_64_mib_of_an_h100_at_any_length() {
