@@ -18,7 +18,7 @@ use spec_core::adapt::DraftPolicy::Fixed;
 use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
 };
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
@@ -97,8 +97,8 @@ impl Device for TimedDevice {
     fn launch(&mut self, launch: &Launch) -> Result<()> {
         self.spent.time(|| self.inner.launch(launch))
     }
-    fn enable_products(&mut self) -> Result<()> {
-        self.inner.enable_products()
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        self.inner.enable_products(shapes)
     }
     fn product(&mut self, product: &Product) -> Result<()> {
         self.spent.time(|| self.inner.product(product))
