@@ -54,6 +54,7 @@ constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
 #include "rotary.cuh"
 #endif
 #include "gemm_epilogue.cuh"
+#include "activation.cuh"
 
 // Shared memory of a CTA. The host launches with SHARED_BYTES.
 constexpr uint32_t X_OFFSET = STAGES * UNIT_BYTES;
