@@ -98,13 +98,13 @@ impl Workspace {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
-        let widest =
-            [model.vocab_size, 2 * model.intermediate_size, model.qkv_size(), model.hidden_size];
-        let widest = widest.into_iter().max().unwrap_or(0);
+        // The head's blocks share no tiles.
+        let shared = || Matrix::ALL.into_iter().filter(|&matrix| matrix != Matrix::Head);
+        let shapes = || shared().map(|matrix| matrix.shape(model));
         let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
-        let gemm_partials =
-            Matrix::ALL.map(|matrix| shape::gemm_partials(matrix.shape(model), grid, most_rows));
-        let gemm_partials = gemm_partials.into_iter().max().unwrap_or(0);
+        let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
+        let gemm_partials = partials.max().unwrap_or(0);
+        let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
         let blocks = shape::attention_blocks(grid);
         let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
         let max_items = TILINGS.map(|tiling| tiling.max_items(blocks));
