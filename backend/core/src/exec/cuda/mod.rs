@@ -4,6 +4,7 @@
 //! one whose products a library computes; `forward` runs passes for the executor on the host, `step` whole speculative
 //! steps as one graph.
 
+mod arrays;
 mod code;
 mod cublas;
 mod cublas_calls;

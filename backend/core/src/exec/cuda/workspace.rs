@@ -1,5 +1,6 @@
 //! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
 
+use super::arrays;
 use super::device::{Address, Device};
 use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
@@ -130,7 +131,7 @@ impl Workspace {
 
     /// Bytes that [`alloc`](Self::alloc) takes.
     pub fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
-        Self::sizes(manifest, capacity, grid).into_iter().map(aligned).sum()
+        arrays::total(&Self::sizes(manifest, capacity, grid))
     }
 
     /// Allocates all arrays, zeroed.
@@ -140,32 +141,41 @@ impl Workspace {
         grid: usize,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let sizes = Self::sizes(manifest, capacity, grid);
-        let mut next = device.alloc(sizes.into_iter().map(aligned).sum())?;
-        let mut places = sizes.into_iter().map(|bytes| {
-            let address = next;
-            next += aligned(bytes) as Address;
-            address
-        });
-        let mut place = || places.next().expect("a size for each field");
-        // In the order of the sizes.
+        let [
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        ] = arrays::alloc(Self::sizes(manifest, capacity, grid), device)?;
         Ok(Self {
-            residual: place(),
-            squares: place(),
-            raw: place(),
-            queries: place(),
-            attended: place(),
-            activated: place(),
-            logits: place(),
-            best: place(),
-            gemm_partials: place(),
-            gemm_arrivals: place(),
-            attention_partials: place(),
-            attention_arrivals: place(),
-            rows: place(),
-            tiles: place(),
-            logit_rows: place(),
-            pages: place(),
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
         })
     }
 }
@@ -175,8 +185,4 @@ const TILINGS: [Tiling; 2] = [Tiling::Narrow, Tiling::Wide];
 
 fn largest([narrow, wide]: [usize; 2]) -> usize {
     narrow.max(wide)
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
 }
