@@ -31,6 +31,7 @@ mod step_answers;
 mod step_buffers;
 mod step_graph;
 pub mod step_input;
+mod step_issue;
 pub mod step_params;
 mod step_part;
 mod step_upload;
