@@ -24,7 +24,7 @@ impl Tiling {
     }
 
     /// Packed rows of a tile.
-    pub fn packed_rows(self) -> usize {
+    fn packed_rows(self) -> usize {
         match self {
             Self::Narrow => 16,
             Self::Wide => 64,
