@@ -75,17 +75,17 @@ pub struct Workspace {
     pub logits: Address,
     /// [`Best`] `[few][tiles of the vocabulary]`.
     pub best: Address,
-    /// Of the products.
+    /// f32: sums that blocks of a product add up for each other.
     pub gemm_partials: Address,
-    /// Of the products.
+    /// u32 `[tiles]`: how much of a product's tile is summed up; 0 between launches.
     pub gemm_arrivals: Address,
-    /// Of the attention.
+    /// f32: sums that blocks of the attention add up for each other.
     pub attention_partials: Address,
-    /// Of the attention.
+    /// u32 `[items]`: how many of the attention's sums have arrived; 0 between launches.
     pub attention_arrivals: Address,
-    /// [`Row`]s.
+    /// [`Row`] `[rows]`.
     pub rows: Address,
-    /// [`Tile`]s.
+    /// [`Tile`] `[tiles]`.
     pub tiles: Address,
     /// u32 `[rows]`: rows that want logits.
     pub logit_rows: Address,
