@@ -56,10 +56,15 @@ fn asleep() -> Options {
 
 /// What needs the host for no token.
 fn simple_requests() -> Vec<Request> {
+    simple_requests_to(Drafts::Model)
+}
+
+/// The same to an engine with these drafts.
+fn simple_requests_to(drafts: Drafts) -> Vec<Request> {
     let requests = requests().into_iter().take(3);
     let longer = |(idx, request): (usize, Request)| Request {
         max_tokens: 40 - 3 * idx,
-        draft_len: Some(3),
+        draft_len: Some(if drafts == Drafts::None { 0 } else { 3 }),
         ignore_eos: true,
         ..request
     };
@@ -70,9 +75,7 @@ fn simple_requests() -> Vec<Request> {
 fn most_steps_begin_before_they_are_asked_for_and_nobody_sees_it() {
     for drafts in [Drafts::Model, Drafts::None] {
         let (_dir, engine) = target(drafts);
-        let draft_len = if drafts == Drafts::Model { 3 } else { 0 };
-        let with = |request| Request { draft_len: Some(draft_len), ..request };
-        let requests: Vec<Request> = simple_requests().into_iter().map(with).collect();
+        let requests = simple_requests_to(drafts);
         let (expected, none) = run(&engine, asleep(), &requests);
         assert_eq!(none, 0, "launch_ahead = false");
         let (done, begun) = run(&engine, running::options(Fixed), &requests);
@@ -165,7 +168,7 @@ impl Executor for Intruding {
 fn a_step_that_has_begun_is_given_up_where_a_call_has_nothing_for_the_device() {
     for drafts in [Drafts::Model, Drafts::None] {
         let (_dir, engine) = target(drafts);
-        let requests = simple_requests();
+        let requests = simple_requests_to(drafts);
         let (expected, _) = run(&engine, asleep(), &requests);
         let intrusions = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&intrusions);
