@@ -4,6 +4,7 @@
 #include "prims.cuh"
 #include "types.cuh"
 
+#include "activation.cuh"
 #include "operand.cuh"
 #include "scaling.cuh"
 #include "squares.cuh"
@@ -62,12 +63,6 @@ DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
 #endif
 
 #if EPILOGUE == SWIGLU
-constexpr float LOG2_E = 1.44269504f;
-
-DEVICE float swiglu(float gate, float up) {
-    return gate / (1.0f + ex2(-gate * LOG2_E)) * up;
-}
-
 // Tile t of the image has gates [32t, 32t + 32), then their ups.
 DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
     store_operand(p.output, row, p.n / 2, [&](uint32_t k) {

@@ -20,8 +20,8 @@ struct GemmParams {
     float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
     const uint32_t* row_index;   // input row of each row, or null: its own
-    float* partials;             // [grid + tiles of n * segments of k][ROWS][64]
-    uint32_t* arrivals;          // [tiles of n], zero before and after
+    float* partials;             // [grid + tiles of n * segments of k][ROWS][64]; HEAD: unused
+    uint32_t* arrivals;          // [tiles of n], zero before and after; HEAD: unused
     void* output;
     uint8_t* cache;              // QKV: keys and values of this layer
     const float* rope;           // QKV: [position][cos | sin]
@@ -49,10 +49,12 @@ constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
 #include "gemm_input.cuh"
 #include "gemm_tile.cuh"
 #include "gemm_parts.cuh"
+#include "gemm_carry.cuh"
 #if EPILOGUE == QKV
 #include "kv_cache.cuh"
 #include "rotary.cuh"
 #endif
+#include "activation.cuh"
 #include "gemm_epilogue.cuh"
 
 // Shared memory of a CTA. The host launches with SHARED_BYTES.
@@ -130,15 +132,31 @@ DEVICE void settle(
     }
 }
 
+// Adds a segment of a tile of this CTA's own to those before it; the last one becomes output.
+DEVICE void finish_segment(
+    const GemmParams& p, const Split& split, const Piece& piece, const Carried& carried,
+    float* halves) {
+    if (piece.block.segment > 0) {
+        add_carried(carried, halves);
+    }
+    if (piece.k_last == split.k_units) {
+        finish_rows(p, piece.block.tile, halves);
+    } else {
+        carry(p, matrix_n(p), piece.block.tile, halves);
+    }
+}
+
 // Turns the sums of a piece into output, or into a part of it.
 DEVICE void finish_piece(
     const GemmParams& p, const Split& split, const Piece& piece, const Sums& sums,
-    const Shared& shared, Pending& pending) {
+    const Carried& carried, const Shared& shared, Pending& pending) {
     settle(p, split, shared, pending);
     // No warp reads the sums of the piece before any more.
     consumer_barrier();
     reduce_slices(sums, shared.halves);
-    if (num_units(piece) == split.k_units) {
+    if constexpr (OWNS_TILES) {
+        finish_segment(p, split, piece, carried, shared.halves);
+    } else if (num_units(piece) == split.k_units) {
         finish_rows(p, piece.block.tile, shared.halves);
     } else {
         write_part(p, split, piece, shared.halves);
@@ -165,6 +183,10 @@ DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const
     for (uint32_t unit = split.first; unit < split.last;) {
         const Piece piece = piece_at(split, unit);
         staged = with_unit(p, split, staged, unit, piece.k_first, shared);
+        Carried carried = {};
+        if constexpr (OWNS_TILES) {
+            carried = load_carried(p, matrix_n(p), piece.block);
+        }
         Sums sums = {};
         for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
             if constexpr (CHUNK_K < SEGMENT_K) {
@@ -174,7 +196,7 @@ DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const
             multiply_unit(sums, weights, shared.x + (k_unit - staged.first) * UNIT_K);
             release(shared.ring, at);
         }
-        finish_piece(p, split, piece, sums, shared, pending);
+        finish_piece(p, split, piece, sums, carried, shared, pending);
     }
     settle(p, split, shared, pending);
 }
@@ -207,7 +229,7 @@ KERNEL(gemm, GemmParams, THREADS, ROWS <= 16 ? 2 : 1) {
         produce(shared.ring, p.weights, split);
     } else if (warp_index() > CONSUMER_WARPS) {
         grid_wait();
-        if (lane_index() == 0) {
+        if (!OWNS_TILES && lane_index() == 0) {
             count_parts(p, split, shared.handover);
         }
     } else {

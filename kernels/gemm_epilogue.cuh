@@ -2,8 +2,6 @@
 // the image puts together where an epilogue needs two (a rotary pair, a gate and its up).
 #pragma once
 
-constexpr float LOG2_E = 1.44269504f;
-
 DEVICE float scaled(const GemmParams& p, uint32_t n, float sum) {
     const float scale = WEIGHT == FP8 ? p.scales[n] : 1.0f;
     return fmaf(sum, scale, p.bias ? p.bias[n] : 0.0f);
@@ -53,9 +51,8 @@ DEVICE void finish_row(
     const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
     const float gate = scaled(p, n, low);
     const float up = scaled(p, n + 32, high);
-    const float activated = gate / (1.0f + ex2(-gate * LOG2_E)) * up;
     uint16_t* to = (uint16_t*)p.output + uint64_t(row) * (n_len / 2);
-    to[tile * 32 + lane_index()] = float_to_half_sat(activated);
+    to[tile * 32 + lane_index()] = float_to_half_sat(swiglu(gate, up));
 }
 #endif
 

@@ -1,13 +1,19 @@
 // Which units a CTA multiplies. The inputs are cut into segments; the units go segment by segment, in it tile by
 // tile, and each CTA takes as many as the others. So most CTAs need the activations of one segment alone, which
 // stay in shared memory while the tiles go by. The cut depends on the matrix and the grid alone.
+//
+// The head has tiles enough for every CTA to have whole ones, all segments of them: it adds them up itself. Parts of
+// them, for others to add up, would take the memory of the logits once for each segment.
 #pragma once
+
+constexpr bool OWNS_TILES = EPILOGUE == HEAD;
 
 // Inputs of a segment at most: shared memory holds as many of 64 rows. Fewer would be more parts to add up.
 constexpr uint32_t SEGMENT_K = 1024;
 constexpr uint32_t SEGMENT_UNITS = SEGMENT_K / UNIT_K;
 
 struct Split {
+    uint32_t first_tile;      // tiles whose units are in order: all, or this CTA's own
     uint32_t tiles;
     uint32_t k_units;         // of a tile
     uint32_t segment_units;   // of a tile in a segment; the last segment may have fewer
@@ -18,9 +24,19 @@ struct Split {
 
 DEVICE Split split_units(uint32_t n, uint32_t k) {
     Split split;
+    split.first_tile = 0;
     split.tiles = divide_up(n, UNIT_OUTPUTS);
     split.k_units = divide_up(k, UNIT_K);
     split.segment_units = divide_up(split.k_units, divide_up(split.k_units, SEGMENT_UNITS));
+    if constexpr (OWNS_TILES) {
+        const uint32_t all = split.tiles;
+        split.first_tile = block_index() * all / num_blocks();
+        split.tiles = (block_index() + 1) * all / num_blocks() - split.first_tile;
+        split.per_cta = split.tiles * split.k_units;
+        split.first = 0;
+        split.last = split.per_cta;
+        return split;
+    }
     const uint32_t units = split.tiles * split.k_units;
     split.per_cta = divide_up(units, num_blocks());
     split.first = minimum(block_index() * split.per_cta, units);
@@ -42,7 +58,7 @@ DEVICE uint32_t block_units(const Split& split, uint32_t segment) {
 // Where a block begins, in the order of units.
 DEVICE uint32_t block_first(const Split& split, const Block& block) {
     const uint32_t before = split.tiles * split.segment_units * block.segment;
-    return before + block.tile * block_units(split, block.segment);
+    return before + (block.tile - split.first_tile) * block_units(split, block.segment);
 }
 
 // What a CTA multiplies without a break: units of one block.
@@ -61,7 +77,8 @@ DEVICE Piece piece_at(const Split& split, uint32_t unit) {
     Piece piece;
     piece.block.segment = unit / (split.tiles * split.segment_units);
     const uint32_t units = block_units(split, piece.block.segment);
-    piece.block.tile = (unit - block_first(split, {piece.block.segment, 0})) / units;
+    const Block first = {piece.block.segment, split.first_tile};
+    piece.block.tile = split.first_tile + (unit - block_first(split, first)) / units;
     const uint32_t skipped = unit - block_first(split, piece.block);
     piece.k_first = piece.block.segment * split.segment_units + skipped;
     piece.k_last = piece.k_first + minimum(units - skipped, split.last - unit);

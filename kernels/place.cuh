@@ -5,7 +5,6 @@
 #include "edit.cuh"
 #include "parts.cuh"
 
-
 // Logits that share one Best.
 constexpr uint32_t BEST_TILE = 64;
 

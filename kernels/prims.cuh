@@ -26,19 +26,7 @@ typedef unsigned long long uintptr_t;
     extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)         \
         name(const __grid_constant__ Params p)
 
-// Vectors that are loaded and stored by one instruction.
-struct alignas(8) Uint2 {
-    uint32_t x, y;
-};
-struct alignas(16) Uint4 {
-    uint32_t x, y, z, w;
-};
-struct alignas(8) Float2 {
-    float x, y;
-};
-struct alignas(16) Float4 {
-    float x, y, z, w;
-};
+#include "vector.cuh"
 
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
 

@@ -89,7 +89,7 @@ impl Step {
 }
 
 /// Tokens of a step: the accepted drafts up to the first refusal, and one of the target's own.
-pub fn expected_tokens(acceptance: f64, draft_len: usize) -> f64 {
+fn expected_tokens(acceptance: f64, draft_len: usize) -> f64 {
     (0..=draft_len).map(|accepted| acceptance.powi(accepted as i32)).sum()
 }
 

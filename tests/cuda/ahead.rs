@@ -6,9 +6,9 @@ use crate::{Drafts, emulator, load_bounded, load_with, requests, target, texts};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::batch::{Entry, Executor, Outcome, Timing};
 use spec_core::engine::Engine;
-use spec_core::pages::PAGE_TOKENS;
+use spec_core::pages::{PAGE_TOKENS, PageId};
 use spec_core::runtime::{Options, Request, Runtime};
-use spec_core::sampling::SamplingParams;
+use spec_core::sampling::{Coupling, Sampler, SamplingParams};
 use spec_core::sequence::SequenceId;
 use spec_emu::Schedule;
 use std::sync::Arc;
@@ -56,10 +56,15 @@ fn asleep() -> Options {
 
 /// What needs the host for no token.
 fn simple_requests() -> Vec<Request> {
+    simple_requests_to(Drafts::Model)
+}
+
+/// The same to an engine with these drafts.
+fn simple_requests_to(drafts: Drafts) -> Vec<Request> {
     let requests = requests().into_iter().take(3);
     let longer = |(idx, request): (usize, Request)| Request {
         max_tokens: 40 - 3 * idx,
-        draft_len: Some(3),
+        draft_len: Some(if drafts == Drafts::None { 0 } else { 3 }),
         ignore_eos: true,
         ..request
     };
@@ -70,9 +75,7 @@ fn simple_requests() -> Vec<Request> {
 fn most_steps_begin_before_they_are_asked_for_and_nobody_sees_it() {
     for drafts in [Drafts::Model, Drafts::None] {
         let (_dir, engine) = target(drafts);
-        let draft_len = if drafts == Drafts::Model { 3 } else { 0 };
-        let with = |request| Request { draft_len: Some(draft_len), ..request };
-        let requests: Vec<Request> = simple_requests().into_iter().map(with).collect();
+        let requests = simple_requests_to(drafts);
         let (expected, none) = run(&engine, asleep(), &requests);
         assert_eq!(none, 0, "launch_ahead = false");
         let (done, begun) = run(&engine, running::options(Fixed), &requests);
@@ -109,6 +112,74 @@ fn what_looks_at_tokens_or_logits_waits_for_the_host() {
     }
     let (_dir, engine) = target(Drafts::Lookup);
     assert_eq!(run(&engine, running::options(Fixed), &simple_requests()).1, 0, "look-up");
+}
+
+/// Whenever a sequence comes to the end of a page, and its next step may have begun, a sequence that the host decides
+/// about has a step of its own, on the pages that the first one has not come to.
+struct Intruding {
+    inner: Box<dyn Executor>,
+    intrusions: Arc<AtomicUsize>,
+}
+
+impl Intruding {
+    fn intrude(&mut self, pages: &[PageId]) -> spec_core::Result<()> {
+        let params = SamplingParams { logprobs: Some(1), ..SamplingParams::default() };
+        let tokens = vec![1; pages.len() * PAGE_TOKENS];
+        let intruder = Entry {
+            id: SequenceId::MAX,
+            tokens: &tokens,
+            prompt_len: tokens.len(),
+            max_len: tokens.len() + 1,
+            computed: 0,
+            chunk: tokens.len(),
+            draft_computed: 0,
+            speculates: false,
+            draft_len: 0,
+            given: &[],
+            min_confidence: 0.0,
+            pages,
+            sampler: &Sampler::new(params, Coupling::Path(0), Vec::new()),
+        };
+        self.inner.step(&[intruder])?;
+        self.inner.forget(intruder.id);
+        self.intrusions.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Executor for Intruding {
+    fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
+        let is_between = |entry: &&Entry<'_>| {
+            entry.chunk == 1 && entry.computed > 0 && entry.computed.is_multiple_of(PAGE_TOKENS)
+        };
+        if let Some(victim) = entries.iter().find(is_between) {
+            self.intrude(&victim.pages[victim.computed / PAGE_TOKENS..])?;
+        }
+        self.inner.step(entries)
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.inner.forget(id);
+    }
+}
+
+/// It was computed before its pages were others', but what it wrote to them is gone.
+#[test]
+fn a_step_that_has_begun_is_given_up_where_a_call_has_nothing_for_the_device() {
+    for drafts in [Drafts::Model, Drafts::None] {
+        let (_dir, engine) = target(drafts);
+        let requests = simple_requests_to(drafts);
+        let (expected, _) = run(&engine, asleep(), &requests);
+        let intrusions = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&intrusions);
+        let options = Options { kv_reuse: false, ..running::options(Fixed) };
+        let mut runtime = load_with(&engine, options, Schedule::PLAIN)
+            .wrap_executor(|inner| Box::new(Intruding { inner, intrusions: count }));
+        let done = running::run(&mut runtime, &requests);
+        assert_eq!(texts(&done), texts(&expected), "{drafts:?}");
+        let intrusions = intrusions.load(Ordering::Relaxed);
+        assert!(intrusions > 1, "{intrusions} intrusions, {drafts:?}");
+    }
 }
 
 /// A small generator of decisions.
@@ -155,7 +226,8 @@ fn texts_survive_what_happens_around_a_step_that_has_begun() {
         let mut dice = Dice(seed);
         let mut extras = Vec::new();
         let done = running::run_with(&mut runtime, &requests, |runtime, open| {
-            if dice.one_in(8) {
+            // An extra may outlive all of them.
+            if dice.one_in(8) && !open.is_empty() {
                 runtime.preempt(open[dice.below(open.len())]);
             }
             if dice.one_in(4) && extras.len() < 2 {

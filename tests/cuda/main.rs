@@ -146,19 +146,19 @@ fn logits_of_long_chunks_are_those_of_the_cpu_executor_when_a_library_multiplies
 #[test]
 fn bits_of_a_chunk_do_not_depend_on_the_chunks_beside_it() {
     let (_dir, _, cuda) = both(&SMALL, Dtype::Fp8, Dtype::Fp8);
-    let tokens = tokens(150);
-    let pages: Vec<PageId> = (0..30).collect();
+    let tokens = tokens(210);
+    let pages: Vec<PageId> = (0..42).collect();
     let segment = |sequence: usize, len: usize| Segment {
         tokens: &tokens[..len],
         first_position: 0,
-        pages: &pages[10 * sequence..][..10],
+        pages: &pages[14 * sequence..][..14],
         num_logits: 2,
     };
     let run = |many_rows, segments: &[Segment<'_>]| {
-        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 30, many_rows);
+        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, many_rows);
         model.forward(segments).expect("a pass").values
     };
-    let chunks = [segment(0, 140), segment(1, 7), segment(2, 131)];
+    let chunks = [segment(0, 205), segment(1, 7), segment(2, 194)];
     let together = run(ManyRows::CublasLt, &chunks);
     let alone: Vec<f32> =
         chunks.iter().flat_map(|&chunk| run(ManyRows::CublasLt, &[chunk])).collect();
@@ -231,7 +231,7 @@ fn requests() -> Vec<Request> {
 /// The same with prompts that are long enough for a library, each of another length.
 fn long_requests() -> Vec<Request> {
     let longer = |(idx, request): (usize, Request)| Request {
-        prompt: [tokens(150 + 20 * idx), request.prompt].concat(),
+        prompt: [tokens(200 + 20 * idx), request.prompt].concat(),
         ..request
     };
     requests().into_iter().enumerate().map(longer).collect()

@@ -1,4 +1,3 @@
-#![allow(unsafe_code)]
 //! How near the matrix products come to the machine's memory bandwidth and arithmetic.
 //!
 //! `cargo run --release -p spec-core --example linear_bench [-- [0.5b|1.5b] [dtype ...]]`
@@ -7,6 +6,7 @@
 //! take turns and are far more bytes than the caches hold. The read bandwidth is measured in turns with
 //! the products, because both drift. Figures are of the fastest tenth of the samples,
 //! for many rows of the fastest.
+#![allow(unsafe_code)]
 
 use spec_core::exec::cpu::roofline::{quiet, read_all, time};
 use spec_core::exec::cpu::{Arena, Isa, Pool, Prepared, Weight, linear, prepare};

@@ -134,7 +134,7 @@ pub(crate) static KEYS: &[Key] = &[
         "`exact`, `cublaslt`",
         "`exact`",
         prefill,
-        "on a GPU, chunks of prompts of 128 tokens and more: through the products of decoding, or faster through \
+        "on a GPU, chunks of prompts of more than 192 tokens: through the products of decoding, or faster through \
          cuBLASLt, where a text may depend on how its prompt was cut into chunks",
     ),
     key(

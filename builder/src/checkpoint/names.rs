@@ -91,11 +91,6 @@ impl Role {
         format!("model.layers.{layer_idx}.{}.bias", self.row().hf)
     }
 
-    /// Whether a model has the weight.
-    pub fn has_weight(self, config: &ModelConfig) -> bool {
-        (self.row().weight)(config)
-    }
-
     /// Whether a model has the bias.
     pub fn has_bias(self, config: &ModelConfig) -> bool {
         (self.row().bias)(config)

@@ -108,11 +108,6 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// Bytes in the file, scales not counted.
-    pub fn stored_bytes(&self) -> u64 {
-        self.num_rows() as u64 * self.row_bytes() as u64
-    }
-
     fn row_bytes(&self) -> usize {
         self.row_len() / self.encoding.block_len() * self.encoding.block_bytes()
     }

@@ -51,11 +51,6 @@ impl Compiler {
         tool.is_file().then_some(tool)
     }
 
-    /// Whether there is a source for this kernel.
-    pub fn has_source(&self, kernel: &str) -> bool {
-        self.source(kernel).is_some()
-    }
-
     /// Every kernel that a model needs, for every architecture, in the order of the engine's sections.
     pub fn compile_model(
         &self,

@@ -73,18 +73,7 @@ T from_bits(uint64_t bits) {
     static_assert(blocks_per_sm > 0, "a multiprocessor holds one"); \
     static void name(const Params p)
 
-struct alignas(8) Uint2 {
-    uint32_t x, y;
-};
-struct alignas(16) Uint4 {
-    uint32_t x, y, z, w;
-};
-struct alignas(8) Float2 {
-    float x, y;
-};
-struct alignas(16) Float4 {
-    float x, y, z, w;
-};
+#include "vector.cuh"
 
 DEVICE uint8_t* shared_memory() {
     return emu::current->block->shared;

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// Rows of a prompt, on a GPU and on an emulator.
 const ROWS: usize = 2048;
-const FEW_ROWS: usize = 150;
+const FEW_ROWS: usize = 200;
 /// Measurements behind a median.
 const SAMPLES: usize = 5;
 

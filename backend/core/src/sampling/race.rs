@@ -1,10 +1,10 @@
-#![allow(unsafe_code)]
 //! Gumbel argmax over weights: the token with the largest ln(weight) + Gumbel noise, lowest id on ties.
 //! Its winner is distributed as the weights, and two distributions raced on the same noise agree as
 //! often as they overlap.
 //!
 //! Written as an exponential race (Gumbel = -ln E): a token beats `best` iff E < weight * exp(-best), and as
 //! E is at least its leading 32 bits, one multiplication and one comparison dismiss almost every token.
+#![allow(unsafe_code)]
 
 use super::noise::{BATCH, Noise};
 

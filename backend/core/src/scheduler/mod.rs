@@ -241,11 +241,6 @@ impl Scheduler {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
-    /// Sequences that hold or are being lent pages.
-    pub fn num_running(&self) -> usize {
-        self.running.len()
-    }
-
     /// Sequences that wait for their first turn.
     pub fn num_waiting(&self) -> usize {
         self.waiting.len() - self.num_paused

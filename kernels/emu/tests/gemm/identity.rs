@@ -68,6 +68,17 @@ fn a_rows_logits_do_not_depend_on_its_company() {
     does_not_depend_on_company(Plan::new(Format::Fp8, Epilogue::Head, 200, 2112));
 }
 
+/// Every tile is one block's, whichever that is: the bits of a head do not even depend on the grid.
+#[test]
+fn a_rows_logits_do_not_depend_on_the_grid() {
+    let problem = Problem::random(Plan::new(Format::Fp16, Epilogue::Head, 320, 2112), 72);
+    let on = |grid| run(&problem, &Run::new(16, (0..9).collect(), grid)).output;
+    let expected = on(1);
+    for grid in [2, 3, 5, 7] {
+        assert_eq!(on(grid), expected, "{grid} blocks");
+    }
+}
+
 /// Tiles of up to seven parts, whose blocks end in any order.
 #[test]
 fn the_order_in_which_blocks_end_changes_no_bit() {

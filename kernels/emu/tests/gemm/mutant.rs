@@ -22,6 +22,8 @@ pub(crate) enum Scene {
     Long,
     /// A product that adds to the residual stream, and one of the sum.
     Sum,
+    /// A head of four tiles for three blocks, with three segments.
+    Head,
 }
 
 /// A kernel that is broken: `replacement` stands in `file` where `text` did.
@@ -36,7 +38,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 27] = [
+pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -204,6 +206,14 @@ pub(crate) const MUTANTS: [Mutant; 27] = [
         file: "gemm.cu",
         text: "        p.arrivals[pending.tile] = 0;\n",
         replacement: "",
+    },
+    Mutant {
+        name: "a segment of the head forgets those before",
+        found: Found::Wrong,
+        scene: Scene::Head,
+        file: "gemm_carry.cuh",
+        text: "carried.of[i][j] + tile_sum(",
+        replacement: "tile_sum(",
     },
     Mutant {
         name: "another swizzle",

@@ -11,6 +11,7 @@ fn chain(scene: Scene, is_old: bool) -> Chain {
         Scene::Short => (1024, 3),
         Scene::Long => (2560, 5),
         Scene::Sum => (192, 5),
+        Scene::Head => (2560, 3),
     };
     let weight = Format::Fp8;
     // A segment fits in the shared memory of sm_80 with 16 rows, but not with 32.
@@ -29,6 +30,7 @@ fn chain(scene: Scene, is_old: bool) -> Chain {
             chain.product((Epilogue::Residual, 192), Some(activated), Some(residual));
             chain.product((Epilogue::Raw, 130), Some(residual), None);
         }
+        Scene::Head => _ = chain.product((Epilogue::Head, 200), Some(residual), None),
     }
     chain
 }
@@ -91,7 +93,7 @@ fn what_orders_copies_and_chunks_is_needed() {
 fn the_kernels_as_they_are_have_no_race() {
     for is_old in [false, true] {
         let options = Options { tsan: true, mutation: None };
-        for scene in [Scene::Short, Scene::Long, Scene::Sum] {
+        for scene in [Scene::Short, Scene::Long, Scene::Sum, Scene::Head] {
             let found = find(&build(scene, is_old, &options), scene, is_old, 3);
             assert_eq!(found, None, "{scene:?}, old: {is_old}");
         }

@@ -1,7 +1,7 @@
-#![allow(unsafe_code)]
 //! One anonymous mapping for all weights of a model, on huge pages where the system grants them: a mapped
 //! file comes in 4 KiB pages, and reading weights through them costs a third of the bandwidth.
 //! Bytes are copied in once, in order, and are read-only from then on.
+#![allow(unsafe_code)]
 
 use super::Pool;
 use crate::{Error, Result};

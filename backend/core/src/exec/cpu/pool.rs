@@ -1,8 +1,8 @@
-#![allow(unsafe_code)]
 //! Threads for regions of tens of microseconds, hundreds of them a token. Between regions a worker spins
 //! for a moment and then sleeps, so a busy engine pays no wake-up and an idle one no processor time.
 //! A panic in a region reaches the caller after every worker has left the region; a region started inside
 //! a region runs on the thread that started it.
+#![allow(unsafe_code)]
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};

@@ -53,9 +53,7 @@ impl Code {
             head: loader.by_rows(&kernels, Matrix::Head)?,
         })
     }
-}
 
-impl Code {
     /// Attention in tiles of this width.
     pub(super) fn attention(&self, tiling: Tiling) -> Kernel {
         match tiling {

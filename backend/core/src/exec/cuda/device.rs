@@ -97,6 +97,20 @@ pub struct Launch {
     pub overlap: bool,
 }
 
+impl Launch {
+    /// A kernel of this project, all of which wait where they must.
+    pub(super) fn new<P: Plain>(
+        kernel: Kernel,
+        grid: u32,
+        block: u32,
+        shared_bytes: u32,
+        params: P,
+    ) -> Self {
+        let params = bytes_of(&[params]).to_vec();
+        Self { kernel, grid, block, shared_bytes, params, overlap: true }
+    }
+}
+
 /// The product of many rows with a matrix, by a library: `output[m][n] = sum over k of input[m][k] * weights[n][k]`, f32
 /// from elements of one format as they are. Rows follow each other; arrays are aligned to 256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

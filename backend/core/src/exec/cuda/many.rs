@@ -6,6 +6,7 @@
 //! one of a few sizes, so its bits do not depend on what else is computed; they differ from those of few-row products,
 //! and from one library or GPU to another. Which rows come here depends on the length of their chunk alone.
 
+use super::arrays;
 use super::code::ManyCode;
 use super::device::{
     Address, Description, Device, Kernel, Launch, PRODUCT_BYTES, Product, ProductShape,
@@ -80,7 +81,6 @@ fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usi
         rows * size_of::<f32>(),
         rows * widest * size_of::<f32>(),
     ]
-    .map(|bytes| bytes.next_multiple_of(256))
 }
 
 /// Of all products that passes of up to `rows` rows have.
@@ -105,12 +105,7 @@ impl Many {
         // Who serves does not find out on the way that there is no way to compute something.
         device.enable_products(&shapes(&manifest.model, packed, format, rows))?;
         let sizes = sizes(&manifest.model, packed, format, rows);
-        let mut next = device.alloc(sizes.iter().sum())?;
-        let [weights, input, scales, activated_scales, sums] = sizes.map(|bytes| {
-            let address = next;
-            next += bytes as Address;
-            address
-        });
+        let [weights, input, scales, activated_scales, sums] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { weights, input, scales, activated_scales, sums };
         Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
     }
@@ -119,7 +114,7 @@ impl Many {
     pub(super) fn bytes(manifest: &Manifest, rows: usize, device: &Description) -> usize {
         let packed = manifest.precision.weights;
         let format = product_format(packed, device);
-        PRODUCT_BYTES + sizes(&manifest.model, packed, format, rows).iter().sum::<usize>()
+        PRODUCT_BYTES + arrays::total(&sizes(&manifest.model, packed, format, rows))
     }
 
     /// Runs a pass; does not wait.

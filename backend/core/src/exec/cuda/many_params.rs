@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The structs that the kernels around products of many rows take: those of `kernels/{operand.cuh,unpack.cu,normalise.cu,
 //! quantise.cu,finish.cu}`, field by field.
+#![allow(unsafe_code)]
 
 use super::device::Address;
 use super::params::Scaling;

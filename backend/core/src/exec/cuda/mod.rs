@@ -4,6 +4,7 @@
 //! one whose products a library computes; `forward` runs passes for the executor on the host, `step` whole speculative
 //! steps as one graph.
 
+mod arrays;
 mod code;
 mod cublas;
 mod cublas_calls;
@@ -31,6 +32,7 @@ mod step_answers;
 mod step_buffers;
 mod step_graph;
 pub mod step_input;
+mod step_issue;
 pub mod step_params;
 mod step_part;
 mod step_upload;

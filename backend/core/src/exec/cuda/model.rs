@@ -16,8 +16,7 @@ use super::workspace::{Capacity, Workspace};
 use crate::Result;
 use crate::batch::Segment;
 use crate::engine::{Engine, Precision};
-use crate::model::Dtype;
-use crate::model::{ModelConfig, RopeTable};
+use crate::model::{Dtype, ModelConfig, RopeTable};
 
 /// A model on a device.
 #[derive(Debug)]

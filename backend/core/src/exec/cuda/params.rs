@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The structs that kernels take: those of `kernels/*.cu` and `kernels/types.cuh`, field by field. Addresses are those
 //! of the device; 0 is none.
+#![allow(unsafe_code)]
 
 use super::device::Address;
 use super::plain::device_structs;

@@ -5,7 +5,7 @@ use super::code::ByRows;
 use super::device::{Address, Kernel, Launch};
 use super::model::{Model, Pass};
 use super::params::{AttentionParams, EmbedParams, GemmParams, RopeParams, Scaling};
-use super::plain::{Plain, bytes_of};
+use super::plain::Plain;
 use super::shape;
 use super::weights::{Layer, Matrix};
 use spec_kernels::GEMM_ROWS;
@@ -229,8 +229,7 @@ impl<'a> Launches<'a> {
         shared_bytes: u32,
         params: P,
     ) {
-        let params = bytes_of(&[params]).to_vec();
-        self.launches.push(Launch { kernel, grid, block, shared_bytes, params, overlap: true });
+        self.launches.push(Launch::new(kernel, grid, block, shared_bytes, params));
     }
 }
 

@@ -1,5 +1,5 @@
-#![allow(unsafe_code)]
 //! Values that are copied to and from a device as they lie in memory.
+#![allow(unsafe_code)]
 
 /// Values without padding, for which any bytes are valid.
 ///
@@ -24,7 +24,7 @@ pub fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
 
 /// The same, to write to.
 pub fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as for `bytes`; any bytes are valid values, and the borrow is exclusive.
+    // SAFETY: as for `bytes_of`; any bytes are valid values, and the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

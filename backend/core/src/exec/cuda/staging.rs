@@ -6,6 +6,8 @@ use crate::Result;
 
 /// One half is filled while the other is read.
 const HALF_BYTES: usize = 8 << 20;
+/// Where copies are fastest from.
+const ALIGNMENT: usize = 256;
 
 /// Two halves, and behind what was read last of each a mark.
 pub(super) struct Staging {
@@ -51,6 +53,3 @@ impl Staging {
         device.wait_for(self.marks[self.half])
     }
 }
-
-/// Where copies are fastest from.
-const ALIGNMENT: usize = 256;

@@ -1,5 +1,6 @@
 //! The memory of speculative steps: what is uploaded, what the kernels tell each other, what comes back.
 
+use super::arrays;
 use super::device::{Address, Device, Shared};
 use super::step_params::{
     ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
@@ -81,12 +82,12 @@ const UPLOADED: usize = 7;
 impl StepBuffers {
     /// Bytes on the device.
     pub(super) fn bytes(capacity: &StepCapacity) -> usize {
-        sizes(capacity).into_iter().map(aligned).sum()
+        arrays::total(&sizes(capacity))
     }
 
     /// Bytes of the uploaded arrays.
     pub(super) fn uploaded_bytes(capacity: &StepCapacity) -> usize {
-        sizes(capacity).into_iter().take(UPLOADED).map(aligned).sum()
+        arrays::total(&sizes(capacity)[..UPLOADED])
     }
 
     /// The same.
@@ -96,29 +97,35 @@ impl StepBuffers {
 
     /// Allocates all of it.
     pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
-        let mut next = device.alloc(Self::bytes(capacity))?;
-        let mut places = sizes(capacity).into_iter().map(|bytes| {
-            let address = next;
-            next += aligned(bytes) as Address;
-            address
-        });
-        let mut place = || places.next().expect("a size for each field");
+        let [
+            sequences,
+            drafting,
+            drafts,
+            draft_distributions,
+            step,
+            words,
+            pages,
+            scores,
+            target_weights,
+            draft_weights,
+            choices,
+            parts,
+        ] = arrays::alloc(sizes(capacity), device)?;
         let answer = Answer::of(capacity);
         let answers = device.alloc_shared(ANSWERS * answer.bytes)?;
-        // In the order of the sizes.
         Ok(Self {
-            sequences: place(),
-            drafting: place(),
-            drafts: place(),
-            draft_distributions: place(),
-            step: place(),
-            words: place(),
-            pages: place(),
-            scores: place(),
-            target_weights: place(),
-            draft_weights: place(),
-            choices: place(),
-            parts: place(),
+            sequences,
+            drafting,
+            drafts,
+            draft_distributions,
+            step,
+            words,
+            pages,
+            scores,
+            target_weights,
+            draft_weights,
+            choices,
+            parts,
             answers,
             answer,
         })
@@ -145,10 +152,6 @@ fn sizes(capacity: &StepCapacity) -> [usize; 12] {
     ]
 }
 
-fn aligned(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
-}
-
 /// What comes back of a step: [`StepResult`]s from its beginning on, then tokens, then the step's number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
@@ -165,6 +168,6 @@ impl Answer {
         let StepCapacity { sequences, drafts, .. } = *capacity;
         let tokens = sequences * size_of::<StepResult>();
         let done = tokens + sequences * (drafts + 1) * size_of::<u32>();
-        Self { bytes: aligned(done + size_of::<u32>()), tokens, done }
+        Self { bytes: arrays::aligned(done + size_of::<u32>()), tokens, done }
     }
 }

@@ -1,9 +1,8 @@
 //! The launches of a whole speculative step: drafting, verification and acceptance without the host.
 
 use super::code::StepCode;
-use super::device::{Kernel, Launch};
+use super::device::Launch;
 use super::model::{Model, Pass};
-use super::plain::{Plain, bytes_of};
 use super::shape::Tiling;
 use super::step_buffers::StepBuffers;
 use super::step_params::{
@@ -90,7 +89,7 @@ impl Parts<'_> {
             tile_rows: tile_rows as u32,
             unused: 0,
         };
-        launch(self.code.rows, 1, ROWS_THREADS, 0, params)
+        Launch::new(self.code.rows, 1, ROWS_THREADS, 0, params)
     }
 
     fn sample(&self, model: &Model, shape: Shape, pass: u32, num_rows: usize) -> Launch {
@@ -118,7 +117,7 @@ impl Parts<'_> {
             unused: 0,
         };
         let grid = num_rows as u32 * SAMPLE_SLICES;
-        launch(self.code.sample, grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, params)
+        Launch::new(self.code.sample, grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, params)
     }
 
     fn accept(&self, shape: Shape) -> Launch {
@@ -138,11 +137,6 @@ impl Parts<'_> {
             max_drafts: shape.drafts as u32,
             unused: 0,
         };
-        launch(self.code.accept, 1, ROWS_THREADS, 0, params)
+        Launch::new(self.code.accept, 1, ROWS_THREADS, 0, params)
     }
-}
-
-fn launch<P: Plain>(kernel: Kernel, grid: u32, block: u32, shared_bytes: u32, params: P) -> Launch {
-    let params = bytes_of(&[params]).to_vec();
-    Launch { kernel, grid, block, shared_bytes, params, overlap: true }
 }

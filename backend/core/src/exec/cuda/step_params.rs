@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The structs of `kernels/step.cuh`, field by field: what a speculative step is told
 //! about its sequences, what its kernels tell each other, and what it answers. Addresses are the device's.
+#![allow(unsafe_code)]
 
 pub use super::params::{Best, NO_SEQUENCE, Row, Tile};
 use super::plain::device_structs;

@@ -190,15 +190,15 @@ mod tests {
         let cut = |segments: &[Segment<'_>]| -> Vec<(usize, bool)> {
             passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.is_many)).collect()
         };
-        assert_eq!(cut(&[segment(127, 1)]), [(127, false)]);
-        assert_eq!(cut(&[segment(128, 1)]), [(128, true)]);
+        assert_eq!(cut(&[segment(192, 1)]), [(192, false)]);
+        assert_eq!(cut(&[segment(193, 1)]), [(193, true)]);
         // What is left over is computed as short chunks are, beside others.
         assert_eq!(cut(&[segment(600, 1)]), [(512, true), (88, false)]);
-        assert_eq!(cut(&[segment(700, 0)]), [(512, true), (188, true)]);
-        let mixed = [segment(5, 5), segment(600, 1), segment(9, 9), segment(130, 1)];
-        assert_eq!(cut(&mixed), [(5, false), (512, true), (97, false), (130, true)]);
+        assert_eq!(cut(&[segment(700, 0)]), [(512, true), (188, false)]);
+        let mixed = [segment(5, 5), segment(600, 1), segment(9, 9), segment(230, 1)];
+        assert_eq!(cut(&mixed), [(5, false), (512, true), (97, false), (230, true)]);
         // No more logits than there is room for.
-        assert_eq!(cut(&[segment(700, 700)]), [(256, true), (256, true), (188, true)]);
+        assert_eq!(cut(&[segment(700, 700)]), [(256, true), (256, true), (188, false)]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
 
+use super::arrays;
 use super::device::{Address, Device};
 use super::many::ManyRows;
 use super::params::{Best, Row, Tile};
@@ -74,17 +75,17 @@ pub struct Workspace {
     pub logits: Address,
     /// [`Best`] `[few][tiles of the vocabulary]`.
     pub best: Address,
-    /// Of the products.
+    /// f32: sums that blocks of a product add up for each other.
     pub gemm_partials: Address,
-    /// Of the products.
+    /// u32 `[tiles]`: how much of a product's tile is summed up; 0 between launches.
     pub gemm_arrivals: Address,
-    /// Of the attention.
+    /// f32: sums that blocks of the attention add up for each other.
     pub attention_partials: Address,
-    /// Of the attention.
+    /// u32 `[items]`: how many of the attention's sums have arrived; 0 between launches.
     pub attention_arrivals: Address,
-    /// [`Row`]s.
+    /// [`Row`] `[rows]`.
     pub rows: Address,
-    /// [`Tile`]s.
+    /// [`Tile`] `[tiles]`.
     pub tiles: Address,
     /// u32 `[rows]`: rows that want logits.
     pub logit_rows: Address,
@@ -98,13 +99,13 @@ impl Workspace {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
-        let widest =
-            [model.vocab_size, 2 * model.intermediate_size, model.qkv_size(), model.hidden_size];
-        let widest = widest.into_iter().max().unwrap_or(0);
+        // The head's blocks share no tiles.
+        let shared = || Matrix::ALL.into_iter().filter(|&matrix| matrix != Matrix::Head);
+        let shapes = || shared().map(|matrix| matrix.shape(model));
         let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
-        let gemm_partials =
-            Matrix::ALL.map(|matrix| shape::gemm_partials(matrix.shape(model), grid, most_rows));
-        let gemm_partials = gemm_partials.into_iter().max().unwrap_or(0);
+        let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
+        let gemm_partials = partials.max().unwrap_or(0);
+        let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
         let blocks = shape::attention_blocks(grid);
         let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
         let max_items = TILINGS.map(|tiling| tiling.max_items(blocks));
@@ -130,7 +131,7 @@ impl Workspace {
 
     /// Bytes that [`alloc`](Self::alloc) takes.
     pub fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
-        Self::sizes(manifest, capacity, grid).into_iter().map(aligned).sum()
+        arrays::total(&Self::sizes(manifest, capacity, grid))
     }
 
     /// Allocates all arrays, zeroed.
@@ -140,32 +141,41 @@ impl Workspace {
         grid: usize,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let sizes = Self::sizes(manifest, capacity, grid);
-        let mut next = device.alloc(sizes.into_iter().map(aligned).sum())?;
-        let mut places = sizes.into_iter().map(|bytes| {
-            let address = next;
-            next += aligned(bytes) as Address;
-            address
-        });
-        let mut place = || places.next().expect("a size for each field");
-        // In the order of the sizes.
+        let [
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        ] = arrays::alloc(Self::sizes(manifest, capacity, grid), device)?;
         Ok(Self {
-            residual: place(),
-            squares: place(),
-            raw: place(),
-            queries: place(),
-            attended: place(),
-            activated: place(),
-            logits: place(),
-            best: place(),
-            gemm_partials: place(),
-            gemm_arrivals: place(),
-            attention_partials: place(),
-            attention_arrivals: place(),
-            rows: place(),
-            tiles: place(),
-            logit_rows: place(),
-            pages: place(),
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
         })
     }
 }
@@ -175,8 +185,4 @@ const TILINGS: [Tiling; 2] = [Tiling::Narrow, Tiling::Wide];
 
 fn largest([narrow, wide]: [usize; 2]) -> usize {
     narrow.max(wide)
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes.next_multiple_of(256)
 }

@@ -32,6 +32,11 @@ fn byte_at(image: &[u8], row_bytes: usize, row: usize, byte: usize) -> u8 {
     image[unit * 8192 + row % 64 * 128 + chunk * 16 + byte % 16]
 }
 
+/// What a row's scale follows from.
+fn absmax(row: &[f32]) -> f32 {
+    row.iter().fold(0.0, |most, value| most.max(value.abs()))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -47,7 +52,7 @@ proptest! {
             let size = dtype.bytes();
             let mut expected_zeros = image.len();
             for row in 0..n {
-                let absmax = rows[row * k..][..k].iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+                let absmax = absmax(&rows[row * k..][..k]);
                 for input in 0..k {
                     let value = rows[row * k + input];
                     let bytes = match dtype {
@@ -79,7 +84,7 @@ proptest! {
         for dtype in [Dtype::Fp8, Dtype::Fp16] {
             let (image, scales) = pack_matrix(dtype, &rows, k);
             for (row, values) in rows.chunks(k).enumerate() {
-                let absmax = values.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+                let absmax = absmax(values);
                 let stored = |&x: &f32| match dtype {
                     Dtype::Fp8 => e4m3_to_f32(f32_to_e4m3(x * (448.0 / absmax))) * (absmax / 448.0),
                     _ => f16::from_f32(x).to_f32(),

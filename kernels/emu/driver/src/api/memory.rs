@@ -39,11 +39,7 @@ unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Status {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> Status {
-    in_context("cuMemFree", |context, config| {
-        context.not_in_capture("freeing memory")?;
-        context.wait_for_all(false, &mut config.failing)?;
-        context.memory.free(address, false)
-    })
+    free("cuMemFree", address, false)
 }
 
 #[unsafe(no_mangle)]
@@ -60,11 +56,7 @@ unsafe extern "C" fn cuMemHostAlloc(host: *mut u64, bytes: usize, flags: c_uint)
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFreeHost(host: u64) -> Status {
-    in_context("cuMemFreeHost", |context, config| {
-        context.not_in_capture("freeing memory")?;
-        context.wait_for_all(false, &mut config.failing)?;
-        context.memory.free(host, true)
-    })
+    free("cuMemFreeHost", host, true)
 }
 
 #[unsafe(no_mangle)]
@@ -113,5 +105,14 @@ unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -
         // SAFETY: the caller has room for so many bytes.
         unsafe { to.cast::<u8>().copy_from_nonoverlapping(data.as_ptr(), bytes) };
         Ok(())
+    })
+}
+
+/// Waits for all work, which may use the memory.
+fn free(call: &str, address: u64, is_host: bool) -> Status {
+    in_context(call, |context, config| {
+        context.not_in_capture("freeing memory")?;
+        context.wait_for_all(false, &mut config.failing)?;
+        context.memory.free(address, is_host)
     })
 }

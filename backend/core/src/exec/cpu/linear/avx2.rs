@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The kernels for AVX2 with FMA and F16C. Weights of 16 and 8-bit floats are expanded to f32 a chunk at a
 //! time, in cache; 16 registers hold 8 to 12 accumulators, so the 64 outputs are worked in strips.
+#![allow(unsafe_code)]
 
 use super::kernel::{self, Block, Finish, Kernel, Path};
 use super::prepare::{self, Form};

@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The kernels for AVX-512 with BF16, VNNI and VBMI: 64 outputs are four vectors, so a block of six rows
 //! keeps 24 accumulators in registers and reads every weight once.
+#![allow(unsafe_code)]
 
 use super::kernel::{self, Block, Finish, Kernel, Path};
 use super::prepare::{self, Form};

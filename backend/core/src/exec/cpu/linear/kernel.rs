@@ -1,5 +1,5 @@
-#![allow(unsafe_code)]
 //! What a kernel is given, and which kernels serve a format at a level.
+#![allow(unsafe_code)]
 
 use super::portable;
 use super::prepare::{self, Form};

@@ -1,10 +1,10 @@
-#![allow(unsafe_code)]
 //! out = x · wᵀ, scaled and biased, for packed weights of every format and any number of rows.
 //!
 //! A row's result depends on nothing but the row and the weights, bit for bit: every (row, output) has one
 //! accumulator that runs over k upwards with the same arithmetic whatever the number of rows, their order
 //! and the threads. k is cut into chunks so that the weights stay in cache while all rows pass, and the
 //! accumulators are put down and taken up between chunks exactly. Instruction sets may differ in bits.
+#![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! The kernels in plain Rust: the level of last resort. 16-bit and fp8 weights are expanded to f32 a chunk
 //! at a time; the loops over outputs are left to the compiler to vectorise.
+#![allow(unsafe_code)]
 
 use super::kernel::{self, Block, Expand, Finish, Kernel, Path};
 use crate::model::Dtype;

@@ -1,6 +1,6 @@
-#![allow(unsafe_code)]
 //! Activations in the form that the kernels broadcast: rounded or quantised once for all products that
 //! they enter.
+#![allow(unsafe_code)]
 
 use super::kernel;
 use crate::exec::cpu::isa::Level;
