@@ -50,16 +50,28 @@ pub(crate) struct Bed {
     pub(crate) small: bool,
 }
 
+/// What there are kernels for, by compute capability; of 8.0 to 8.8 they are the same.
+const ARCHS: [((u32, u32), &str); 5] = [
+    ((8, 0), "sm_80"),
+    ((8, 9), "sm_89"),
+    ((9, 0), "sm_90a"),
+    ((10, 0), "sm_100a"),
+    ((12, 0), "sm_120a"),
+];
+
 /// The architecture to compile for.
 pub(crate) fn arch(description: &Description) -> std::result::Result<&'static str, String> {
-    match description.capability {
-        (8, 9) => Ok("sm_89"),
-        (8, _) => Ok("sm_80"),
-        (9, 0) => Ok("sm_90a"),
-        (10, 0) => Ok("sm_100a"),
-        (12, 0) => Ok("sm_120a"),
-        (major, minor) => Err(format!("compute capability {major}.{minor} has no kernels here")),
-    }
+    let (major, minor) = description.capability;
+    let known = if major == 8 && minor < 9 { (8, 0) } else { (major, minor) };
+    let found = ARCHS.into_iter().find(|&(capability, _)| capability == known);
+    let missing = || format!("compute capability {major}.{minor} has no kernels here");
+    found.map(|(_, arch)| arch).ok_or_else(missing)
+}
+
+/// An architecture by its name.
+pub(crate) fn known_arch(name: &str) -> std::result::Result<&'static str, String> {
+    let found = ARCHS.into_iter().find(|&(_, arch)| arch == name);
+    found.map(|(_, arch)| arch).ok_or_else(|| format!("there are no kernels for {name}"))
 }
 
 /// What was seen, also after the device went into an executor.
