@@ -17,22 +17,22 @@ pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
     for model in bench::models() {
         timed(&model.name(), || {
             let (config, precision) = (model.config(), model.precision());
-            compiler.compile_model(&[arch.into()], &config, &precision).map(drop)
+            compiler.compile_model(&[arch.into()], &config, &precision)
         })?;
     }
     for case in case::all(false) {
-        timed(&case.name(), || Ok::<_, Box<dyn Error>>(drop(Pair::build(&case, arch))))?;
+        timed(&case.name(), || Ok::<_, Box<dyn Error>>(Pair::build(&case, arch)))?;
     }
     for small in [true, false] {
         let bed = Bed { machine: Machine::Emulator, arch, small };
-        timed("drafts", || Ok::<_, Box<dyn Error>>(drop(case::speculating(Drafts::Model, bed))))?;
+        timed("drafts", || Ok::<_, Box<dyn Error>>(case::speculating(Drafts::Model, bed)))?;
     }
     Ok(())
 }
 
-fn timed<E>(what: &str, run: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+fn timed<T, E>(what: &str, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     let start = Instant::now();
-    run()?;
+    let made = run()?;
     eprintln!("{what}: {:.1} s", start.elapsed().as_secs_f64());
-    Ok(())
+    Ok(made)
 }
