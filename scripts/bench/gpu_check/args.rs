@@ -22,6 +22,7 @@ gpu_check [--emulate] [--gpu N] [--small] [--only PART,...] [--model NAME] [--bu
           [--peer SCRIPT] [--server PROGRAM] [--results DIR] [--date TIME] [--commit ID] [--record FILE]
 gpu_check --compile ARCH
   --emulate   an emulated GPU: no times, small shapes
+  --emulate-driver   the same behind the driver's interface: SPEC_CUDA_DRIVER names the library of an emulated one
   --gpu N     number of the GPU [0]
   --small     only models that a sanitizer gets through
   --only      parts, separated by commas [all]: launches logits texts kernels prefill steps peer sanitizer
@@ -76,10 +77,8 @@ impl Args {
         while let Some(arg) = args.next() {
             let mut value = || args.next().ok_or(format!("{arg} needs a value\n{USAGE}"));
             match arg.as_str() {
-                "--emulate" => {
-                    (parsed.machine, parsed.small) = (Machine::Emulator, true);
-                    parsed.limit = EMULATED_LIMIT;
-                }
+                "--emulate" => parsed.emulate(Machine::Emulator),
+                "--emulate-driver" => parsed.emulate(Machine::EmulatedDriver),
                 "--small" => parsed.small = true,
                 "--gpu" => {
                     let number = value()?;
@@ -102,6 +101,10 @@ impl Args {
             }
         }
         Ok(parsed)
+    }
+
+    fn emulate(&mut self, machine: Machine) {
+        (self.machine, self.small, self.limit) = (machine, true, EMULATED_LIMIT);
     }
 
     /// Whether a part is asked for.

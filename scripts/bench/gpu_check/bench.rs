@@ -29,11 +29,11 @@ const PAIRS: [(Model, Option<Model>); 5] = [
     (FP16_8B, Some(FP16_1B)),
     (FP8_70B, Some(FP8_1B)),
 ];
-/// The same on an emulator.
-const FEW_PAIRS: [(Model, Option<Model>); 1] = [(FP8_TINY, Some(FP8_TINY))];
+/// What an emulator gets through.
+pub(crate) const FEW_PAIRS: [(Model, Option<Model>); 1] = [(FP8_TINY, Some(FP8_TINY))];
 
 /// As a server would be set up.
-const LIMITS: Limits =
+pub(crate) const LIMITS: Limits =
     Limits { max_draft_len: 8, max_batch_size: 64, max_seq_len: 8192, max_num_tokens: 8192 };
 
 /// Of a kind of figures of one model.
@@ -48,7 +48,7 @@ pub(crate) fn models() -> impl Iterator<Item = Model> {
 pub(crate) fn run(report: &mut Report, args: &Args, gpu: &str, arch: &str) {
     let ceilings = ceiling::run(report, args.machine, arch);
     let deadline = Instant::now() + args.budget.saturating_sub(report.elapsed());
-    let pairs = if args.machine.is_emulated() { &FEW_PAIRS[..] } else { &PAIRS };
+    let pairs = if args.small { &FEW_PAIRS[..] } else { &PAIRS };
     for (target, draft) in pairs.iter().filter(|(target, _)| args.wants_model(&target.name())) {
         let engines = OnceCell::new();
         let bench = Bench { args, target, draft: *draft, ceilings, gpu, arch, deadline, engines };

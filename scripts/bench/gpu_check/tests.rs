@@ -2,12 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::args::Args;
-use crate::case::{self, FEW, Pair};
+use crate::bench::{FEW_PAIRS, LIMITS};
+use crate::case::{self, Drafts, FEW, Pair};
 use crate::gpu::{Bed, Machine};
+use crate::random_engine::RandomEngines;
 use crate::report::{Outcome, Report, Verdict};
 use crate::supervisor;
 use crate::twin::{Findings, Twin};
 use serde_json::{Map, Value, json};
+use spec_core::engine::Engine;
 use spec_core::exec::cuda::ManyRows;
 use spec_core::exec::cuda::device::Device;
 use std::path::{Path, PathBuf};
@@ -111,6 +114,8 @@ fn measured() -> Value {
             { "list": "matmul", "model": "Llama-3.1-8B FP8", "kernel": "gate_up", "rows": 1, "time": time(90.0) },
         ],
         "checks": [{ "name": "texts", "status": "failed", "detail": "other tokens", "seconds": 1.0 }],
+        "parts": { "logits": "finished", "bench": "not finished" },
+        "running": { "name": "Llama-3.1-8B FP8: steps", "until": 0.0 },
     })
 }
 
@@ -124,7 +129,8 @@ fn the_table_tells_goals_peers_and_failures() {
         "copy 3000 GB/s",
         "| Llama-3.1-8B FP8 gate_up | 117.4 | 45.0 (±5%) | 45.5 (±5%) | 2600 | 87% | 84% | 88% **missed** |",
         " 2.00 x |",
-        "did not come to its end",
+        "did not come to its end: it was at Llama-3.1-8B FP8: steps",
+        "- **not finished** bench",
         "- **failed** texts: other tokens",
     ] {
         assert!(table.contains(part), "{part} is not in\n{table}");
@@ -177,6 +183,68 @@ fn wrong_logits_are_followed_by_a_search_for_the_launch() {
     let (_, result) = result_in(folder.path());
     let name = format!("launches behind those logits: {}", FEW[1].name());
     assert_eq!(list(&result, "checks").last().unwrap()["name"], json!(name));
+}
+
+/// Names the file that a process records in which finds the emulated driver.
+const RECORD: &str = "GPU_CHECK_RECORD";
+
+#[test]
+fn a_run_over_the_driver_goes_on_behind_a_kernel_that_faults() {
+    let args = args("--emulate-driver --only launches,texts,kernels,steps").unwrap();
+    if let Some(file) = std::env::var_os(RECORD) {
+        let description = args.machine.open().unwrap().describe().clone();
+        let report = crate::run(&args, &description, Some(file.into())).unwrap();
+        std::process::exit(if report.is_stopped() { supervisor::AGAIN.into() } else { 0 });
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (file, code) = (folder.path().join("results/result.json"), folder.path().join("code"));
+    std::fs::create_dir(folder.path().join("results")).unwrap();
+    std::fs::write(&code, table_of_code("sm_90a")).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let driver = program.parent().unwrap().with_file_name("deps/libspec_emu_driver.so");
+    // An illegal address in the first process.
+    let mut fault = Some("kernel=700@100");
+    let process = || {
+        let mut command = Command::new(&program);
+        let name = "tests::a_run_over_the_driver_goes_on_behind_a_kernel_that_faults";
+        command.args([name, "--exact", "--nocapture"]).env(RECORD, &file);
+        command.env("SPEC_CUDA_DRIVER", &driver).env("EMU_DRIVER_CODE", &code);
+        command.envs(fault.take().map(|fault| ("EMU_DRIVER_FAIL", fault)));
+        command
+    };
+    let mut report = supervisor::run(process, &file, args.limit).unwrap();
+    let (line, _) = report.finish();
+    let (_, result) = result_in(file.parent().unwrap());
+    assert_eq!(result["counts"]["failed"], json!(1), "{line}: {result:#}");
+    assert_eq!(result["parts"]["bench"], json!("finished"));
+    let failed = list(&result, "checks").iter().find(|check| check["status"] == "failed");
+    let detail = failed.unwrap()["detail"].to_string();
+    assert!(detail.contains("cuStreamSynchronize: error 700"), "{detail}");
+    assert!(detail.contains("(launch 3: gemm.WEIGHT=FP8.ROWS="), "{detail}");
+    // One of four models and two kinds of steps has failed; the library is not there.
+    assert_eq!(result["counts"]["passed"], json!(5 + 2 + 2), "{line}: {result:#}");
+}
+
+/// Which kernel each cubin of the run is, for the emulated driver.
+fn table_of_code(arch: &'static str) -> String {
+    let mut engines: Vec<Engine> = FEW.iter().map(|case| Pair::build(case, arch).cuda).collect();
+    let bed = Bed { machine: Machine::Emulator, arch, small: true };
+    let [(target, draft)] = FEW_PAIRS;
+    let random = RandomEngines::write(target, draft, &LIMITS, arch).unwrap();
+    let pairs = [case::speculating(Drafts::LookUp, bed), case::speculating(Drafts::Model, bed)];
+    engines.extend(pairs.iter().filter_map(|(_, engine)| engine.open_drafter().unwrap()));
+    engines.extend(random.draft);
+    let targets = pairs.iter().map(|(_, engine)| engine).chain([&random.target]);
+    let mut lines = String::new();
+    for engine in engines.iter().chain(targets) {
+        for section in &engine.manifest().sections {
+            let code = section.name.strip_prefix("code.").and_then(|name| name.split_once('.'));
+            let Some((_, variant)) = code else { continue };
+            let hash = blake3::hash(engine.section(&section.name)).to_hex();
+            lines += &format!("{hash} {variant}\n");
+        }
+    }
+    lines
 }
 
 #[test]

@@ -122,8 +122,12 @@ impl Twin {
         self.emulator.launch(&Launch { params, overlap: false, ..launch.clone() })?;
         let num_launches = self.findings.found().num_launches;
         let name = |error: Error| {
-            let text = format!("{error} (launch {num_launches}: {variant}, grid {})", launch.grid);
-            Error::Device(text)
+            let text = match error {
+                Error::Device(text) => text,
+                other => other.to_string(),
+            };
+            let Launch { grid, .. } = launch;
+            Error::Device(format!("{text} (launch {num_launches}: {variant}, grid {grid})"))
         };
         self.gpu.launch(launch).and_then(|()| self.gpu.wait()).map_err(name)?;
         let written = outputs::written(&variant, &launch.params);
