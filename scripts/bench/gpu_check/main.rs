@@ -87,9 +87,15 @@ fn supervise(args: &Args, description: &Description) -> Result<ExitCode, String>
     // Of an earlier run in this minute.
     let _ = std::fs::remove_file(&file);
     let program = std::env::current_exe().map_err(text)?;
+    let engines = scratch.path().join("engines");
     let process = || {
+        // One that was ended has left its engines, and there may be no room for both.
+        let _ = std::fs::remove_dir_all(&engines);
         let mut command = Command::new(&program);
         command.args(std::env::args_os().skip(1)).arg("--record").arg(&file);
+        if std::fs::create_dir(&engines).is_ok() {
+            command.env("TMPDIR", &engines);
+        }
         command
     };
     let mut report = supervisor::run(process, &file, args.limit).map_err(text)?;
