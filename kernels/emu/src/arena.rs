@@ -22,6 +22,9 @@ const POISON: u8 = 0xff;
 const FIRST_PLACE: usize = 1 << 36;
 const PLACE_STEP: usize = 1 << 30;
 const LAST_PLACE: usize = 1 << 38;
+/// Where they are looked for behind that: the driver of a GPU may have reserved all that is before.
+const FAR_STEP: usize = 1 << 34;
+const FAR_PLACE: usize = 1 << 46;
 
 /// Memory that kernels may use, until it is dropped. Panics then if a kernel wrote past an allocation.
 pub struct Arena {
@@ -47,6 +50,7 @@ impl Arena {
         file.set_len(num_bytes as u64).expect("a memory file takes any length");
         let memory = (FIRST_PLACE..LAST_PLACE)
             .step_by(PLACE_STEP)
+            .chain((LAST_PLACE..FAR_PLACE).step_by(FAR_STEP))
             .find_map(|place| map(&file, place, num_bytes))
             .unwrap_or_else(|| panic!("no address space for an arena of {num_bytes} bytes"));
         Self { file, memory, num_bytes, used: Cell::new(0), fences: RefCell::default() }
@@ -153,4 +157,27 @@ fn map(file: &File, place: usize, num_bytes: usize) -> Option<*mut u8> {
     // SAFETY: with MAP_FIXED_NOREPLACE no mapping is replaced; the descriptor is open.
     let memory = unsafe { libc::mmap(wanted, num_bytes, protection, flags, descriptor, 0) };
     (memory != libc::MAP_FAILED).then_some(memory.cast())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_found_where_a_driver_has_reserved_all_before() {
+        for place in (FIRST_PLACE..LAST_PLACE).step_by(PLACE_STEP) {
+            let flags =
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+            let wanted = std::ptr::without_provenance_mut(place);
+            // SAFETY: nothing else is there: this is the only test of its process that has arenas, and maps none yet.
+            let mapped = unsafe { libc::mmap(wanted, PLACE_STEP, libc::PROT_NONE, flags, -1, 0) };
+            assert_ne!(mapped, libc::MAP_FAILED);
+        }
+        let arena = Arena::new(1 << 30);
+        let address = arena.put(&[1, 2, 3]);
+        assert!(address >= LAST_PLACE as u64, "{address:#x}");
+        let mut read = [0; 3];
+        arena.read(address, &mut read);
+        assert_eq!(read, [1, 2, 3]);
+    }
 }

@@ -6,11 +6,13 @@ use crate::ceiling::{self, Ceilings};
 use crate::kernels;
 use crate::prefill;
 use crate::random_engine::{LLAMA_1B, LLAMA_8B, LLAMA_70B, Model, RandomEngines, TINY};
-use crate::report::{Outcome, Report, Verdict};
+use crate::report::{Report, Verdict};
 use crate::steps;
 use spec_core::engine::Limits;
 use spec_core::model::Dtype;
-use std::time::Instant;
+use std::cell::OnceCell;
+use std::error::Error;
+use std::time::{Duration, Instant};
 
 const FP8_1B: Model = Model { shape: &LLAMA_1B, dtype: Dtype::Fp8 };
 const FP16_1B: Model = Model { shape: &LLAMA_1B, dtype: Dtype::Fp16 };
@@ -27,20 +29,29 @@ const PAIRS: [(Model, Option<Model>); 5] = [
     (FP16_8B, Some(FP16_1B)),
     (FP8_70B, Some(FP8_1B)),
 ];
-/// The same on an emulator.
-const FEW_PAIRS: [(Model, Option<Model>); 1] = [(FP8_TINY, Some(FP8_TINY))];
+/// What an emulator gets through.
+pub(crate) const FEW_PAIRS: [(Model, Option<Model>); 1] = [(FP8_TINY, Some(FP8_TINY))];
 
 /// As a server would be set up.
-const LIMITS: Limits =
+pub(crate) const LIMITS: Limits =
     Limits { max_draft_len: 8, max_batch_size: 64, max_seq_len: 8192, max_num_tokens: 8192 };
 
+/// Of a kind of figures of one model.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// All models that are measured on a GPU.
+pub(crate) fn models() -> impl Iterator<Item = Model> {
+    PAIRS.into_iter().map(|(target, _)| target)
+}
+
 /// Measures all that is asked for and that there is time for.
-pub(crate) fn run(report: &mut Report, args: &Args, gpu: &str, arch: &str, start: Instant) {
+pub(crate) fn run(report: &mut Report, args: &Args, gpu: &str, arch: &str) {
     let ceilings = ceiling::run(report, args.machine, arch);
-    let deadline = start + args.budget;
-    let pairs = if args.machine.is_emulated() { &FEW_PAIRS[..] } else { &PAIRS };
+    let deadline = Instant::now() + args.budget.saturating_sub(report.elapsed());
+    let pairs = if args.small { &FEW_PAIRS[..] } else { &PAIRS };
     for (target, draft) in pairs.iter().filter(|(target, _)| args.wants_model(&target.name())) {
-        let bench = Bench { args, target, draft: draft.as_ref(), ceilings, gpu, arch, deadline };
+        let engines = OnceCell::new();
+        let bench = Bench { args, target, draft: *draft, ceilings, gpu, arch, deadline, engines };
         bench.run(report);
     }
 }
@@ -48,76 +59,87 @@ pub(crate) fn run(report: &mut Report, args: &Args, gpu: &str, arch: &str, start
 struct Bench<'a> {
     args: &'a Args,
     target: &'a Model,
-    draft: Option<&'a Model>,
+    draft: Option<Model>,
     ceilings: Option<Ceilings>,
     gpu: &'a str,
     arch: &'a str,
     deadline: Instant,
+    /// Written for the first kind of figures that there is time for.
+    engines: OnceCell<RandomEngines>,
 }
 
 impl Bench<'_> {
     fn run(&self, report: &mut Report) {
-        let name = self.target.name();
-        let mut written = None;
-        report.check(&format!("{name}: engines with random weights"), |_| {
+        self.check(report, "kernels", "kernels", Self::kernels);
+        self.check(report, "prefill", "prompts", Self::prefill);
+        self.check(report, "steps", "steps", Self::steps);
+    }
+
+    /// `measure` gives how many figures went into the report.
+    fn check(
+        &self,
+        report: &mut Report,
+        part: &str,
+        what: &str,
+        measure: impl FnOnce(&Self, &RandomEngines, &mut Report) -> Result<usize, Box<dyn Error>>,
+    ) {
+        if !self.args.wants(part) {
+            return;
+        }
+        report.check_within(LIMIT, &format!("{}: {what}", self.target.name()), |report| {
             if self.is_late() {
                 return Ok(Verdict::Skipped("the time is up".into()));
             }
-            let draft = self.draft.copied();
-            let engines = RandomEngines::write(*self.target, draft, &LIMITS, self.arch)?;
-            let bytes: u64 = engines.target.manifest().sections.iter().map(|s| s.bytes).sum();
-            written = Some(engines);
-            Ok(Verdict::Passed(format!("{} MB", bytes / 1_000_000)))
+            let count = measure(self, self.engines()?, report)?;
+            let late = if self.is_late() { ", then the time was up" } else { "" };
+            Ok(Verdict::Passed(format!("{count} timed{late}")))
         });
-        let Some(engines) = &written else { return };
-        if self.args.wants("kernels") {
-            report.check(&format!("{name}: kernels"), |report| self.kernels(engines, report));
+    }
+
+    fn engines(&self) -> Result<&RandomEngines, Box<dyn Error>> {
+        if self.engines.get().is_none() {
+            let start = Instant::now();
+            let written = RandomEngines::write(*self.target, self.draft, &LIMITS, self.arch)?;
+            let bytes: u64 = written.target.manifest().sections.iter().map(|s| s.bytes).sum();
+            let seconds = start.elapsed().as_secs_f64();
+            eprint!("({} MB written in {seconds:.1} s) ", bytes / 1_000_000);
+            let _ = self.engines.set(written);
         }
-        if self.args.wants("prefill") {
-            report.check(&format!("{name}: prompts"), |report| self.prefill(engines, report));
-        }
-        if self.args.wants("steps") {
-            report.check(&format!("{name}: steps"), |report| self.steps(engines, report));
-        }
+        Ok(self.engines.get().expect("just written"))
     }
 
     fn is_late(&self) -> bool {
         Instant::now() > self.deadline
     }
 
-    fn kernels(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
-        if self.is_late() {
-            return Ok(Verdict::Skipped("the time is up".into()));
-        }
+    fn kernels(
+        &self,
+        engines: &RandomEngines,
+        report: &mut Report,
+    ) -> Result<usize, Box<dyn Error>> {
         let (engine, ceilings) = (&engines.target, self.ceilings);
         let machine = self.args.machine;
-        let count = kernels::Bench { engine, shape: self.target, machine, ceilings }.run(report)?;
-        Ok(Verdict::Passed(format!("{count} timed")))
+        kernels::Bench { engine, shape: self.target, machine, ceilings }.run(report)
     }
 
-    fn prefill(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
-        if self.is_late() {
-            return Ok(Verdict::Skipped("the time is up".into()));
-        }
-        let count = prefill::run(&engines.target, self.target, self.args.machine, report)?;
-        Ok(Verdict::Passed(format!("{count} timed")))
+    fn prefill(
+        &self,
+        engines: &RandomEngines,
+        report: &mut Report,
+    ) -> Result<usize, Box<dyn Error>> {
+        prefill::run(&engines.target, self.target, self.args.machine, report)
     }
 
-    fn steps(&self, engines: &RandomEngines, report: &mut Report) -> Outcome {
-        if self.is_late() {
-            return Ok(Verdict::Skipped("the time is up".into()));
-        }
+    fn steps(&self, engines: &RandomEngines, report: &mut Report) -> Result<usize, Box<dyn Error>> {
         let bench = steps::Bench {
             engines,
             target: self.target,
-            draft: self.draft,
+            draft: self.draft.as_ref(),
             machine: self.args.machine,
             gpu: self.gpu,
             ceilings: self.ceilings,
             deadline: self.deadline,
         };
-        let count = bench.run(report)?;
-        let late = if self.is_late() { ", then the time was up" } else { "" };
-        Ok(Verdict::Passed(format!("{count} timed{late}")))
+        bench.run(report)
     }
 }

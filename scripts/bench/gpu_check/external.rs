@@ -5,7 +5,8 @@ use crate::case::{self, Drafts};
 use crate::gpu::Bed;
 use crate::report::{Outcome, Report, Verdict};
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 /// What does not apply here.
@@ -14,29 +15,59 @@ const SKIPPED: i32 = 77;
 /// Lines of a failed program that are shown.
 const SHOWN_LINES: usize = 6;
 
-/// Measures the same with PyTorch; each line that the script prints on standard output is an entry.
-pub(crate) fn peer(report: &mut Report, script: &str, bed: Bed, budget: Duration) {
-    let mut found = Vec::new();
-    report.check("the same in PyTorch", |_| {
+/// What PyTorch may take to come to an end when its time is up, in seconds.
+const GRACE: u64 = 30;
+/// Of a server that starts, answers and ends.
+const SERVER_LIMIT: Duration = Duration::from_secs(240);
+
+/// Measures the same with PyTorch; each line that the script prints on standard output is an entry, at once.
+pub(crate) fn peer(report: &mut Report, script: Option<&str>, bed: Bed, budget: Duration) {
+    let Some(script) = script else { return };
+    let limit = budget.as_secs() + GRACE;
+    report.check_within(Duration::from_secs(limit + GRACE), "the same in PyTorch", |report| {
         if bed.machine.is_emulated() {
             return Ok(Verdict::Skipped("an emulator has no speed".into()));
         }
-        let seconds = budget.as_secs().to_string();
-        let output = Command::new("python3").args([script, "--budget", &seconds]).output()?;
-        let lines = String::from_utf8_lossy(&output.stdout);
-        let entries = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        found.extend(entries.filter(Value::is_object));
+        if budget.is_zero() {
+            return Ok(Verdict::Skipped("the time is up".into()));
+        }
+        let (limit, budget) = (limit.to_string(), budget.as_secs().to_string());
+        let mut command = Command::new("timeout");
+        command.args([&limit, "python3", script, "--budget", &budget]);
+        let before = report.count("peer");
+        let output = lines_of(&mut command, |line| {
+            if let Ok(entry @ Value::Object(_)) = serde_json::from_str(line) {
+                report.push("peer", entry);
+            }
+        })?;
         match verdict(&output)? {
-            Verdict::Passed(_) => Ok(Verdict::Passed(format!("{} timed", found.len()))),
+            Verdict::Passed(_) => {
+                Ok(Verdict::Passed(format!("{} timed", report.count("peer") - before)))
+            }
             skipped => Ok(skipped),
         }
     });
-    found.into_iter().for_each(|entry| report.push("peer", entry));
+}
+
+/// Runs a program; each line on its standard output goes to `take` as it comes.
+fn lines_of(command: &mut Command, mut take: impl FnMut(&str)) -> std::io::Result<Output> {
+    // Into a file, so that nobody has to read it beside the lines.
+    let mut errors = tempfile::tempfile()?;
+    let mut child = command.stdout(Stdio::piped()).stderr(errors.try_clone()?).spawn()?;
+    for line in BufReader::new(child.stdout.take().expect("piped")).lines() {
+        take(&line?);
+    }
+    let status = child.wait()?;
+    let mut stderr = Vec::new();
+    errors.rewind()?;
+    errors.read_to_end(&mut stderr)?;
+    Ok(Output { status, stdout: Vec::new(), stderr })
 }
 
 /// Lets a program try an engine pair in the repository that it is given, `tiny` by name.
-pub(crate) fn with_engine(report: &mut Report, name: &str, program: &str, bed: Bed) {
-    report.check(name, |_| {
+pub(crate) fn with_engine(report: &mut Report, program: Option<&str>, bed: Bed) {
+    let Some(program) = program else { return };
+    report.check_within(SERVER_LIMIT, "an engine behind tritonserver", |_| {
         if bed.machine.is_emulated() {
             return Ok(Verdict::Skipped("no server sees the emulator".into()));
         }

@@ -7,7 +7,7 @@ use spec_core::exec::cuda::device::{
     Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
 };
 use spec_emu::{Emulator, Schedule};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +22,8 @@ pub(crate) enum Machine {
     Driver(usize),
     /// One that looks like an H100 with a few multiprocessors.
     Emulator,
+    /// The same behind the driver's interface.
+    EmulatedDriver,
 }
 
 impl Machine {
@@ -29,6 +31,7 @@ impl Machine {
     pub(crate) fn open(self) -> Result<Watched> {
         let inner: Box<dyn Device> = match self {
             Self::Driver(ordinal) => Box::new(Driver::open(ordinal)?),
+            Self::EmulatedDriver => Box::new(Driver::open(0)?),
             Self::Emulator => Box::new(Emulator::new((9, 0), EMULATED_SMS, Schedule::PLAIN)),
         };
         Ok(Watched::new(inner))
@@ -36,7 +39,7 @@ impl Machine {
 
     /// Whether times mean nothing.
     pub(crate) fn is_emulated(self) -> bool {
-        self == Self::Emulator
+        !matches!(self, Self::Driver(_))
     }
 }
 
@@ -50,16 +53,28 @@ pub(crate) struct Bed {
     pub(crate) small: bool,
 }
 
+/// What there are kernels for, by compute capability; of 8.0 to 8.8 they are the same.
+const ARCHS: [((u32, u32), &str); 5] = [
+    ((8, 0), "sm_80"),
+    ((8, 9), "sm_89"),
+    ((9, 0), "sm_90a"),
+    ((10, 0), "sm_100a"),
+    ((12, 0), "sm_120a"),
+];
+
 /// The architecture to compile for.
 pub(crate) fn arch(description: &Description) -> std::result::Result<&'static str, String> {
-    match description.capability {
-        (8, 9) => Ok("sm_89"),
-        (8, _) => Ok("sm_80"),
-        (9, 0) => Ok("sm_90a"),
-        (10, 0) => Ok("sm_100a"),
-        (12, 0) => Ok("sm_120a"),
-        (major, minor) => Err(format!("compute capability {major}.{minor} has no kernels here")),
-    }
+    let (major, minor) = description.capability;
+    let known = if major == 8 && minor < 9 { (8, 0) } else { (major, minor) };
+    let found = ARCHS.into_iter().find(|&(capability, _)| capability == known);
+    let missing = || format!("compute capability {major}.{minor} has no kernels here");
+    found.map(|(_, arch)| arch).ok_or_else(missing)
+}
+
+/// An architecture by its name.
+pub(crate) fn known_arch(name: &str) -> std::result::Result<&'static str, String> {
+    let found = ARCHS.into_iter().find(|&(_, arch)| arch == name);
+    found.map(|(_, arch)| arch).ok_or_else(|| format!("there are no kernels for {name}"))
 }
 
 /// What was seen, also after the device went into an executor.
@@ -115,8 +130,8 @@ pub(crate) struct Watched {
     num_ended: usize,
     /// When the last of those ended.
     ended_at: Instant,
-    /// Graphs ahead of each mark.
-    marks: Vec<usize>,
+    /// Graphs ahead of each mark, by its number: a device has marks of its own between those that it gives.
+    marks: HashMap<u32, usize>,
 }
 
 impl Watched {
@@ -130,7 +145,7 @@ impl Watched {
             replayed: VecDeque::new(),
             num_ended: 0,
             ended_at: Instant::now(),
-            marks: Vec::new(),
+            marks: HashMap::new(),
         }
     }
 
@@ -224,18 +239,17 @@ impl Device for Watched {
     }
 
     fn new_mark(&mut self) -> Result<Mark> {
-        self.marks.push(0);
         self.inner().new_mark()
     }
 
     fn put_mark(&mut self, mark: Mark) -> Result<()> {
-        self.marks[mark.0 as usize] = self.num_ended + self.replayed.len();
+        self.marks.insert(mark.0, self.num_ended + self.replayed.len());
         self.inner().put_mark(mark)
     }
 
     fn wait_for(&mut self, mark: Mark) -> Result<()> {
         self.inner().wait_for(mark)?;
-        self.ended(self.marks[mark.0 as usize]);
+        self.ended(self.marks.get(&mark.0).copied().unwrap_or(0));
         Ok(())
     }
 

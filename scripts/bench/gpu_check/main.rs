@@ -8,22 +8,27 @@ mod args;
 mod bench;
 mod case;
 mod ceiling;
+mod compile;
 mod external;
 mod goal;
 mod gpu;
 mod kernels;
 mod kind;
+mod launches;
 mod logits;
 mod noise;
+mod outputs;
 mod prefill;
 mod random_engine;
 mod report;
 mod sanitizer;
 mod steps;
+mod supervisor;
 #[cfg(test)]
 mod tests;
 mod texts;
 mod timing;
+mod twin;
 
 use args::Args;
 use gpu::Bed;
@@ -31,11 +36,12 @@ use report::Report;
 use serde_json::{Map, Value, json};
 use spec_core::exec::cuda::device::{Description, Device};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
-/// What is left of ten minutes for PyTorch.
-const PEER_BUDGET: Duration = Duration::from_secs(120);
+/// PyTorch takes so long at most, and leaves so much of the run to what comes after it.
+const PEER_BUDGET: Duration = Duration::from_secs(100);
+const AFTER_PEER: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let args = match Args::parse(std::env::args().skip(1)) {
@@ -45,16 +51,21 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let description = match args.machine.open() {
-        Ok(device) => device.describe().clone(),
-        Err(error) => {
-            eprintln!("gpu-check: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match run(&args, &description) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    if let Some(arch) = args.compile {
+        return match compile::run(arch) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("gpu-check: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let ended = described(&args).and_then(|description| match &args.record {
+        Some(file) => run(&args, &description, Some(file.clone())).map(|report| code(&report)),
+        None => supervise(&args, &description),
+    });
+    match ended {
+        Ok(code) => code,
         Err(message) => {
             eprintln!("gpu-check: {message}");
             ExitCode::FAILURE
@@ -62,37 +73,67 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether nothing failed.
-fn run(args: &Args, description: &Description) -> Result<bool, String> {
-    let start = Instant::now();
-    let arch = gpu::arch(description)?;
-    let file = args.results.as_ref().map(|folder| result_file(folder, &args.date, description));
-    let mut report = Report::new(file.clone(), facts(args, description, arch));
-    let bed = Bed { machine: args.machine, arch, small: args.small };
-    if args.wants("logits") {
-        logits::run(&mut report, bed);
-    }
-    if args.wants("texts") {
-        texts::run(&mut report, bed);
-    }
-    if ["kernels", "prefill", "steps"].iter().any(|part| args.wants(part)) {
-        bench::run(&mut report, args, &description.name, arch, start);
-    }
-    if let Some(script) = args.peer.as_deref().filter(|_| args.wants("peer")) {
-        external::peer(&mut report, script, bed, PEER_BUDGET);
-    }
-    if args.wants("sanitizer") {
-        sanitizer::run(&mut report, args.machine);
-    }
-    if let Some(program) = &args.server {
-        external::with_engine(&mut report, "an engine behind tritonserver", program, bed);
-    }
+fn described(args: &Args) -> Result<Description, String> {
+    let device = args.machine.open().map_err(|error| error.to_string())?;
+    Ok(device.describe().clone())
+}
+
+/// Has everything run in other processes; prints what came of it.
+fn supervise(args: &Args, description: &Description) -> Result<ExitCode, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let scratch = tempfile::tempdir().map_err(text)?;
+    let folder = args.results.as_deref().unwrap_or(scratch.path());
+    let file = result_file(folder, &args.date, description);
+    // Of an earlier run in this minute.
+    let _ = std::fs::remove_file(&file);
+    let program = std::env::current_exe().map_err(text)?;
+    let engines = scratch.path().join("engines");
+    let process = || {
+        // One that was ended has left its engines, and there may be no room for both.
+        let _ = std::fs::remove_dir_all(&engines);
+        let mut command = Command::new(&program);
+        command.args(std::env::args_os().skip(1)).arg("--record").arg(&file);
+        if std::fs::create_dir(&engines).is_ok() {
+            command.env("TMPDIR", &engines);
+        }
+        command
+    };
+    let mut report = supervisor::run(process, &file, args.limit).map_err(text)?;
     let (line, is_good) = report.finish();
-    if let Some(file) = file {
+    if args.results.is_some() {
         eprintln!("Written to {}.", file.display());
     }
     println!("{line}");
-    Ok(is_good)
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs what `file` does not tell to have ended, up to the first failure.
+fn run(args: &Args, description: &Description, file: Option<PathBuf>) -> Result<Report, String> {
+    let arch = gpu::arch(description)?;
+    let mut report = Report::new(file, facts(args, description, arch)).stopping_at_failure();
+    args.wanted().for_each(|part| report.set_part(part, "not begun"));
+    let bed = Bed { machine: args.machine, arch, small: args.small };
+    for part in args.wanted() {
+        report.part(part, |report| match part {
+            "launches" => launches::run(report, bed),
+            "logits" => logits::run(report, bed),
+            "texts" => texts::run(report, bed),
+            "bench" => bench::run(report, args, &description.name, arch),
+            "peer" => external::peer(report, args.peer.as_deref(), bed, peer_budget(args, report)),
+            "sanitizer" => sanitizer::run(report, args),
+            _ => external::with_engine(report, args.server.as_deref(), bed),
+        });
+    }
+    Ok(report)
+}
+
+/// What a process exits with that has recorded this.
+fn code(report: &Report) -> ExitCode {
+    if report.is_stopped() { ExitCode::from(supervisor::AGAIN) } else { ExitCode::SUCCESS }
+}
+
+fn peer_budget(args: &Args, report: &Report) -> Duration {
+    args.limit.saturating_sub(report.elapsed() + AFTER_PEER).min(PEER_BUDGET)
 }
 
 /// What the numbers depend on.

@@ -107,7 +107,7 @@ impl Model {
         format!("{} {}", self.shape.name, self.dtype.name().to_uppercase())
     }
 
-    fn config(&self) -> ModelConfig {
+    pub(crate) fn config(&self) -> ModelConfig {
         let Shape { vocab_size, hidden_size, intermediate_size, num_layers, .. } = *self.shape;
         let Shape { num_heads, num_kv_heads, head_dim, tied_head, .. } = *self.shape;
         ModelConfig {
@@ -131,7 +131,7 @@ impl Model {
         }
     }
 
-    fn precision(&self) -> Precision {
+    pub(crate) fn precision(&self) -> Precision {
         Precision { weights: self.dtype, head: Dtype::Fp16, kv: self.dtype }
     }
 }

@@ -1,17 +1,21 @@
 //! The small checks once more under compute-sanitizer, where it is installed.
 
+use crate::args::Args;
 use crate::gpu::Machine;
 use crate::report::{Outcome, Report, Verdict};
 use std::process::Command;
+use std::time::Duration;
 
 const PROGRAM: &str = "compute-sanitizer";
 
 /// What a run exits with where the sanitizer has found something.
 const FOUND: i32 = 86;
 
-/// After which it is ended, and what `timeout` exits with then.
-const SECONDS: &str = "120";
+/// Seconds after which a tool is ended, and what `timeout` exits with then.
+const MOST_SECONDS: u64 = 120;
 const ENDED: i32 = 124;
+/// Less is not worth beginning with, and so much of the run is left for its end.
+const LEAST_SECONDS: u64 = 20;
 
 /// Lines of its output that tell what is wrong.
 const SHOWN_LINES: usize = 12;
@@ -28,25 +32,37 @@ fn races_of_bulk_copies(lines: &[&str]) -> Option<usize> {
     (!own.is_empty() && others.is_empty()).then_some(own.len())
 }
 
-/// Runs the tools that look at memory and at races.
-pub(crate) fn run(report: &mut Report, machine: Machine) {
+/// Runs the tools that look at memory and at races, in what is left of the time.
+pub(crate) fn run(report: &mut Report, args: &Args) {
     for tool in ["memcheck", "racecheck"] {
-        report.check(&format!("{PROGRAM} {tool}"), |_| under(tool, machine));
+        let left = args.limit.saturating_sub(report.elapsed()).as_secs();
+        let seconds = left.saturating_sub(LEAST_SECONDS).min(MOST_SECONDS);
+        let limit = Duration::from_secs(seconds + LEAST_SECONDS);
+        report.check_within(limit, &format!("{PROGRAM} {tool}"), |_| {
+            under(tool, args.machine, seconds)
+        });
     }
 }
 
-fn under(tool: &str, machine: Machine) -> Outcome {
+fn under(tool: &str, machine: Machine, seconds: u64) -> Outcome {
     let Machine::Driver(ordinal) = machine else {
         return Ok(Verdict::Skipped("the emulator has checks of its own".into()));
     };
+    if seconds < LEAST_SECONDS {
+        return Ok(Verdict::Skipped("the time is up".into()));
+    }
     if Command::new(PROGRAM).arg("--version").output().is_err() {
         return Ok(Verdict::Skipped(format!("{PROGRAM} is not installed")));
     }
+    let record = tempfile::tempdir()?;
     let output = Command::new("timeout")
-        .args([SECONDS, PROGRAM])
+        .args([&seconds.to_string(), PROGRAM])
         .args(["--tool", tool, "--error-exitcode", &FOUND.to_string()])
         .arg(std::env::current_exe()?)
         .args(["--small", "--only", "logits,texts", "--gpu", &ordinal.to_string()])
+        // In the process that the tool looks at.
+        .arg("--record")
+        .arg(record.path().join("found.json"))
         .output()?;
     let printed =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
@@ -56,7 +72,7 @@ fn under(tool: &str, machine: Machine) -> Outcome {
         return Ok(Verdict::Skipped(format!("{PROGRAM} does not support this device")));
     }
     if output.status.code() == Some(ENDED) {
-        return Ok(Verdict::Skipped(format!("no end after {SECONDS} seconds")));
+        return Ok(Verdict::Skipped(format!("no end after {seconds} seconds")));
     }
     if output.status.success() {
         return Ok(Verdict::Passed(lines.last().copied().unwrap_or("no errors").into()));

@@ -2,11 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 use crate::args::Args;
-use crate::report::{Report, Verdict};
+use crate::bench::{FEW_PAIRS, LIMITS};
+use crate::case::{self, Drafts, FEW, Pair};
+use crate::gpu::{Bed, Machine};
+use crate::random_engine::RandomEngines;
+use crate::report::{Outcome, Report, Verdict};
+use crate::supervisor;
+use crate::twin::{Findings, Twin};
 use serde_json::{Map, Value, json};
+use spec_core::engine::Engine;
+use spec_core::exec::cuda::ManyRows;
 use spec_core::exec::cuda::device::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -36,15 +45,20 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
         format!("--emulate --date 2026-01-02T03:04:05+00:00 --results {}", folder.path().display());
     let args = args(&options).unwrap();
     let description = args.machine.open().unwrap().describe().clone();
-    let is_good = crate::run(&args, &description).unwrap();
-    let (file, result) = result_in(folder.path());
-    assert!(is_good, "{result:#}");
+    let file = crate::result_file(folder.path(), &args.date, &description);
     let name = file.file_name().unwrap().to_string_lossy().into_owned();
     assert_eq!(name, "gpu-emulated-gpu-of-compute-capability-9-0-2026-01-02T0304.json");
+    let mut report = crate::run(&args, &description, Some(file)).unwrap();
+    let (line, is_good) = report.finish();
+    let (file, result) = result_in(folder.path());
+    assert!(is_good, "{line}: {result:#}");
+    for part in ["launches", "logits", "texts", "bench", "sanitizer"] {
+        assert_eq!(result["parts"][part], json!("finished"));
+    }
     assert_eq!(result["emulated"], json!(true));
     assert_eq!(result["counts"]["failed"], json!(0));
-    // Four models by five checks, three of texts, and the engines, kernels, prompts and steps of the bench.
-    assert_eq!(result["counts"]["passed"], json!(20 + 3 + 4), "{result:#}");
+    // Four models by two checks of launches, and two of steps; four models by five, three of texts, three of the bench.
+    assert_eq!(result["counts"]["passed"], json!(8 + 2 + 20 + 3 + 3), "{result:#}");
     let ways: Vec<_> = list(&result, "prefill").iter().map(|entry| &entry["way"]).collect();
     assert_eq!(ways, ["exact", "cublaslt"]);
     let kernels = |entry: &&Value| entry["rows"] == json!(33);
@@ -64,7 +78,7 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
         "| tiny FP8, 2 of 4 layers | tiny FP8 |",
         "target sample",
         "| tiny FP8 | cublaslt | 200 |",
-        "27 passed",
+        "36 passed",
     ] {
         assert!(table.contains(part), "{part} is not in\n{table}");
     }
@@ -100,6 +114,8 @@ fn measured() -> Value {
             { "list": "matmul", "model": "Llama-3.1-8B FP8", "kernel": "gate_up", "rows": 1, "time": time(90.0) },
         ],
         "checks": [{ "name": "texts", "status": "failed", "detail": "other tokens", "seconds": 1.0 }],
+        "parts": { "logits": "finished", "bench": "not finished" },
+        "running": { "name": "Llama-3.1-8B FP8: steps", "until": 0.0 },
     })
 }
 
@@ -113,11 +129,204 @@ fn the_table_tells_goals_peers_and_failures() {
         "copy 3000 GB/s",
         "| Llama-3.1-8B FP8 gate_up | 117.4 | 45.0 (±5%) | 45.5 (±5%) | 2600 | 87% | 84% | 88% **missed** |",
         " 2.00 x |",
-        "did not come to its end",
+        "did not come to its end: it was at Llama-3.1-8B FP8: steps",
+        "- **not finished** bench",
         "- **failed** texts: other tokens",
     ] {
         assert!(table.contains(part), "{part} is not in\n{table}");
     }
+}
+
+#[test]
+fn a_wrong_launch_is_named_with_what_it_wrote() {
+    let pair = Pair::build(&FEW[0], "sm_90a");
+    let run = |spoiled| {
+        let findings = Findings::default();
+        let mut twin = Twin::new(Box::new(Machine::Emulator.open().unwrap()), findings.clone());
+        twin.spoiled = spoiled;
+        let tokens = case::tokens(12);
+        crate::logits::on(Box::new(twin), &pair.cuda, ManyRows::Exact, &tokens, &[9, 3]).unwrap();
+        crate::launches::verdict(&findings)
+    };
+    let Verdict::Passed(passed) = run(None).unwrap() else { panic!("it runs everywhere") };
+    assert!(passed.contains("embed 0e0") && passed.contains("attention 0e0"), "{passed}");
+    for (launch, kernel, array) in
+        [(0, "embed", "residual"), (1, "gemm", "output"), (2, "attention", "output")]
+    {
+        let error = run(Some(launch)).err().unwrap().to_string();
+        assert!(error.starts_with("1 variants in "), "{error}");
+        assert!(error.contains(&format!(" launches: {kernel}")), "{error}");
+        assert!(error.contains(&format!("launch {launch}: {array}: element ")), "{error}");
+    }
+}
+
+#[test]
+fn wrong_logits_are_followed_by_a_search_for_the_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let kinds = [
+        "logits against the CPU executor",
+        "bits of a row, any passes",
+        "bits of a row, beside others",
+        "bits of two runs",
+        "logits by the library for many rows",
+    ];
+    let names = FEW.iter().flat_map(|case| kinds.map(|kind| format!("{kind}: {}", case.name())));
+    let ended =
+        |(idx, name)| json!({ "name": name, "status": if idx == 5 { "failed" } else { "passed" } });
+    let checks: Vec<Value> = names.enumerate().map(ended).collect();
+    std::fs::write(&file, json!({ "checks": checks }).to_string()).unwrap();
+    let mut report = Report::new(Some(file), Map::new());
+    let bed = Bed { machine: Machine::Emulator, arch: "sm_90a", small: true };
+    crate::logits::run(&mut report, bed);
+    assert_eq!(report.finish().0, "20 passed, 1 failed, 0 skipped");
+    let (_, result) = result_in(folder.path());
+    let name = format!("launches behind those logits: {}", FEW[1].name());
+    assert_eq!(list(&result, "checks").last().unwrap()["name"], json!(name));
+}
+
+/// Names the file that a process records in which finds the emulated driver.
+const RECORD: &str = "GPU_CHECK_RECORD";
+
+#[test]
+fn a_run_over_the_driver_goes_on_behind_a_kernel_that_faults() {
+    let args = args("--emulate-driver --only launches,texts,kernels,steps").unwrap();
+    if let Some(file) = std::env::var_os(RECORD) {
+        let description = args.machine.open().unwrap().describe().clone();
+        let report = crate::run(&args, &description, Some(file.into())).unwrap();
+        std::process::exit(if report.is_stopped() { supervisor::AGAIN.into() } else { 0 });
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (file, code) = (folder.path().join("results/result.json"), folder.path().join("code"));
+    std::fs::create_dir(folder.path().join("results")).unwrap();
+    std::fs::write(&code, table_of_code("sm_90a")).unwrap();
+    let program = std::env::current_exe().unwrap();
+    let driver = program.parent().unwrap().with_file_name("deps/libspec_emu_driver.so");
+    // An illegal address in the first process.
+    let mut fault = Some("kernel=700@100");
+    let process = || {
+        let mut command = Command::new(&program);
+        let name = "tests::a_run_over_the_driver_goes_on_behind_a_kernel_that_faults";
+        command.args([name, "--exact", "--nocapture"]).env(RECORD, &file);
+        command.env("SPEC_CUDA_DRIVER", &driver).env("EMU_DRIVER_CODE", &code);
+        command.envs(fault.take().map(|fault| ("EMU_DRIVER_FAIL", fault)));
+        command
+    };
+    let mut report = supervisor::run(process, &file, args.limit).unwrap();
+    let (line, _) = report.finish();
+    let (_, result) = result_in(file.parent().unwrap());
+    assert_eq!(result["counts"]["failed"], json!(1), "{line}: {result:#}");
+    assert_eq!(result["parts"]["bench"], json!("finished"));
+    let failed = list(&result, "checks").iter().find(|check| check["status"] == "failed");
+    let detail = failed.unwrap()["detail"].to_string();
+    assert!(detail.contains("cuStreamSynchronize: error 700"), "{detail}");
+    assert!(detail.contains("(launch 3: gemm.WEIGHT=FP8.ROWS="), "{detail}");
+    // One of four models and two kinds of steps has failed; the library is not there.
+    assert_eq!(result["counts"]["passed"], json!(5 + 2 + 2), "{line}: {result:#}");
+}
+
+/// Which kernel each cubin of the run is, for the emulated driver.
+fn table_of_code(arch: &'static str) -> String {
+    let mut engines: Vec<Engine> = FEW.iter().map(|case| Pair::build(case, arch).cuda).collect();
+    let bed = Bed { machine: Machine::Emulator, arch, small: true };
+    let [(target, draft)] = FEW_PAIRS;
+    let random = RandomEngines::write(target, draft, &LIMITS, arch).unwrap();
+    let pairs = [case::speculating(Drafts::LookUp, bed), case::speculating(Drafts::Model, bed)];
+    engines.extend(pairs.iter().filter_map(|(_, engine)| engine.open_drafter().unwrap()));
+    engines.extend(random.draft);
+    let targets = pairs.iter().map(|(_, engine)| engine).chain([&random.target]);
+    let mut lines = String::new();
+    for engine in engines.iter().chain(targets) {
+        for section in &engine.manifest().sections {
+            let code = section.name.strip_prefix("code.").and_then(|name| name.split_once('.'));
+            let Some((_, variant)) = code else { continue };
+            let hash = blake3::hash(engine.section(&section.name)).to_hex();
+            lines += &format!("{hash} {variant}\n");
+        }
+    }
+    lines
+}
+
+#[test]
+fn a_process_that_fails_crashes_or_hangs_is_followed_by_one_that_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    // Each line is what a process leaves in the file, and then does.
+    let running = |name: &str, until: f64| json!({ "running": { "name": name, "until": until } });
+    let far = 1e12;
+    let steps = [
+        (json!({}), "exit 75"),
+        (running("crash", far), "kill -SEGV $$"),
+        (running("hang", 1.0), "sleep 60"),
+        (json!({}), "exit 0"),
+    ];
+    let mut steps = steps.into_iter();
+    let process = || {
+        let (left, act) = steps.next().unwrap();
+        let mut report = Report::new(Some(file.clone()), Map::new());
+        if act == "exit 75" {
+            report.check("wrong", |_| Err("off by 3".into()));
+        }
+        left.as_object().unwrap().iter().for_each(|(key, value)| report.put(key, value.clone()));
+        let mut command = Command::new("bash");
+        command.args(["-c", act]);
+        command
+    };
+    let start = Instant::now();
+    let mut report = supervisor::run(process, &file, Duration::from_secs(50)).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(40));
+    assert_eq!(report.finish(), ("0 passed, 3 failed, 0 skipped".into(), false));
+    let (_, result) = result_in(folder.path());
+    let names: Vec<_> = list(&result, "checks").iter().map(|check| &check["name"]).collect();
+    assert_eq!(names, ["wrong", "crash", "hang"]);
+    assert!(result["checks"][1]["detail"].to_string().contains("signal"), "{result:#}");
+}
+
+#[test]
+fn a_run_ends_when_its_time_is_up_and_says_what_it_has_not_reached() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let process = || {
+        let mut report = Report::new(Some(file.clone()), Map::new());
+        report.set_part("logits", "not finished");
+        report.set_part("texts", "not begun");
+        report.put("running", json!({ "name": "slow", "until": 1e12 }));
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        command
+    };
+    let mut report = supervisor::run(process, &file, Duration::from_millis(300)).unwrap();
+    let line = "0 passed, 1 failed, 0 skipped; logits not finished, texts not begun";
+    assert_eq!(report.finish(), (line.into(), false));
+    // One that cannot even begin is tried once.
+    let mut count = 0;
+    let process = || {
+        count += 1;
+        Command::new("false")
+    };
+    let other = folder.path().join("other.json");
+    supervisor::run(process, &other, Duration::from_secs(50)).unwrap();
+    assert_eq!(count, 1);
+}
+
+#[test]
+fn a_run_goes_on_behind_the_checks_that_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("result.json");
+    let run = |first: Outcome| {
+        let mut report = Report::new(Some(file.clone()), Map::new()).stopping_at_failure();
+        report.part("both", |report| {
+            report.check("first", |_| first);
+            report.check("second", |_| Ok(Verdict::Passed("all".into())));
+        });
+        report
+    };
+    let mut report = run(Err("off by 3".into()));
+    assert!(report.is_stopped());
+    assert_eq!(report.finish().0, "0 passed, 1 failed, 0 skipped; both not finished");
+    let mut report = run(Ok(Verdict::Passed("not again".into())));
+    assert!(!report.is_stopped());
+    assert_eq!(report.finish(), ("1 passed, 1 failed, 0 skipped".into(), false));
 }
 
 #[test]
@@ -137,7 +346,7 @@ fn a_failure_or_a_panic_fails_the_run_and_not_the_checks_after_it() {
 #[test]
 fn unknown_parts_and_options_are_refused() {
     for (text, part) in [
-        ("--only logit", "expected one of logits, texts"),
+        ("--only logit", "expected one of launches, logits"),
         ("--fast", "unknown argument --fast"),
         ("--gpu", "--gpu needs a value"),
     ] {

@@ -1,0 +1,38 @@
+//! Builds everything that a run needs but a GPU, so that its kernels are in the cache: minutes of the compiler that a
+//! machine with a GPU need not spend.
+
+use crate::bench;
+use crate::case::{self, Drafts, Pair};
+use crate::ceiling;
+use crate::gpu::{Bed, Machine};
+use spec_build::cuda::{Cache, Compiler};
+use spec_core::exec::cuda::Places;
+use std::error::Error;
+use std::time::Instant;
+
+/// For one architecture; says how long each part has taken.
+pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
+    let compiler = Compiler::open(&Places::of_process(None), Cache::of_user())?;
+    timed("ceilings", || ceiling::compile(arch))?;
+    for model in bench::models() {
+        timed(&model.name(), || {
+            let (config, precision) = (model.config(), model.precision());
+            compiler.compile_model(&[arch.into()], &config, &precision)
+        })?;
+    }
+    for case in case::all(false) {
+        timed(&case.name(), || Ok::<_, Box<dyn Error>>(Pair::build(&case, arch)))?;
+    }
+    for small in [true, false] {
+        let bed = Bed { machine: Machine::Emulator, arch, small };
+        timed("drafts", || Ok::<_, Box<dyn Error>>(case::speculating(Drafts::Model, bed)))?;
+    }
+    Ok(())
+}
+
+fn timed<T, E>(what: &str, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    let start = Instant::now();
+    let made = run()?;
+    eprintln!("{what}: {:.1} s", start.elapsed().as_secs_f64());
+    Ok(made)
+}

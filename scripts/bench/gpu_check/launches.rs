@@ -1,0 +1,106 @@
+//! Every kernel by itself, beside the emulated GPU: what is wrong first, before anything whole is looked at. A kernel
+//! that is wrong is named with what it wrote, one that faults or hangs is the last that was begun.
+
+use crate::case::{self, Drafts, FEW, Pair, tokens};
+use crate::common::running;
+use crate::gpu::Bed;
+use crate::logits;
+use crate::prefill;
+use crate::report::{Outcome, Report, Verdict};
+use crate::twin::{Findings, Twin};
+use spec_core::adapt::DraftPolicy;
+use spec_core::engine::Engine;
+use spec_core::exec::cuda::ManyRows;
+use spec_core::exec::cuda::device::Device;
+use spec_core::runtime::{Options, Request, Runtime};
+use std::cell::LazyCell;
+use std::time::Duration;
+
+/// The emulator takes its time.
+pub(crate) const LIMIT: Duration = Duration::from_secs(150);
+
+/// Rows of the passes: every width of the products, and the tiles of the attention.
+const PARTS: [usize; 4] = [33, 9, 1, 2];
+/// A chunk for the library, and one behind it.
+const LONG_PARTS: [usize; 2] = [200, 5];
+/// Tokens that requests generate.
+const MAX_TOKENS: usize = 6;
+const DRAFT_LEN: usize = 3;
+const KV_TOKENS: usize = 2048;
+/// Wrong kernels that are shown.
+const SHOWN: usize = 8;
+
+/// Checks passes of all small models, and steps.
+pub(crate) fn run(report: &mut Report, bed: Bed) {
+    let bed = Bed { small: true, ..bed };
+    for case in &FEW {
+        let name = case.name();
+        let pair = LazyCell::new(|| Pair::build(case, bed.arch));
+        report.check_within(LIMIT, &format!("launches of passes: {name}"), |_| {
+            passes(&pair.cuda, bed, ManyRows::Exact, &PARTS)
+        });
+        report.check_within(LIMIT, &format!("launches around the library: {name}"), |_| {
+            match prefill::missing(bed.machine) {
+                Some(missing) => Ok(Verdict::Skipped(missing)),
+                None => passes(&pair.cuda, bed, ManyRows::CublasLt, &LONG_PARTS),
+            }
+        });
+    }
+    for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
+        let name = format!("launches of steps with drafts by {name}");
+        report.check_within(LIMIT, &name, |_| steps(drafts, bed));
+    }
+}
+
+/// Runs passes of so many rows of one sequence.
+pub(crate) fn passes(engine: &Engine, bed: Bed, many_rows: ManyRows, parts: &[usize]) -> Outcome {
+    let findings = Findings::default();
+    let twin = Twin::new(Box::new(bed.machine.open()?), findings.clone());
+    let tokens = tokens(parts.iter().sum());
+    logits::on(Box::new(twin), engine, many_rows, &tokens, parts)?;
+    verdict(&findings)
+}
+
+fn steps(drafts: Drafts, bed: Bed) -> Outcome {
+    let findings = Findings::default();
+    let (_folder, engine) = case::speculating(drafts, bed);
+    // Steps begin when they are asked for: one that begins ahead does the same.
+    let options = Options {
+        kv_tokens: Some(KV_TOKENS),
+        launch_ahead: false,
+        ..running::options(DraftPolicy::Fixed)
+    };
+    let open = || -> spec_core::Result<Box<dyn Device>> {
+        Ok(Box::new(Twin::new(Box::new(bed.machine.open()?), findings.clone())))
+    };
+    let mut runtime = Runtime::load_on(&engine, &options, &|_| open())?;
+    let requests = running::kinds_of_sampling().into_iter().enumerate().map(|(idx, sampling)| {
+        let prompt = [tokens(7 + 9 * idx), tokens(4 + idx)].concat();
+        let draft_len = Some(DRAFT_LEN);
+        Request { prompt, max_tokens: MAX_TOKENS, sampling, draft_len, ..Request::default() }
+    });
+    running::run(&mut runtime, &requests.collect::<Vec<_>>());
+    verdict(&findings)
+}
+
+/// What is wrong of each variant, or how near all was.
+pub(crate) fn verdict(findings: &Findings) -> Outcome {
+    let found = findings.found();
+    let num = found.num_launches;
+    if !found.wrong.is_empty() {
+        let mut wrong: Vec<_> = found.wrong.iter().collect();
+        wrong.sort_by_key(|(_, (launch, _))| *launch);
+        let shown = wrong.iter().take(SHOWN);
+        let shown: Vec<String> = shown
+            .map(|(variant, (launch, what))| format!("{variant}, launch {launch}: {what}"))
+            .collect();
+        let text = format!("{} variants in {num} launches: {}", wrong.len(), shown.join(" | "));
+        return Err(text.into());
+    }
+    if num == 0 {
+        return Err("nothing was launched".into());
+    }
+    let shares = found.shares.iter().map(|(kernel, share)| format!("{kernel} {share:.0e}"));
+    let shares: Vec<String> = shares.collect();
+    Ok(Verdict::Passed(format!("{num} launches, off by at most {}", shares.join(", "))))
+}
