@@ -121,7 +121,7 @@ pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
     arrays.into_iter().map(|(name, at, kind)| Written { name, at, kind }).collect()
 }
 
-/// Of the largest number that differs: sums of thousands of products in another order, rounded to f32.
+/// Of the largest number thereabouts: sums of thousands of products in another order, rounded to f32.
 const FLOAT_TOLERANCE: f32 = 1e-3;
 /// A few steps of 11 bits.
 const HALF_TOLERANCE: f32 = 4e-3;
@@ -131,36 +131,61 @@ const E4M3_TOLERANCE: f32 = 0.13;
 /// How far numbers are apart.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Distance {
-    /// The largest difference as a share of the largest number that differs.
+    /// The largest difference as a share of the largest number among those that differ and their neighbours.
     pub(crate) share: f32,
     /// Of that difference: the element, what was found and what was expected.
     at: (usize, f32, f32),
     differing: usize,
 }
 
+/// Bytes of neighbours on each side: a lone number that differs may be a small one of large ones.
+const NEIGHBOURS: usize = 256;
+/// What every kind of element and of struct is a part of.
+const PERIOD: usize = 16;
+
 /// Compares an array of a kind; what is wrong is the error.
 pub(crate) fn compare(kind: Kind, found: &[u8], expected: &[u8]) -> Result<Distance, String> {
+    let differs = |(a, b)| a != b;
+    let Some(first) = found.iter().zip(expected).position(differs) else {
+        return Ok(Distance::default());
+    };
+    let last = found.iter().zip(expected).rposition(differs).unwrap_or(first);
+    let first = first.saturating_sub(NEIGHBOURS) / PERIOD * PERIOD;
+    let end = (last + 1 + NEIGHBOURS).next_multiple_of(PERIOD).min(found.len());
+    compare_from(first, kind, &found[first..end], &expected[first..end])
+}
+
+/// Compares the part of an array that begins with this byte.
+fn compare_from(
+    first: usize,
+    kind: Kind,
+    found: &[u8],
+    expected: &[u8],
+) -> Result<Distance, String> {
     let (distance, tolerance) = match kind {
         Kind::Words(words) => {
             let (found, expected) = (words_of(found), words_of(expected));
             let pairs = || found.iter().copied().zip(expected.iter().copied()).enumerate();
             let is = |idx: usize, word| words[idx % words.len()] == word;
             if let Some((idx, (a, b))) = pairs().find(|&(i, (a, b))| is(i, Word::Count) && a != b) {
+                let idx = first / 4 + idx;
                 return Err(format!("word {idx} is {a:#x}, expected {b:#x}"));
             }
             let floats = pairs().filter(|&(idx, _)| is(idx, Word::Float));
             let float = |(idx, (a, b))| (idx, f32::from_bits(a), f32::from_bits(b));
-            (distance(floats.map(float)), FLOAT_TOLERANCE)
+            (distance(first / 4, floats.map(float)), FLOAT_TOLERANCE)
         }
         Kind::Half => {
             let (found, expected) = (found.as_chunks::<2>().0, expected.as_chunks::<2>().0);
             let half = |bytes: &[u8; 2]| f16::from_le_bytes(*bytes).to_f32();
             let pairs = found.iter().map(half).zip(expected.iter().map(half));
-            (distance(pairs.enumerate().map(|(idx, (a, b))| (idx, a, b))), HALF_TOLERANCE)
+            let pairs = pairs.enumerate().map(|(idx, (a, b))| (idx, a, b));
+            (distance(first / 2, pairs), HALF_TOLERANCE)
         }
         Kind::E4m3 => {
             let pairs = found.iter().map(|&a| e4m3(a)).zip(expected.iter().map(|&b| e4m3(b)));
-            (distance(pairs.enumerate().map(|(idx, (a, b))| (idx, a, b))), E4M3_TOLERANCE)
+            let pairs = pairs.enumerate().map(|(idx, (a, b))| (idx, a, b));
+            (distance(first, pairs), E4M3_TOLERANCE)
         }
     };
     if distance.share <= tolerance {
@@ -172,11 +197,20 @@ pub(crate) fn compare(kind: Kind, found: &[u8], expected: &[u8]) -> Result<Dista
     ))
 }
 
-fn distance(pairs: impl Iterator<Item = (usize, f32, f32)>) -> Distance {
-    let differ: Vec<_> = pairs.filter(|(_, a, b)| a.to_bits() != b.to_bits()).collect();
-    let largest = differ.iter().fold(0.0, |largest: f32, (_, _, b)| largest.max(b.abs()));
-    let mut all = Distance { differing: differ.len(), ..Distance::default() };
-    for &(idx, a, b) in &differ {
+/// Of elements with their indices, which count from `first` on.
+fn distance(first: usize, pairs: impl Iterator<Item = (usize, f32, f32)>) -> Distance {
+    let (mut all, mut largest) = (Distance::default(), 0f32);
+    let mut differ = Vec::new();
+    for (idx, a, b) in pairs {
+        if b.is_finite() {
+            largest = largest.max(b.abs());
+        }
+        if a.to_bits() != b.to_bits() {
+            differ.push((first + idx, a, b));
+        }
+    }
+    all.differing = differ.len();
+    for (idx, a, b) in differ {
         // What is not a number is as far off as can be, and a zero may have any sign.
         let share = if a == b { 0.0 } else { (a - b).abs() / largest };
         let share = if share.is_nan() { f32::INFINITY } else { share };
@@ -223,6 +257,20 @@ mod tests {
         let best = |value: f32, idx: u32| [value.to_le_bytes(), idx.to_le_bytes()].concat();
         assert!(compare(BESTS, &best(2.0001, 4), &best(2.0, 4)).is_ok());
         assert!(compare(BESTS, &best(2.0, 5), &best(2.0, 4)).is_err());
+    }
+
+    #[test]
+    fn a_small_number_may_differ_as_its_neighbours_do_and_is_told_by_its_index() {
+        let mut expected = vec![3.0; 1000];
+        expected[700] = 1e-4;
+        let mut found = expected.clone();
+        found[700] = 3e-4;
+        assert!(compare(FLOATS, &floats(&found), &floats(&expected)).is_ok());
+        found[700] = 0.1;
+        let error = compare(FLOATS, &floats(&found), &floats(&expected)).unwrap_err();
+        assert!(error.starts_with("element 700 is 0.1, expected 0.0001:"), "{error}");
+        let error = compare(COUNTS, &floats(&found), &floats(&expected)).unwrap_err();
+        assert!(error.starts_with("word 700 is "), "{error}");
     }
 
     #[test]
