@@ -43,45 +43,51 @@ pub(crate) struct Written {
     pub(crate) kind: Kind,
 }
 
+/// Name, place of the address, and kind.
+type Array = (&'static str, usize, Kind);
+
 /// What a variant writes, given the struct that it takes.
 pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
-    let word = |at: usize| {
-        let bytes = params.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-        bytes.map_or(0, u32::from_le_bytes)
-    };
-    let format = |code: u32| if code == 1 { Kind::E4m3 } else { Kind::Half };
-    let operand = |at: usize| {
-        let scales = at + offset_of!(Operand, scales);
-        [("output", at, format(word(at + offset_of!(Operand, format)))), ("scales", scales, FLOATS)]
-    };
+    let kernel = variant.split('.').next().unwrap_or(variant);
+    let arrays = of_pass(kernel, variant, params)
+        .or_else(|| of_step(kernel))
+        .or_else(|| of_many_rows(kernel, params));
+    let written = |(name, at, kind)| Written { name, at, kind };
+    arrays.unwrap_or_default().into_iter().map(written).collect()
+}
+
+fn of_pass(kernel: &str, variant: &str, params: &[u8]) -> Option<Vec<Array>> {
     let epilogue = |name: &str| variant.contains(&format!(".EPILOGUE={name}"));
-    let cache = if variant.contains(".KV=FP8") { Kind::E4m3 } else { Kind::Half };
-    let arrays = match variant.split('.').next().unwrap_or(variant) {
+    let is_half = epilogue("QKV") || epilogue("SWIGLU");
+    let rope_cache = if variant.contains(".KV=FP8") { Kind::E4m3 } else { Kind::Half };
+    Some(match kernel {
         "embed" => vec![
             ("residual", offset_of!(EmbedParams, residual), FLOATS),
             ("squares", offset_of!(EmbedParams, squares), FLOATS),
         ],
-        "gemm" => {
-            let is_half = epilogue("QKV") || epilogue("SWIGLU");
-            let output = if is_half { Kind::Half } else { FLOATS };
-            vec![
-                ("output", offset_of!(GemmParams, output), output),
-                ("squares", offset_of!(GemmParams, squares), FLOATS),
-                ("cache", offset_of!(GemmParams, cache), format(word(offset_of!(GemmParams, kv)))),
-                ("best", offset_of!(GemmParams, best), BESTS),
-                ("partials", offset_of!(GemmParams, partials), SCRATCH),
-                ("arrivals", offset_of!(GemmParams, arrivals), COUNTS),
-            ]
-        }
+        "gemm" => vec![
+            ("output", offset_of!(GemmParams, output), if is_half { Kind::Half } else { FLOATS }),
+            ("squares", offset_of!(GemmParams, squares), FLOATS),
+            ("cache", offset_of!(GemmParams, cache), format(params, offset_of!(GemmParams, kv))),
+            ("best", offset_of!(GemmParams, best), BESTS),
+            ("partials", offset_of!(GemmParams, partials), SCRATCH),
+            ("arrivals", offset_of!(GemmParams, arrivals), COUNTS),
+        ],
         "rope" => vec![
             ("queries", offset_of!(RopeParams, queries), Kind::Half),
-            ("cache", offset_of!(RopeParams, cache), cache),
+            ("cache", offset_of!(RopeParams, cache), rope_cache),
         ],
         "attention" => vec![
             ("output", offset_of!(AttentionParams, output), Kind::Half),
             ("partials", offset_of!(AttentionParams, partials), SCRATCH),
             ("arrivals", offset_of!(AttentionParams, arrivals), COUNTS),
         ],
+        _ => return None,
+    })
+}
+
+fn of_step(kernel: &str) -> Option<Vec<Array>> {
+    Some(match kernel {
         "rows" => vec![
             ("rows", offset_of!(RowsParams, rows), COUNTS),
             ("tiles", offset_of!(RowsParams, tiles), COUNTS),
@@ -104,21 +110,33 @@ pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
             ("step", offset_of!(AcceptParams, step), COUNTS),
             ("answers", offset_of!(AcceptParams, answers), COUNTS),
         ],
-        "unpack" => {
-            let output = format(word(offset_of!(UnpackParams, format)));
-            vec![("output", offset_of!(UnpackParams, output), output)]
-        }
+        _ => return None,
+    })
+}
+
+fn of_many_rows(kernel: &str, params: &[u8]) -> Option<Vec<Array>> {
+    let operand = |at: usize| {
+        let values = format(params, at + offset_of!(Operand, format));
+        [("output", at, values), ("scales", at + offset_of!(Operand, scales), FLOATS)]
+    };
+    let unpacked = format(params, offset_of!(UnpackParams, format));
+    Some(match kernel {
+        "unpack" => vec![("output", offset_of!(UnpackParams, output), unpacked)],
         "normalise" => operand(offset_of!(NormaliseParams, output)).into(),
         "quantise" => operand(offset_of!(QuantiseParams, output)).into(),
         "finish" => {
-            let mut arrays = operand(offset_of!(FinishParams, output)).to_vec();
-            arrays.push(("residual", offset_of!(FinishParams, residual), FLOATS));
-            arrays.push(("squares", offset_of!(FinishParams, squares), FLOATS));
-            arrays
+            let [output, scales] = operand(offset_of!(FinishParams, output));
+            let residual = ("residual", offset_of!(FinishParams, residual), FLOATS);
+            vec![output, scales, residual, ("squares", offset_of!(FinishParams, squares), FLOATS)]
         }
-        _ => Vec::new(),
-    };
-    arrays.into_iter().map(|(name, at, kind)| Written { name, at, kind }).collect()
+        _ => return None,
+    })
+}
+
+/// The kind of number whose code is at this byte of a struct.
+fn format(params: &[u8], at: usize) -> Kind {
+    let word = params.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    if word.map(u32::from_le_bytes) == Some(1) { Kind::E4m3 } else { Kind::Half }
 }
 
 /// Of the largest number thereabouts: sums of thousands of products in another order, rounded to f32.
