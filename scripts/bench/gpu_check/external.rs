@@ -93,3 +93,26 @@ fn verdict(output: &Output) -> Outcome {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn lines_are_taken_as_they_come_and_the_end_says_why() {
+        let run = |script: &str| {
+            let mut lines = Vec::new();
+            let mut command = Command::new("bash");
+            let output = lines_of(command.args(["-c", script]), |line| lines.push(line.into()));
+            (lines as Vec<String>, verdict(&output.unwrap()))
+        };
+        let (lines, ended) = run("echo 1; echo 2; echo no PyTorch here >&2; exit 77");
+        assert_eq!(lines, ["1", "2"]);
+        assert!(matches!(ended, Ok(Verdict::Skipped(why)) if why == "no PyTorch here"));
+        let (lines, ended) = run("echo 3; echo line of code >&2; echo wrong >&2; kill -KILL $$");
+        assert_eq!(lines, ["3"]);
+        let error = ended.err().unwrap().to_string();
+        assert!(error.ends_with("line of code | wrong"), "{error}");
+    }
+}

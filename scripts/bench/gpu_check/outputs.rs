@@ -43,45 +43,51 @@ pub(crate) struct Written {
     pub(crate) kind: Kind,
 }
 
+/// Name, place of the address, and kind.
+type Array = (&'static str, usize, Kind);
+
 /// What a variant writes, given the struct that it takes.
 pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
-    let word = |at: usize| {
-        let bytes = params.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-        bytes.map_or(0, u32::from_le_bytes)
-    };
-    let format = |code: u32| if code == 1 { Kind::E4m3 } else { Kind::Half };
-    let operand = |at: usize| {
-        let scales = at + offset_of!(Operand, scales);
-        [("output", at, format(word(at + offset_of!(Operand, format)))), ("scales", scales, FLOATS)]
-    };
+    let kernel = variant.split('.').next().unwrap_or(variant);
+    let arrays = of_pass(kernel, variant, params)
+        .or_else(|| of_step(kernel))
+        .or_else(|| of_many_rows(kernel, params));
+    let written = |(name, at, kind)| Written { name, at, kind };
+    arrays.unwrap_or_default().into_iter().map(written).collect()
+}
+
+fn of_pass(kernel: &str, variant: &str, params: &[u8]) -> Option<Vec<Array>> {
     let epilogue = |name: &str| variant.contains(&format!(".EPILOGUE={name}"));
-    let cache = if variant.contains(".KV=FP8") { Kind::E4m3 } else { Kind::Half };
-    let arrays = match variant.split('.').next().unwrap_or(variant) {
+    let is_half = epilogue("QKV") || epilogue("SWIGLU");
+    let rope_cache = if variant.contains(".KV=FP8") { Kind::E4m3 } else { Kind::Half };
+    Some(match kernel {
         "embed" => vec![
             ("residual", offset_of!(EmbedParams, residual), FLOATS),
             ("squares", offset_of!(EmbedParams, squares), FLOATS),
         ],
-        "gemm" => {
-            let is_half = epilogue("QKV") || epilogue("SWIGLU");
-            let output = if is_half { Kind::Half } else { FLOATS };
-            vec![
-                ("output", offset_of!(GemmParams, output), output),
-                ("squares", offset_of!(GemmParams, squares), FLOATS),
-                ("cache", offset_of!(GemmParams, cache), format(word(offset_of!(GemmParams, kv)))),
-                ("best", offset_of!(GemmParams, best), BESTS),
-                ("partials", offset_of!(GemmParams, partials), SCRATCH),
-                ("arrivals", offset_of!(GemmParams, arrivals), COUNTS),
-            ]
-        }
+        "gemm" => vec![
+            ("output", offset_of!(GemmParams, output), if is_half { Kind::Half } else { FLOATS }),
+            ("squares", offset_of!(GemmParams, squares), FLOATS),
+            ("cache", offset_of!(GemmParams, cache), format(params, offset_of!(GemmParams, kv))),
+            ("best", offset_of!(GemmParams, best), BESTS),
+            ("partials", offset_of!(GemmParams, partials), SCRATCH),
+            ("arrivals", offset_of!(GemmParams, arrivals), COUNTS),
+        ],
         "rope" => vec![
             ("queries", offset_of!(RopeParams, queries), Kind::Half),
-            ("cache", offset_of!(RopeParams, cache), cache),
+            ("cache", offset_of!(RopeParams, cache), rope_cache),
         ],
         "attention" => vec![
             ("output", offset_of!(AttentionParams, output), Kind::Half),
             ("partials", offset_of!(AttentionParams, partials), SCRATCH),
             ("arrivals", offset_of!(AttentionParams, arrivals), COUNTS),
         ],
+        _ => return None,
+    })
+}
+
+fn of_step(kernel: &str) -> Option<Vec<Array>> {
+    Some(match kernel {
         "rows" => vec![
             ("rows", offset_of!(RowsParams, rows), COUNTS),
             ("tiles", offset_of!(RowsParams, tiles), COUNTS),
@@ -104,24 +110,36 @@ pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
             ("step", offset_of!(AcceptParams, step), COUNTS),
             ("answers", offset_of!(AcceptParams, answers), COUNTS),
         ],
-        "unpack" => {
-            let output = format(word(offset_of!(UnpackParams, format)));
-            vec![("output", offset_of!(UnpackParams, output), output)]
-        }
+        _ => return None,
+    })
+}
+
+fn of_many_rows(kernel: &str, params: &[u8]) -> Option<Vec<Array>> {
+    let operand = |at: usize| {
+        let values = format(params, at + offset_of!(Operand, format));
+        [("output", at, values), ("scales", at + offset_of!(Operand, scales), FLOATS)]
+    };
+    let unpacked = format(params, offset_of!(UnpackParams, format));
+    Some(match kernel {
+        "unpack" => vec![("output", offset_of!(UnpackParams, output), unpacked)],
         "normalise" => operand(offset_of!(NormaliseParams, output)).into(),
         "quantise" => operand(offset_of!(QuantiseParams, output)).into(),
         "finish" => {
-            let mut arrays = operand(offset_of!(FinishParams, output)).to_vec();
-            arrays.push(("residual", offset_of!(FinishParams, residual), FLOATS));
-            arrays.push(("squares", offset_of!(FinishParams, squares), FLOATS));
-            arrays
+            let [output, scales] = operand(offset_of!(FinishParams, output));
+            let residual = ("residual", offset_of!(FinishParams, residual), FLOATS);
+            vec![output, scales, residual, ("squares", offset_of!(FinishParams, squares), FLOATS)]
         }
-        _ => Vec::new(),
-    };
-    arrays.into_iter().map(|(name, at, kind)| Written { name, at, kind }).collect()
+        _ => return None,
+    })
 }
 
-/// Of the largest number that differs: sums of thousands of products in another order, rounded to f32.
+/// The kind of number whose code is at this byte of a struct.
+fn format(params: &[u8], at: usize) -> Kind {
+    let word = params.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    if word.map(u32::from_le_bytes) == Some(1) { Kind::E4m3 } else { Kind::Half }
+}
+
+/// Of the largest number thereabouts: sums of thousands of products in another order, rounded to f32.
 const FLOAT_TOLERANCE: f32 = 1e-3;
 /// A few steps of 11 bits.
 const HALF_TOLERANCE: f32 = 4e-3;
@@ -131,36 +149,61 @@ const E4M3_TOLERANCE: f32 = 0.13;
 /// How far numbers are apart.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Distance {
-    /// The largest difference as a share of the largest number that differs.
+    /// The largest difference as a share of the largest number among those that differ and their neighbours.
     pub(crate) share: f32,
     /// Of that difference: the element, what was found and what was expected.
     at: (usize, f32, f32),
     differing: usize,
 }
 
+/// Bytes of neighbours on each side: a lone number that differs may be a small one of large ones.
+const NEIGHBOURS: usize = 256;
+/// What every kind of element and of struct is a part of.
+const PERIOD: usize = 16;
+
 /// Compares an array of a kind; what is wrong is the error.
 pub(crate) fn compare(kind: Kind, found: &[u8], expected: &[u8]) -> Result<Distance, String> {
+    let differs = |(a, b)| a != b;
+    let Some(first) = found.iter().zip(expected).position(differs) else {
+        return Ok(Distance::default());
+    };
+    let last = found.iter().zip(expected).rposition(differs).unwrap_or(first);
+    let first = first.saturating_sub(NEIGHBOURS) / PERIOD * PERIOD;
+    let end = (last + 1 + NEIGHBOURS).next_multiple_of(PERIOD).min(found.len());
+    compare_from(first, kind, &found[first..end], &expected[first..end])
+}
+
+/// Compares the part of an array that begins with this byte.
+fn compare_from(
+    first: usize,
+    kind: Kind,
+    found: &[u8],
+    expected: &[u8],
+) -> Result<Distance, String> {
     let (distance, tolerance) = match kind {
         Kind::Words(words) => {
             let (found, expected) = (words_of(found), words_of(expected));
             let pairs = || found.iter().copied().zip(expected.iter().copied()).enumerate();
             let is = |idx: usize, word| words[idx % words.len()] == word;
             if let Some((idx, (a, b))) = pairs().find(|&(i, (a, b))| is(i, Word::Count) && a != b) {
+                let idx = first / 4 + idx;
                 return Err(format!("word {idx} is {a:#x}, expected {b:#x}"));
             }
             let floats = pairs().filter(|&(idx, _)| is(idx, Word::Float));
             let float = |(idx, (a, b))| (idx, f32::from_bits(a), f32::from_bits(b));
-            (distance(floats.map(float)), FLOAT_TOLERANCE)
+            (distance(first / 4, floats.map(float)), FLOAT_TOLERANCE)
         }
         Kind::Half => {
             let (found, expected) = (found.as_chunks::<2>().0, expected.as_chunks::<2>().0);
             let half = |bytes: &[u8; 2]| f16::from_le_bytes(*bytes).to_f32();
             let pairs = found.iter().map(half).zip(expected.iter().map(half));
-            (distance(pairs.enumerate().map(|(idx, (a, b))| (idx, a, b))), HALF_TOLERANCE)
+            let pairs = pairs.enumerate().map(|(idx, (a, b))| (idx, a, b));
+            (distance(first / 2, pairs), HALF_TOLERANCE)
         }
         Kind::E4m3 => {
             let pairs = found.iter().map(|&a| e4m3(a)).zip(expected.iter().map(|&b| e4m3(b)));
-            (distance(pairs.enumerate().map(|(idx, (a, b))| (idx, a, b))), E4M3_TOLERANCE)
+            let pairs = pairs.enumerate().map(|(idx, (a, b))| (idx, a, b));
+            (distance(first, pairs), E4M3_TOLERANCE)
         }
     };
     if distance.share <= tolerance {
@@ -172,11 +215,20 @@ pub(crate) fn compare(kind: Kind, found: &[u8], expected: &[u8]) -> Result<Dista
     ))
 }
 
-fn distance(pairs: impl Iterator<Item = (usize, f32, f32)>) -> Distance {
-    let differ: Vec<_> = pairs.filter(|(_, a, b)| a.to_bits() != b.to_bits()).collect();
-    let largest = differ.iter().fold(0.0, |largest: f32, (_, _, b)| largest.max(b.abs()));
-    let mut all = Distance { differing: differ.len(), ..Distance::default() };
-    for &(idx, a, b) in &differ {
+/// Of elements with their indices, which count from `first` on.
+fn distance(first: usize, pairs: impl Iterator<Item = (usize, f32, f32)>) -> Distance {
+    let (mut all, mut largest) = (Distance::default(), 0f32);
+    let mut differ = Vec::new();
+    for (idx, a, b) in pairs {
+        if b.is_finite() {
+            largest = largest.max(b.abs());
+        }
+        if a.to_bits() != b.to_bits() {
+            differ.push((first + idx, a, b));
+        }
+    }
+    all.differing = differ.len();
+    for (idx, a, b) in differ {
         // What is not a number is as far off as can be, and a zero may have any sign.
         let share = if a == b { 0.0 } else { (a - b).abs() / largest };
         let share = if share.is_nan() { f32::INFINITY } else { share };
@@ -223,6 +275,20 @@ mod tests {
         let best = |value: f32, idx: u32| [value.to_le_bytes(), idx.to_le_bytes()].concat();
         assert!(compare(BESTS, &best(2.0001, 4), &best(2.0, 4)).is_ok());
         assert!(compare(BESTS, &best(2.0, 5), &best(2.0, 4)).is_err());
+    }
+
+    #[test]
+    fn a_small_number_may_differ_as_its_neighbours_do_and_is_told_by_its_index() {
+        let mut expected = vec![3.0; 1000];
+        expected[700] = 1e-4;
+        let mut found = expected.clone();
+        found[700] = 3e-4;
+        assert!(compare(FLOATS, &floats(&found), &floats(&expected)).is_ok());
+        found[700] = 0.1;
+        let error = compare(FLOATS, &floats(&found), &floats(&expected)).unwrap_err();
+        assert!(error.starts_with("element 700 is 0.1, expected 0.0001:"), "{error}");
+        let error = compare(COUNTS, &floats(&found), &floats(&expected)).unwrap_err();
+        assert!(error.starts_with("word 700 is "), "{error}");
     }
 
     #[test]

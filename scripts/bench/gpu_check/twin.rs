@@ -22,7 +22,7 @@ pub(crate) struct Found {
     pub(crate) num_launches: usize,
     /// What is wrong first of each variant: number of the launch, and what.
     pub(crate) wrong: BTreeMap<String, (usize, String)>,
-    /// How far numbers were apart at most, as shares of the largest that differs, by kernel.
+    /// How far numbers were apart at most, as shares of the largest thereabouts, by kernel.
     pub(crate) shares: BTreeMap<String, f32>,
 }
 
