@@ -1,9 +1,9 @@
 //! The assembly text that NVRTC makes of the kernels, inline assembly and all, executed: every launch of the CUDA executor
 //! runs from it and on the emulator, and leaves the same bytes everywhere in memory.
 //!
-//! For that comparison NVRTC is told not to fuse products and sums (`--fmad=false`), as the emulator's compiler does not;
-//! what the instructions leave open the interpreter does as the emulator: the order of sums in a product of matrices, and
-//! the last bits of `ex2.approx`. The text that is shipped, with fused sums, runs alone and is compared by its answers.
+//! For that comparison NVRTC is told not to fuse products and sums (`--fmad=false`), as the emulator's compiler does not.
+//! What instructions leave open is done as in the emulator: the order of sums in a product of matrices, and the last bits
+//! of `ex2.approx`. The text with the options of engines, with fused sums, runs alone and is compared by its logits.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,8 +11,7 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::tiny::{self, Sizes};
-use common::golden;
-use spec_build::cuda::Compiler;
+use spec_build::cuda::{Cache, Compiler};
 use spec_core::adapt::DraftPolicy::Fixed;
 use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
@@ -22,9 +21,10 @@ use spec_core::pages::PageId;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_emu::{Emulator, Schedule};
 use spec_emu_ptx::{Device, Kernels, Runs};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// What the kernels are written for, as small as that goes.
@@ -37,29 +37,40 @@ const NORMED: Sizes =
 /// Multiprocessors: an odd number, so that blocks begin and end inside of columns.
 const NUM_SMS: u32 = 3;
 
-/// Sums and products apart, as the emulator's.
-const APART: [&str; 1] = ["--fmad=false"];
+/// Compute capabilities: with bulk copies, and with copies by threads alone and without e4m3.
+const NEW: (u32, u32) = (9, 0);
+const OLD: (u32, u32) = (8, 0);
 
-/// The kernels of an architecture; none where there is no NVRTC.
-fn kernels(capability: (u32, u32), options: &[&'static str]) -> Option<Arc<Kernels>> {
-    let compiler = match Compiler::open(&Places::of_process(None), None) {
-        Ok(compiler) => compiler,
+/// Sums and products apart, as the emulator's.
+const APART: &[&str] = &["--fmad=false"];
+
+/// What fused sums change in a logit: each saves a rounding of f32, but one may push an activation to its neighbour of 11
+/// bits.
+const FUSED_TOLERANCE: f32 = 0.01;
+
+/// The compiler, with a cache beside cargo's files; none where it is not installed.
+fn compiler() -> Option<Compiler> {
+    let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
+    match Compiler::open(&Places::of_process(None), Some(cache)) {
+        Ok(compiler) => Some(compiler),
         Err(error) => {
             eprintln!("skipped: {error:#}");
-            return None;
+            None
         }
-    };
-    let arch = if capability >= (9, 0) { "compute_90a" } else { "compute_80" };
-    Some(Arc::new(Kernels::new(compiler, arch, options)))
+    }
+}
+
+fn kernels(capability: (u32, u32), options: &[&'static str]) -> Option<Arc<Kernels>> {
+    Some(Arc::new(Kernels::new(compiler()?, arch(capability), options)))
+}
+
+fn arch(capability: (u32, u32)) -> &'static str {
+    if capability == NEW { "compute_90a" } else { "compute_80" }
 }
 
 fn device(capability: (u32, u32), kernels: &Arc<Kernels>, runs: Runs, seed: u64) -> Device {
     let emulator = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
     Device::new(emulator, Arc::clone(kernels), runs, seed)
-}
-
-fn open(dir: &Path, name: &str) -> Engine {
-    Engine::open(dir.join(name).join("1").join(TARGET_FILE)).expect("opens")
 }
 
 fn tokens(count: usize) -> Vec<u32> {
@@ -86,32 +97,223 @@ fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec
     rows
 }
 
-/// One model built for both kinds of device.
-fn built(sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine) {
+fn open(dir: &Path, name: &str) -> Engine {
+    Engine::open(dir.join(name).join("1").join(TARGET_FILE)).expect("opens")
+}
+
+fn built(device: &str, sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine) {
     let dir = tempfile::tempdir().expect("a folder");
     tiny::write_sized(&dir.path().join("model"), 2, 3, sizes);
     let recipe = Recipe::plain(dir.path().join("model"), dtype).with_kv(kv);
-    recipe.on("cuda:sm_90a,sm_80").build(&dir.path().join("cuda"));
-    let engine = open(dir.path(), "cuda");
+    recipe.on(device).build(&dir.path().join("built"));
+    let engine = open(dir.path(), "built");
     (dir, engine)
 }
 
-#[test]
-fn passes_leave_the_bytes_of_the_emulator() {
-    for capability in [(9, 0), (8, 0)] {
-        let Some(kernels) = kernels(capability, &APART) else { return };
-        for (sizes, dtype, kv) in [
-            (&SMALL, Dtype::Fp8, Dtype::Fp8),
-            (&NORMED, Dtype::Fp16, Dtype::Fp16),
-        ] {
-            let (_dir, engine) = built(sizes, dtype, kv);
-            for seed in [0, 1] {
-                let start = std::time::Instant::now();
-                let device = device(capability, &kernels, Runs::Both, seed);
-                let counts = device.counts();
-                in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7]);
-                eprintln!("{capability:?} {dtype} {seed}: {:?} {:?}", start.elapsed(), counts.lock().unwrap());
-            }
+fn built_for(capability: (u32, u32), sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine) {
+    let device = if capability == NEW { "cuda:sm_90a" } else { "cuda:sm_80" };
+    built(device, sizes, dtype, kv)
+}
+
+/// Chunks and single rows, each launch compared; the kernels that were launched, without their defines.
+fn passes(capability: (u32, u32), cases: &[(&Sizes, Dtype, Dtype)], seeds: &[u64]) {
+    let Some(kernels) = kernels(capability, APART) else { return };
+    for &(sizes, dtype, kv) in cases {
+        let (_dir, engine) = built_for(capability, sizes, dtype, kv);
+        for &seed in seeds {
+            let device = device(capability, &kernels, Runs::Both, seed);
+            let counts = device.counts();
+            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7]);
+            let counts = counts.lock().unwrap();
+            assert!(counts.values().sum::<usize>() >= 4 * 11, "{counts:?}");
         }
     }
+}
+
+#[test]
+fn passes_with_bulk_copies_leave_the_bytes_of_the_emulator() {
+    let wide = (&NORMED, Dtype::Fp16, Dtype::Fp8);
+    passes(NEW, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[0, 1, 2]);
+}
+
+#[test]
+fn passes_with_copies_by_threads_leave_the_bytes_of_the_emulator() {
+    let wide = (&NORMED, Dtype::Fp16, Dtype::Fp16);
+    passes(OLD, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[0, 1, 2]);
+}
+
+#[test]
+fn long_chunks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
+    for (capability, dtype) in [(NEW, Dtype::Fp8), (OLD, Dtype::Fp16)] {
+        let Some(kernels) = kernels(capability, APART) else { return };
+        let (_dir, engine) = built_for(capability, &SMALL, dtype, Dtype::Fp16);
+        let device = device(capability, &kernels, Runs::Both, 1);
+        let counts = device.counts();
+        in_parts(&mut on(device, &engine, ManyRows::CublasLt), &tokens(230), &[200, 30]);
+        let counts = counts.lock().unwrap();
+        let launched: BTreeSet<&str> =
+            counts.keys().filter_map(|name| name.split('.').next()).collect();
+        let expected = ["finish", "normalise", "unpack", "quantise"];
+        let num = if dtype == Dtype::Fp8 { 4 } else { 3 };
+        assert!(expected[..num].iter().all(|name| launched.contains(name)), "{launched:?}");
+    }
+}
+
+/// Greedy and seeded, with what depends on the tokens before.
+fn requests() -> Vec<Request> {
+    let sampling = running::kinds_of_sampling();
+    let request = |(idx, sampling): (usize, &_)| Request {
+        prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),
+        max_tokens: 6,
+        draft_len: Some(3),
+        sampling: Clone::clone(sampling),
+        ..Request::default()
+    };
+    sampling.iter().enumerate().map(request).collect()
+}
+
+#[test]
+fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
+    let Some(kernels) = kernels(NEW, APART) else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    tiny::write_sized(&path("big"), 2, 1, &SMALL);
+    tiny::write_sized(&path("small"), 1, 1, &SMALL);
+    let recipe = Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16);
+    recipe.on("cuda:sm_90a").build(&path("built"));
+    let engine = open(dir.path(), "built");
+    let counted = device(NEW, &kernels, Runs::Both, 1);
+    let counts = counted.counts();
+    let device = std::sync::Mutex::new(Some(counted));
+    let open = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
+    let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
+    let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
+    let done: Vec<Done> = running::run(&mut runtime, &requests());
+    assert!(done.iter().any(|done| done.counters.accepted > 0), "{done:?}");
+    let counts = counts.lock().unwrap();
+    for name in ["rows", "sample", "accept"] {
+        assert!(counts.contains_key(name), "{counts:?}");
+    }
+}
+
+#[test]
+fn the_text_of_engines_computes_their_logits() {
+    for capability in [NEW, OLD] {
+        let Some(kernels) = kernels(capability, &[]) else { return };
+        let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp16);
+        let run = |runs| {
+            let apart = self::kernels(capability, APART).expect("it is there");
+            let kernels = if runs == Runs::Texts { &kernels } else { &apart };
+            let device = device(capability, kernels, runs, 3);
+            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(20), &[12, 1, 7])
+        };
+        let (found, expected) = (run(Runs::Texts), run(Runs::Both));
+        let pairs = found.iter().flatten().zip(expected.iter().flatten());
+        let worst = pairs.map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
+        eprintln!("{capability:?}: fused sums change a logit by up to {worst}");
+        assert!(worst > 0.0, "{capability:?}: no sum is fused");
+        assert!(worst < FUSED_TOLERANCE, "{capability:?}: a logit is off by {worst}");
+    }
+}
+
+/// A change to `prims.cuh`, and what it is noticed by.
+struct Mutant {
+    capability: (u32, u32),
+    text: &'static str,
+    replacement: &'static str,
+    notice: &'static str,
+}
+
+const MUTANTS: [Mutant; 10] = [
+    Mutant {
+        capability: NEW,
+        text: r#""f"(0.0f), "f"(value)"#,
+        replacement: r#""f"(value), "f"(0.0f)"#,
+        notice: "EPILOGUE=QKV.HEAD_DIM=64",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""=r"(r[0]), "=r"(r[1]), "=r"(r[2])"#,
+        replacement: r#""=r"(r[0]), "=r"(r[2]), "=r"(r[1])"#,
+        notice: "differ, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)"#,
+        replacement: r#""r"(a[0]), "r"(a[2]), "r"(a[1]), "r"(a[3]), "r"(b0), "r"(b1)"#,
+        notice: "differ, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""r"(b0), "r"(b1)"#,
+        replacement: r#""r"(b1), "r"(b0)"#,
+        notice: "differ, from",
+    },
+    Mutant {
+        capability: OLD,
+        text: "cp.async.mbarrier.arrive.noinc.shared.b64",
+        replacement: "cp.async.mbarrier.arrive.shared.b64",
+        notice: "all wait",
+    },
+    Mutant {
+        capability: OLD,
+        text: r#"::"n"(PENDING)"#,
+        replacement: r#"::"n"(PENDING + 1)"#,
+        notice: "differ, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;",
+        replacement: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], 16;",
+        notice: "gemm",
+    },
+    Mutant {
+        capability: NEW,
+        text: "} while (!complete);",
+        replacement: "} while (false);",
+        notice: "gemm",
+    },
+    Mutant {
+        capability: OLD,
+        text: r#""r"(valid ? 16 : 0)"#,
+        replacement: r#""r"(valid ? 8 : 0)"#,
+        notice: "differ, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: "bar.sync %0, %1;",
+        replacement: "bar.sync %1, %0;",
+        notice: "barrier",
+    },
+];
+
+#[test]
+fn what_is_wrong_in_the_assembly_is_noticed() {
+    for mutant in &MUTANTS {
+        let Some(compiler) = compiler() else { return };
+        let Mutant { capability, text, replacement, notice } = *mutant;
+        let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp8);
+        let compiler = compiler.with_sources(mutated(text, replacement));
+        let kernels = Arc::new(Kernels::new(compiler, arch(capability), APART));
+        let run = || {
+            let device = device(capability, &kernels, Runs::Both, 1);
+            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7])
+        };
+        let panic = catch_unwind(AssertUnwindSafe(run)).expect_err(replacement);
+        let message = panic.downcast_ref::<String>().expect("a message");
+        assert!(message.contains(notice), "{replacement}: {message}");
+    }
+}
+
+/// The sources with a change that can be made in one place.
+fn mutated(text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
+    let change = |(name, source): (&'static str, &'static str)| match name {
+        "prims.cuh" => {
+            // Behind the twin's include there is no assembly.
+            assert!(source.contains(text), "{text}");
+            (name, &*source.replacen(text, replacement, 1).leak())
+        }
+        _ => (name, source),
+    };
+    spec_kernels::SOURCES.iter().copied().map(change).collect()
 }

@@ -80,12 +80,24 @@ impl Compiler {
 
     /// The same kernel as text in NVIDIA's assembly language, made with some options more.
     pub fn ptx(&self, arch: &str, variant: &Variant, more: &[&str]) -> Result<String> {
+        self.text(arch, variant, more).with_context(|| format!("kernel {variant} for {arch}"))
+    }
+
+    fn text(&self, arch: &str, variant: &Variant, more: &[&str]) -> Result<String> {
         let (main, headers) = self.texts(variant.kernel)?;
         let mut options = options(arch, variant);
         options.extend(more.iter().map(|option| option.to_string()));
-        self.nvrtc
-            .ptx(main, &headers, &options)
-            .with_context(|| format!("kernel {variant} for {arch}"))
+        // The marker is no option: machine code of the same options has another key.
+        let marked = [options.as_slice(), &["ptx".into()]].concat();
+        let key = self.key(main, &headers, &marked);
+        if let Some(text) = self.cache.as_ref().and_then(|cache| cache.get(&key)) {
+            return Ok(String::from_utf8(text)?);
+        }
+        let text = self.nvrtc.ptx(main, &headers, &options)?;
+        if let Some(cache) = &self.cache {
+            cache.put(&key, text.as_bytes());
+        }
+        Ok(text)
     }
 
     fn compiled(&self, arch: &str, variant: &Variant) -> Result<Vec<u8>> {

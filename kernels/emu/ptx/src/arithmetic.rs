@@ -168,9 +168,13 @@ fn compare(condition: &str) -> Option<fn(u64, u64) -> u64> {
         "gt.f32" => |a, b| (f(a) > f(b)).into(),
         "ge.f32" => |a, b| (f(a) >= f(b)).into(),
         "neu.f32" => |a, b| (f(a) != f(b)).into(),
-        "ltu.f32" => |a, b| u64::from(!matches!(order(f(a).into(), f(b).into()), Some(Equal | Greater))),
+        "ltu.f32" => {
+            |a, b| u64::from(!matches!(order(f(a).into(), f(b).into()), Some(Equal | Greater)))
+        }
         "leu.f32" => |a, b| u64::from(order(f(a).into(), f(b).into()) != Some(Greater)),
-        "gtu.f32" => |a, b| u64::from(!matches!(order(f(a).into(), f(b).into()), Some(Equal | Less))),
+        "gtu.f32" => {
+            |a, b| u64::from(!matches!(order(f(a).into(), f(b).into()), Some(Equal | Less)))
+        }
         "geu.f32" => |a, b| u64::from(order(f(a).into(), f(b).into()) != Some(Less)),
         "eq.f64" => |a, b| (d(a) == d(b)).into(),
         "lt.f64" => |a, b| (d(a) < d(b)).into(),
@@ -196,9 +200,7 @@ pub(crate) fn three(opcode: &str) -> Option<fn(u64, u64, u64) -> u64> {
         }
         "selp.u64" | "selp.b64" | "selp.s64" | "selp.f64" => |a, b, p| if p != 0 { a } else { b },
         "prmt.b32" => |a, b, c| word(number::permute(u(a), u(b), u(c))),
-        "shf.l.wrap.b32" => {
-            |low, high, by| ((high << 32 | word(u(low))) << (by & 31)) >> 32
-        }
+        "shf.l.wrap.b32" => |low, high, by| ((high << 32 | word(u(low))) << (by & 31)) >> 32,
         _ => return None,
     })
 }

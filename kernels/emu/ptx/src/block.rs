@@ -353,9 +353,7 @@ impl<'a> Block<'a> {
 
     pub(crate) fn get(&self, thread: usize, source: Source) -> u64 {
         match source {
-            Source::Slot(slot) => {
-                self.registers[thread * self.kernel.num_slots + slot as usize]
-            }
+            Source::Slot(slot) => self.registers[thread * self.kernel.num_slots + slot as usize],
             Source::Value(value) => value,
         }
     }

@@ -30,10 +30,24 @@ struct Mbarrier {
 #[derive(Clone, Copy, Debug)]
 enum Flight {
     /// Of a thread's group.
-    Copy { thread: usize, group: u64, to: u64, from: u64, bytes: usize },
+    Copy {
+        thread: usize,
+        group: u64,
+        to: u64,
+        from: u64,
+        bytes: usize,
+    },
     /// Behind a thread's copies so far.
-    Arrival { thread: usize, at: u64 },
-    Bulk { to: u64, from: u64, bytes: usize, at: u64 },
+    Arrival {
+        thread: usize,
+        at: u64,
+    },
+    Bulk {
+        to: u64,
+        from: u64,
+        bytes: usize,
+        at: u64,
+    },
 }
 
 /// A block's copies and barriers.
@@ -66,7 +80,8 @@ impl Copies {
     /// Whether a flight waits for nothing.
     fn may_land(&self, at: usize) -> bool {
         let Flight::Arrival { thread: own, .. } = self.flights[at] else { return true };
-        let is_own = |flight: &Flight| matches!(flight, Flight::Copy { thread, .. } if *thread == own);
+        let is_own =
+            |flight: &Flight| matches!(flight, Flight::Copy { thread, .. } if *thread == own);
         !self.flights[..at].iter().any(is_own)
     }
 }
@@ -206,6 +221,7 @@ impl Block<'_> {
 
 fn aligned(to: u64, from: u64, bytes: usize) -> Result<(), String> {
     let is_aligned = [to, from, bytes as u64].iter().all(|value| value.is_multiple_of(16));
-    let message = || format!("a copy of {bytes} bytes from {from:#x} to {to:#x} is not aligned to 16");
+    let message =
+        || format!("a copy of {bytes} bytes from {from:#x} to {to:#x} is not aligned to 16");
     if is_aligned { Ok(()) } else { Err(message()) }
 }

@@ -189,7 +189,8 @@ impl Reader<'_> {
     }
 
     fn asynchronous(&self, opcode: &str) -> Decoded<Option<Asynchronous>> {
-        const BULK: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint";
+        const BULK: &str =
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint";
         Ok(Some(match opcode {
             "mbarrier.init.shared.b64" => {
                 Asynchronous::Init { at: self.place(0)?, count: self.source(1)? }
@@ -239,9 +240,9 @@ impl Reader<'_> {
 
     fn memory(&self, opcode: &str) -> Decoded<Operation> {
         let unsupported = || format!("{opcode} is not supported");
-        let ordered = ORDERED.iter().find_map(|(prefix, plain)| {
-            Some(format!("{plain}{}", opcode.strip_prefix(prefix)?))
-        });
+        let ordered = ORDERED
+            .iter()
+            .find_map(|(prefix, plain)| Some(format!("{plain}{}", opcode.strip_prefix(prefix)?)));
         let plain = ordered.as_deref().unwrap_or(opcode);
         if let Some(bits) = plain.strip_prefix("bfi.b") {
             let from = self.sources(1)?;

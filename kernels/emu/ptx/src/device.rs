@@ -18,9 +18,8 @@ use crate::memory::Memory;
 use crate::parse::Kernel;
 
 /// Defines that variants have.
-const DEFINES: [&str; 9] = [
-    "WEIGHT", "ROWS", "EPILOGUE", "HEAD_DIM", "SHAPE_N", "SHAPE_K", "KV", "GROUP", "TILE_ROWS",
-];
+const DEFINES: [&str; 9] =
+    ["WEIGHT", "ROWS", "EPILOGUE", "HEAD_DIM", "SHAPE_N", "SHAPE_K", "KV", "GROUP", "TILE_ROWS"];
 
 /// Kernels as text, made when they are asked for.
 pub struct Kernels {
@@ -38,8 +37,9 @@ impl Kernels {
 
     /// The kernel of a variant by its name.
     pub fn get(&self, variant: &str) -> std::result::Result<Arc<Kernel>, String> {
-        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = parsed.get(variant) {
+        // Not held while a kernel is made: others make theirs meanwhile.
+        let parsed = || self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = parsed().get(variant) {
             return Ok(Arc::clone(kernel));
         }
         let wanted = named(variant).ok_or_else(|| format!("no variant is called {variant}"))?;
@@ -47,7 +47,7 @@ impl Kernels {
         let text = text.map_err(|error| format!("{error:#}"))?;
         let kernel = Kernel::parse(&text).map_err(|e| format!("{variant}, {}: {e}", self.arch))?;
         let kernel = Arc::new(kernel);
-        parsed.insert(variant.into(), Arc::clone(&kernel));
+        parsed().insert(variant.into(), Arc::clone(&kernel));
         Ok(kernel)
     }
 }
@@ -62,7 +62,10 @@ fn named(name: &str) -> Option<Variant> {
         let name = DEFINES.iter().find(|known| **known == name)?;
         Some((*name, value.to_string()))
     };
-    Some(Variant { kernel: source.strip_suffix(".cu")?, defines: parts.map(define).collect::<Option<_>>()? })
+    Some(Variant {
+        kernel: source.strip_suffix(".cu")?,
+        defines: parts.map(define).collect::<Option<_>>()?,
+    })
 }
 
 /// Who runs launches.
@@ -81,7 +84,8 @@ pub struct Device {
     runs: Runs,
     memory: Memory,
     shared: Vec<Shared>,
-    loaded: Vec<(String, Arc<Kernel>)>,
+    /// Variants and their entries. Their texts are made when they are launched.
+    loaded: Vec<(String, String)>,
     graphs: Vec<Vec<Launch>>,
     /// Launches by kernel.
     counts: Arc<Mutex<BTreeMap<String, usize>>>,
@@ -125,8 +129,12 @@ impl Device {
 
     fn run(&mut self, launch: &Launch) -> Result<()> {
         self.pull_shared()?;
-        let (name, kernel) = self.loaded[launch.kernel.0 as usize].clone();
-        *self.counts.lock().unwrap_or_else(PoisonError::into_inner).entry(name.clone()).or_default() += 1;
+        let (name, entry) = self.loaded[launch.kernel.0 as usize].clone();
+        let kernel = self.kernels.get(&name).map_err(Error::Device)?;
+        assert_eq!(kernel.name, entry, "the entry of {name}");
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        *counts.entry(name.clone()).or_default() += 1;
+        drop(counts);
         let Launch { grid, block, shared_bytes, ref params, .. } = *launch;
         let own = block::Launch { grid, block, shared_bytes, params, seed: self.seed };
         if self.seed != 0 {
@@ -165,7 +173,10 @@ impl Device {
                 panic!(
                     "{name}, {} blocks: {num} of {} bytes at {start:#x} differ, from {first} on: {:02x?}, \
                      in the emulator {:02x?}",
-                    launch.grid, bytes.len(), &bytes[word.clone()], &expected[word]
+                    launch.grid,
+                    bytes.len(),
+                    &bytes[word.clone()],
+                    &expected[word]
                 );
             }
         }
@@ -210,10 +221,14 @@ impl device::Device for Device {
         self.emulator.read(from, out)
     }
 
-    fn load(&mut self, variant: &str, entry: &str, code: &[u8], bytes: u32) -> Result<device::Kernel> {
-        let kernel = self.kernels.get(variant).map_err(Error::Device)?;
-        assert_eq!(kernel.name, entry, "the entry of {variant}");
-        self.loaded.push((variant.into(), kernel));
+    fn load(
+        &mut self,
+        variant: &str,
+        entry: &str,
+        code: &[u8],
+        bytes: u32,
+    ) -> Result<device::Kernel> {
+        self.loaded.push((variant.into(), entry.into()));
         self.emulator.load(variant, entry, code, bytes)
     }
 

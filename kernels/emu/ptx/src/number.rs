@@ -47,8 +47,20 @@ pub(crate) fn larger(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, _) => b,
         (_, true) => a,
-        _ if a == b => if a.is_sign_negative() { b } else { a },
-        _ => if a > b { a } else { b },
+        _ if a == b => {
+            if a.is_sign_negative() {
+                b
+            } else {
+                a
+            }
+        }
+        _ => {
+            if a > b {
+                a
+            } else {
+                b
+            }
+        }
     }
 }
 
@@ -80,7 +92,13 @@ pub(crate) fn permute(a: u32, b: u32, selectors: u32) -> u32 {
         let byte = bytes[(selector & 7) as usize];
         match selector & 8 {
             0 => byte,
-            _ => if byte & 0x80 == 0 { 0 } else { 0xff },
+            _ => {
+                if byte & 0x80 == 0 {
+                    0
+                } else {
+                    0xff
+                }
+            }
         }
     };
     u32::from_le_bytes([0, 1, 2, 3].map(pick))

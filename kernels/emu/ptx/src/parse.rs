@@ -45,7 +45,8 @@ impl Kernel {
         let (param, params_bytes) = param(params)?;
         names.variables.insert(param, 0);
         let first_line = text[..text.len() - body.len()].matches('\n').count() + 1;
-        let mut reader = Reader { names, code: Vec::new(), labels: HashMap::new(), jumps: Vec::new() };
+        let mut reader =
+            Reader { names, code: Vec::new(), labels: HashMap::new(), jumps: Vec::new() };
         for (line, statement) in statements(body, first_line) {
             reader.read(line, &statement).map_err(|e| format!("line {line}: {statement}: {e}"))?;
         }
