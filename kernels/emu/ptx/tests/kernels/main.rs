@@ -1,0 +1,158 @@
+//! Single launches of the product and of attention, as the emulator's own tests state them, from the text of NVRTC and on
+//! the emulator: trees, splits, several blocks a tile, and epilogues with what the executor's small models do not have.
+#![allow(clippy::unwrap_used)]
+
+// What states a launch there; the twins that compare with tolerances are not used here.
+#[allow(dead_code)]
+#[path = "../../../tests/attention/case.rs"]
+mod case;
+#[allow(dead_code)]
+#[path = "../../../tests/gemm/image.rs"]
+mod image;
+#[allow(dead_code)]
+#[path = "../../../tests/gemm/params.rs"]
+mod params;
+#[allow(dead_code)]
+#[path = "../../../tests/gemm/problem.rs"]
+mod problem;
+#[allow(dead_code)]
+#[path = "../../../tests/gemm/run.rs"]
+mod run;
+#[allow(dead_code)]
+#[path = "../../../tests/gemm/twin.rs"]
+mod twin;
+
+use std::path::Path;
+
+use case::{Case, Context, Query, Shape};
+use problem::{Plan, Problem};
+use run::{Loaded, Run};
+use spec_build::cuda::{Cache, Compiler};
+use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::shape::GEMM_THREADS;
+use spec_emu::{Arena, Launch, Schedule};
+use spec_emu_ptx::{Kernels, Memory};
+use spec_kernels::{Epilogue, Format};
+
+/// The kernels of an architecture; none where there is no NVRTC.
+fn kernels(arch: &'static str) -> Option<Kernels> {
+    let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
+    match Compiler::open(&Places::of_process(None), Some(cache)) {
+        Ok(compiler) => Some(Kernels::new(compiler, arch, &[])),
+        Err(error) => {
+            eprintln!("skipped: {error:#}");
+            None
+        }
+    }
+}
+
+/// Runs a launch on both, in an order of a seed; afterwards memory is the same but for a workspace.
+fn compare(kernels: &Kernels, arena: &Arena, launch: &Launch, seed: u64, workspace: Option<u64>) {
+    let mut memory = Memory::default();
+    for (address, len) in arena.allocations() {
+        memory.put(address, run::read(arena, address, len));
+    }
+    let Launch { variant, grid, block, shared_bytes, params, .. } = *launch;
+    let kernel = kernels.get(variant.trim_end_matches("@sm_80")).unwrap();
+    let own = spec_emu_ptx::Launch { grid, block, shared_bytes, params, seed };
+    spec_emu_ptx::run(&kernel, &own, &mut memory).unwrap_or_else(|e| panic!("{variant}: {e}"));
+    spec_emu::launch(launch, &Schedule::PLAIN).unwrap();
+    for (place, (address, found)) in memory.contents().enumerate() {
+        let expected = run::read(arena, address, found.len());
+        let differs = (0..found.len()).position(|at| found[at] != expected[at]);
+        if Some(address) != workspace {
+            assert_eq!(differs, None, "{variant}, {grid} blocks: a byte of allocation {place}");
+        }
+    }
+}
+
+fn product(
+    kernels: &Kernels,
+    plan: Plan,
+    capacity: usize,
+    num_rows: usize,
+    grid: u32,
+    is_old: bool,
+) {
+    let problem = Problem::random(plan, 1 + u64::from(grid));
+    let picks = (0..num_rows).map(|row| row * 7 % problem::ALL_ROWS).collect();
+    let run = Run { is_old, is_indexed: grid % 2 == 0, ..Run::new(capacity, picks, grid) };
+    for seed in [0, 5] {
+        let arena = Arena::new(1 << 28);
+        let loaded = Loaded::new(&arena, &problem, &run);
+        let launch = Launch {
+            variant: &run.variant(&plan),
+            grid,
+            block: GEMM_THREADS,
+            shared_bytes: run.shared_bytes(),
+            params: &loaded.params.bytes(),
+            ..Launch::default()
+        };
+        compare(kernels, &arena, &launch, seed, None);
+    }
+}
+
+#[test]
+fn products_with_every_epilogue_have_the_bits_of_the_emulator() {
+    use Epilogue::{Head, Raw, Residual, SwiGlu};
+    use Format::{Fp8, Fp16};
+    for (arch, is_old) in [("compute_90a", false), ("compute_80", true)] {
+        let Some(kernels) = kernels(arch) else { return };
+        let run = |plan, capacity, rows, grid| {
+            product(&kernels, plan, capacity, rows, grid, is_old);
+        };
+        run(Plan::new(Fp8, Raw, 200, 576).with_bias(), 8, 7, 4);
+        run(Plan::new(Fp16, Residual, 130, 320), 16, 13, 5);
+        run(Plan::new(Fp8, Residual, 64, 2304), 32, 29, 7);
+        run(Plan::new(Fp16, SwiGlu, 192, 200).with_bias(), 8, 8, 2);
+        run(Plan::new(Fp8, Head, 65, 640), 64, 50, 3);
+        run(Plan::qkv(Fp8, 64, [3, 1], 192, Fp16).with_bias(), 8, 5, 2);
+        run(Plan::qkv(Fp16, 128, [1, 1], 320, Fp8), 16, 11, 3);
+    }
+}
+
+fn attention(kernels: &Kernels, case: &Case) {
+    for seed in [0, 7] {
+        let arena = Arena::new(1 << 28);
+        let image = case.image(&arena);
+        let variant = case.shape.variant();
+        // Nodes of the tree of splits stand where the block that made them has its place.
+        let workspace = u64::from_le_bytes(image.params[48..56].try_into().unwrap());
+        compare(kernels, &arena, &case.launch(&variant, &image.params), seed, Some(workspace));
+    }
+}
+
+/// Rows that see a path of a tree behind the context each.
+fn tree(shape: Shape, base: usize) -> Case {
+    let paths = [0b1, 0b11, 0b101, 0b1011, 0b10101, 0b101011, 0b1000001];
+    let row = |(name, ancestors): (usize, u64)| Query {
+        name: name as u64,
+        sequence: Some(0),
+        base,
+        ancestors,
+    };
+    let rows: Vec<Query> = paths.into_iter().enumerate().map(row).collect();
+    let tiles = rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec).collect();
+    let contexts = vec![Context::new(7, base + 7)];
+    Case { contexts, tiles, ..Case::chains(shape, &[], 0) }
+}
+
+#[test]
+fn attention_of_chains_and_trees_has_the_bits_of_the_emulator() {
+    for arch in ["compute_90a", "compute_80"] {
+        let Some(kernels) = kernels(arch) else { return };
+        for (kv, head_dim, group, tile_rows) in [
+            (Format::Fp16, 64, 4, 16),
+            (Format::Fp8, 64, 3, 16),
+            (Format::Fp16, 128, 4, 64),
+            (Format::Fp8, 128, 3, 64),
+        ] {
+            let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows };
+            let chains = Case::chains(shape, &[1, 17, 150, 95], 5);
+            // Splits of two pages, and of one with several levels.
+            attention(&kernels, &Case { split_tokens: 32, grid: 5, ..chains.clone() });
+            attention(&kernels, &Case { split_tokens: 16, grid: 3, ..chains });
+            attention(&kernels, &tree(shape, 41));
+        }
+    }
+}
