@@ -78,15 +78,14 @@ impl Compiler {
         self.compiled(arch, variant).with_context(|| format!("kernel {variant} for {arch}"))
     }
 
-    /// The same kernel as text in NVIDIA's assembly language, made with some options more.
-    pub fn ptx(&self, arch: &str, variant: &Variant, more: &[&str]) -> Result<String> {
-        self.text(arch, variant, more).with_context(|| format!("kernel {variant} for {arch}"))
+    /// The same kernel as text in NVIDIA's assembly language, such as for `compute_90a`.
+    pub fn ptx(&self, arch: &str, variant: &Variant) -> Result<String> {
+        self.text(arch, variant).with_context(|| format!("kernel {variant} for {arch}"))
     }
 
-    fn text(&self, arch: &str, variant: &Variant, more: &[&str]) -> Result<String> {
+    fn text(&self, arch: &str, variant: &Variant) -> Result<String> {
         let (main, headers) = self.texts(variant.kernel)?;
-        let mut options = options(arch, variant);
-        options.extend(more.iter().map(|option| option.to_string()));
+        let options = options(arch, variant);
         // The marker is no option: machine code of the same options has another key.
         let marked = [options.as_slice(), &["ptx".into()]].concat();
         let key = self.key(main, &headers, &marked);

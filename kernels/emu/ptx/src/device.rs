@@ -1,5 +1,5 @@
-//! A device of the CUDA executor on which every launch runs from its assembly text: beside the emulator, whose memory must
-//! then be the same to the last bit, or in its place.
+//! A device of the CUDA executor on which every launch runs twice: from its assembly text, and on the emulator, whose memory
+//! must then be the same to the last bit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,14 +25,13 @@ const DEFINES: [&str; 9] =
 pub struct Kernels {
     compiler: Compiler,
     arch: &'static str,
-    options: Vec<&'static str>,
     parsed: Mutex<BTreeMap<String, Arc<Kernel>>>,
 }
 
 impl Kernels {
-    /// Those of an architecture, such as `compute_90a`, made with these options beside the product's.
-    pub fn new(compiler: Compiler, arch: &'static str, options: &[&'static str]) -> Self {
-        Self { compiler, arch, options: options.to_vec(), parsed: Mutex::default() }
+    /// Those of an architecture, such as `compute_90a`.
+    pub fn new(compiler: Compiler, arch: &'static str) -> Self {
+        Self { compiler, arch, parsed: Mutex::default() }
     }
 
     /// The kernel of a variant by its name.
@@ -43,7 +42,7 @@ impl Kernels {
             return Ok(Arc::clone(kernel));
         }
         let wanted = named(variant).ok_or_else(|| format!("no variant is called {variant}"))?;
-        let text = self.compiler.ptx(self.arch, &wanted, &self.options);
+        let text = self.compiler.ptx(self.arch, &wanted);
         let text = text.map_err(|error| format!("{error:#}"))?;
         let kernel = Kernel::parse(&text).map_err(|e| format!("{variant}, {}: {e}", self.arch))?;
         let kernel = Arc::new(kernel);
@@ -68,20 +67,10 @@ fn named(name: &str) -> Option<Variant> {
     })
 }
 
-/// Who runs launches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runs {
-    /// The texts and the emulator. A launch after which any byte of memory differs panics.
-    Both,
-    /// The texts alone.
-    Texts,
-}
-
-/// The device.
+/// The device. A launch after which any byte of memory differs panics.
 pub struct Device {
     emulator: Emulator,
     kernels: Arc<Kernels>,
-    runs: Runs,
     memory: Memory,
     shared: Vec<Shared>,
     /// Variants and their entries. Their texts are made when they are launched.
@@ -93,12 +82,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Takes the emulator's memory, and its word where it runs too.
-    pub fn new(emulator: Emulator, kernels: Arc<Kernels>, runs: Runs, seed: u64) -> Self {
+    /// Lays out memory as the emulator does; `seed` orders blocks and copies of the texts.
+    pub fn new(emulator: Emulator, kernels: Arc<Kernels>, seed: u64) -> Self {
         Self {
             emulator,
             kernels,
-            runs,
             memory: Memory::default(),
             shared: Vec::new(),
             loaded: Vec::new(),
@@ -141,25 +129,8 @@ impl Device {
             self.seed += 1;
         }
         block::run(&kernel, &own, &mut self.memory).unwrap_or_else(|e| panic!("{name}: {e}"));
-        match self.runs {
-            Runs::Both => {
-                device::Device::launch(&mut self.emulator, launch)?;
-                self.compare(&name, launch)
-            }
-            Runs::Texts => self.push(),
-        }
-    }
-
-    /// Hands over what the launch wrote.
-    fn push(&mut self) -> Result<()> {
-        for (start, bytes) in self.memory.contents() {
-            let mut before = vec![0; bytes.len()];
-            device::Device::read(&mut self.emulator, start, &mut before)?;
-            if before != bytes {
-                device::Device::write(&mut self.emulator, start, bytes)?;
-            }
-        }
-        Ok(())
+        device::Device::launch(&mut self.emulator, launch)?;
+        self.compare(&name, launch)
     }
 
     fn compare(&mut self, name: &str, launch: &Launch) -> Result<()> {

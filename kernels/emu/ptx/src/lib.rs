@@ -13,6 +13,6 @@ mod parse;
 mod together;
 
 pub use block::{Launch, run};
-pub use device::{Device, Kernels, Runs};
+pub use device::{Device, Kernels};
 pub use memory::Memory;
 pub use parse::Kernel;

@@ -38,7 +38,7 @@ use spec_kernels::{Epilogue, Format};
 fn kernels(arch: &'static str) -> Option<Kernels> {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
     match Compiler::open(&Places::of_process(None), Some(cache)) {
-        Ok(compiler) => Some(Kernels::new(compiler, arch, &[])),
+        Ok(compiler) => Some(Kernels::new(compiler, arch)),
         Err(error) => {
             eprintln!("skipped: {error:#}");
             None
