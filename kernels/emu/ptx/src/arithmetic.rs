@@ -73,7 +73,7 @@ pub(crate) fn one(opcode: &str) -> Option<fn(u64) -> u64> {
         "cvt.f32.f16" => |a| single(h(a)),
         "cvt.rn.f16.f32" => |a| number::half(f(a)).into(),
         "cvt.rn.f16x2.e4m3x2" => |a| {
-            let [low, high] = (a as u16).to_le_bytes().map(|code| number::e4m3_to_half(code));
+            let [low, high] = (a as u16).to_le_bytes().map(number::e4m3_to_half);
             word(u32::from(low) | u32::from(high) << 16)
         },
         _ => return None,

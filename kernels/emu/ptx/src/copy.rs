@@ -198,15 +198,25 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Lands one of the flights that may, if there are any.
-    pub(crate) fn land_one(&mut self) -> Result<bool, String> {
-        let num = self.copies.flights.len();
-        let may: Vec<usize> = (0..num).filter(|&at| self.copies.may_land(at)).collect();
-        if may.is_empty() {
-            return Ok(false);
+    /// Lands flights that may, up to one that threads can see without waiting for it; whether there were any.
+    pub(crate) fn land_some(&mut self) -> Result<bool, String> {
+        let mut has_landed = false;
+        while let Some(chosen) = self.choose() {
+            has_landed = true;
+            let is_seen = !matches!(self.copies.flights[chosen], Flight::Copy { .. });
+            self.land(chosen)?;
+            if is_seen {
+                break;
+            }
         }
-        let chosen = may[self.dice.below(may.len())];
-        self.land(chosen).map(|()| true)
+        Ok(has_landed)
+    }
+
+    /// One of the flights that may land, from a place on that the seed chooses.
+    fn choose(&mut self) -> Option<usize> {
+        let num = self.copies.flights.len();
+        let first = if num == 0 { 0 } else { self.dice.below(num) };
+        (first..num).chain(0..first).find(|&at| self.copies.may_land(at))
     }
 
     /// A block that has ended lands its threads' copies; one that others count must not be on its way.
@@ -214,7 +224,7 @@ impl Block<'_> {
         if let Some(bulk) = self.copies.flights.iter().find(|f| matches!(f, Flight::Bulk { .. })) {
             return Err(format!("the block ends before {bulk:?}"));
         }
-        while self.land_one()? {}
+        while self.land_some()? {}
         Ok(())
     }
 }

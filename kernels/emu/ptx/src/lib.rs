@@ -10,6 +10,7 @@ mod memory;
 mod number;
 mod operation;
 mod parse;
+mod thread;
 mod together;
 
 pub use block::{Launch, run};

@@ -76,7 +76,7 @@ fn product(
 ) {
     let problem = Problem::random(plan, 1 + u64::from(grid));
     let picks = (0..num_rows).map(|row| row * 7 % problem::ALL_ROWS).collect();
-    let run = Run { is_old, is_indexed: grid % 2 == 0, ..Run::new(capacity, picks, grid) };
+    let run = Run { is_old, is_indexed: grid.is_multiple_of(2), ..Run::new(capacity, picks, grid) };
     for seed in [0, 5] {
         let arena = Arena::new(1 << 28);
         let loaded = Loaded::new(&arena, &problem, &run);
