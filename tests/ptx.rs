@@ -215,19 +215,19 @@ const MUTANTS: [Mutant; 10] = [
         capability: NEW,
         text: r#""=r"(r[0]), "=r"(r[1]), "=r"(r[2])"#,
         replacement: r#""=r"(r[0]), "=r"(r[2]), "=r"(r[1])"#,
-        notice: "differ, from",
+        notice: "words, from",
     },
     Mutant {
         capability: NEW,
         text: r#""r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)"#,
         replacement: r#""r"(a[0]), "r"(a[2]), "r"(a[1]), "r"(a[3]), "r"(b0), "r"(b1)"#,
-        notice: "differ, from",
+        notice: "words, from",
     },
     Mutant {
         capability: NEW,
         text: r#""r"(b0), "r"(b1)"#,
         replacement: r#""r"(b1), "r"(b0)"#,
-        notice: "differ, from",
+        notice: "words, from",
     },
     Mutant {
         capability: OLD,
@@ -239,7 +239,7 @@ const MUTANTS: [Mutant; 10] = [
         capability: OLD,
         text: r#"::"n"(PENDING)"#,
         replacement: r#"::"n"(PENDING + 1)"#,
-        notice: "differ, from",
+        notice: "words, from",
     },
     Mutant {
         capability: NEW,
@@ -257,7 +257,7 @@ const MUTANTS: [Mutant; 10] = [
         capability: OLD,
         text: r#""r"(valid ? 16 : 0)"#,
         replacement: r#""r"(valid ? 8 : 0)"#,
-        notice: "differ, from",
+        notice: "words, from",
     },
     Mutant {
         capability: NEW,

@@ -14,6 +14,7 @@ use spec_emu::Emulator;
 use spec_kernels::{SOURCES, Variant};
 
 use crate::block;
+use crate::compare::difference;
 use crate::memory::Memory;
 use crate::parse::Kernel;
 
@@ -137,18 +138,8 @@ impl Device {
         for (start, bytes) in self.memory.contents() {
             let mut expected = vec![0; bytes.len()];
             device::Device::read(&mut self.emulator, start, &mut expected)?;
-            let differs = |at: &usize| expected[*at] != bytes[*at];
-            if let Some(first) = (0..bytes.len()).find(differs) {
-                let num = (first..bytes.len()).filter(differs).count();
-                let word = first / 4 * 4..(first / 4 * 4 + 4).min(bytes.len());
-                panic!(
-                    "{name}, {} blocks: {num} of {} bytes at {start:#x} differ, from {first} on: {:02x?}, \
-                     in the emulator {:02x?}",
-                    launch.grid,
-                    bytes.len(),
-                    &bytes[word.clone()],
-                    &expected[word]
-                );
+            if let Some(difference) = difference(bytes, &expected) {
+                panic!("{name}, {} blocks, memory at {start:#x}: {difference}", launch.grid);
             }
         }
         Ok(())

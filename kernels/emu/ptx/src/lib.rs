@@ -3,6 +3,7 @@
 
 mod arithmetic;
 mod block;
+mod compare;
 mod copy;
 mod decode;
 mod device;
@@ -14,6 +15,7 @@ mod thread;
 mod together;
 
 pub use block::{Launch, run};
+pub use compare::compare;
 pub use device::{Device, Kernels};
 pub use memory::Memory;
 pub use parse::Kernel;

@@ -30,8 +30,8 @@ use run::{Loaded, Run};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::cuda::Places;
 use spec_core::exec::cuda::shape::GEMM_THREADS;
-use spec_emu::{Arena, Launch, Schedule};
-use spec_emu_ptx::{Kernels, Memory};
+use spec_emu::{Arena, Launch};
+use spec_emu_ptx::{Kernels, compare};
 use spec_kernels::{Epilogue, Format};
 
 /// The kernels of an architecture; none where there is no NVRTC.
@@ -42,26 +42,6 @@ fn kernels(arch: &'static str) -> Option<Kernels> {
         Err(error) => {
             eprintln!("skipped: {error:#}");
             None
-        }
-    }
-}
-
-/// Runs a launch on both, in an order of a seed; afterwards memory is the same but for a workspace.
-fn compare(kernels: &Kernels, arena: &Arena, launch: &Launch, seed: u64, workspace: Option<u64>) {
-    let mut memory = Memory::default();
-    for (address, len) in arena.allocations() {
-        memory.put(address, run::read(arena, address, len));
-    }
-    let Launch { variant, grid, block, shared_bytes, params, .. } = *launch;
-    let kernel = kernels.get(variant.trim_end_matches("@sm_80")).unwrap();
-    let own = spec_emu_ptx::Launch { grid, block, shared_bytes, params, seed };
-    spec_emu_ptx::run(&kernel, &own, &mut memory).unwrap_or_else(|e| panic!("{variant}: {e}"));
-    spec_emu::launch(launch, &Schedule::PLAIN).unwrap();
-    for (place, (address, found)) in memory.contents().enumerate() {
-        let expected = run::read(arena, address, found.len());
-        let differs = (0..found.len()).position(|at| found[at] != expected[at]);
-        if Some(address) != workspace {
-            assert_eq!(differs, None, "{variant}, {grid} blocks: a byte of allocation {place}");
         }
     }
 }
@@ -88,7 +68,7 @@ fn product(
             params: &loaded.params.bytes(),
             ..Launch::default()
         };
-        compare(kernels, &arena, &launch, seed, None);
+        compare(kernels, &arena, &launch, seed, None).unwrap();
     }
 }
 
@@ -118,7 +98,8 @@ fn attention(kernels: &Kernels, case: &Case) {
         let variant = case.shape.variant();
         // Nodes of the tree of splits stand where the block that made them has its place.
         let workspace = u64::from_le_bytes(image.params[48..56].try_into().unwrap());
-        compare(kernels, &arena, &case.launch(&variant, &image.params), seed, Some(workspace));
+        let launch = case.launch(&variant, &image.params);
+        compare(kernels, &arena, &launch, seed, Some(workspace)).unwrap();
     }
 }
 
