@@ -25,14 +25,16 @@ mod twin;
 use std::path::Path;
 
 use case::{Case, Context, Query, Shape};
-use problem::{Plan, Problem};
+use image::{Matrix, Random};
+use params::{EmbedParams, ROW_THREADS, float_bytes};
+use problem::{Plan, Problem, Row};
 use run::{Loaded, Run};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::cuda::Places;
 use spec_core::exec::cuda::shape::GEMM_THREADS;
 use spec_emu::{Arena, Launch};
 use spec_emu_ptx::{Kernels, compare};
-use spec_kernels::{Epilogue, Format};
+use spec_kernels::{Epilogue, Format, Variant};
 
 /// The kernels of an architecture; none where there is no NVRTC.
 fn kernels(arch: &'static str) -> Option<Kernels> {
@@ -88,6 +90,35 @@ fn products_with_every_epilogue_have_the_bits_of_the_emulator() {
         run(Plan::new(Fp8, Head, 65, 640), 64, 50, 3);
         run(Plan::qkv(Fp8, 64, [3, 1], 192, Fp16).with_bias(), 8, 5, 2);
         run(Plan::qkv(Fp16, 128, [1, 1], 320, Fp8), 16, 11, 3);
+    }
+}
+
+#[test]
+fn embeddings_have_the_bits_of_the_emulator() {
+    const VOCAB: usize = 150;
+    for arch in ["compute_90a", "compute_80"] {
+        let Some(kernels) = kernels(arch) else { return };
+        for (weight, k) in [(Format::Fp8, 576), (Format::Fp8, 2056), (Format::Fp16, 68)] {
+            let random = &mut Random(k as u64);
+            let arena = Arena::new(1 << 26);
+            let order: Vec<usize> = (0..VOCAB).collect();
+            let rows = (0..7).map(|row| Row { token: 21 * row, ..Row::default() });
+            let rows: Vec<u8> = rows.flat_map(|row| row.bytes()).collect();
+            let params = EmbedParams {
+                weights: arena.put(&Matrix::random(weight, VOCAB, k, random).pack(&order)),
+                scales: arena.put(&float_bytes(&random.floats(VOCAB, |x| 0.5 + 0.4 * x))),
+                rows: arena.put(&rows),
+                residual: arena.alloc(7 * k * 4),
+                squares: arena.alloc(7 * k.div_ceil(64) * 4),
+                num_rows: 7,
+                k,
+            };
+            let (variant, params) = (Variant::embed(weight).to_string(), params.bytes());
+            let (grid, block) = (3, ROW_THREADS);
+            let (variant, params) = (&*variant, &*params);
+            let launch = Launch { variant, grid, block, params, ..Launch::default() };
+            compare(&kernels, &arena, &launch, 1, None).unwrap();
+        }
     }
 }
 
