@@ -22,6 +22,7 @@ mod run;
 #[path = "../../../tests/gemm/twin.rs"]
 mod twin;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use case::{Case, Context, Query, Shape};
@@ -38,9 +39,13 @@ use spec_kernels::{Epilogue, Format, Variant};
 
 /// The kernels of an architecture; none where there is no NVRTC.
 fn kernels(arch: &'static str) -> Option<Kernels> {
+    compiler().map(|compiler| Kernels::new(compiler, arch))
+}
+
+fn compiler() -> Option<Compiler> {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
     match Compiler::open(&Places::of_process(None), Some(cache)) {
-        Ok(compiler) => Some(Kernels::new(compiler, arch)),
+        Ok(compiler) => Some(compiler),
         Err(error) => {
             eprintln!("skipped: {error:#}");
             None
@@ -167,4 +172,56 @@ fn attention_of_chains_and_trees_has_the_bits_of_the_emulator() {
             attention(&kernels, &tree(shape, 41));
         }
     }
+}
+
+/// An assembler may fuse `mul.f32` with an `add.f32` of its product, and bits would follow from what it chose.
+#[test]
+fn no_product_of_floats_is_left_to_be_fused_with_a_sum() {
+    let Some(compiler) = compiler() else { return };
+    let (fp8, fp16) = (Format::Fp8, Format::Fp16);
+    let variants = [
+        Variant::gemm(fp8, 8, Epilogue::Qkv { head_dim: 64 }),
+        Variant::gemm(fp16, 8, Epilogue::SwiGlu),
+        Variant::gemm(fp8, 64, Epilogue::Head),
+        Variant::gemm(fp16, 16, Epilogue::Residual),
+        Variant::attention(fp8, 64, 3),
+        Variant::attention_wide(fp16, 128, 4),
+        Variant::embed(fp8),
+        Variant::rope(fp8, 128),
+        Variant::finish(Epilogue::Residual),
+        Variant::finish(Epilogue::SwiGlu),
+        Variant::plain("normalise"),
+        Variant::plain("quantise"),
+        Variant::plain("sample"),
+    ];
+    for (arch, variant) in ["compute_90a", "compute_80"]
+        .iter()
+        .flat_map(|arch| variants.iter().map(move |variant| (arch, variant)))
+    {
+        let text = compiler.ptx(arch, variant).unwrap();
+        assert!(text.contains("f32"), "{variant}");
+        assert_eq!(fusible(&text), None, "{variant}, {arch}");
+    }
+    let fused = "mul.f32 \t%f3, %f1, %f2;\n@%p1 sub.f32 %f5, %f4, %f3;";
+    assert!(fusible(fused).is_some());
+}
+
+/// The first sum of a product that both leave their rounding open.
+fn fusible(text: &str) -> Option<&str> {
+    let mut products = BTreeSet::new();
+    text.lines().map(str::trim).find(|line| {
+        let statement =
+            line.strip_prefix('@').and_then(|rest| rest.split_once(char::is_whitespace));
+        let statement = statement.map_or(*line, |(_, statement)| statement).trim_end_matches(';');
+        let (opcode, operands) = statement.split_once(char::is_whitespace).unwrap_or_default();
+        let mut operands = operands.split(',').map(str::trim);
+        let result = operands.next().unwrap_or_default();
+        let is_sum = ["add.f32", "sub.f32"].contains(&opcode);
+        let is_fusible = is_sum && operands.any(|operand| products.contains(operand));
+        match opcode {
+            "mul.f32" => products.insert(result),
+            _ => products.remove(result),
+        };
+        is_fusible
+    })
 }
