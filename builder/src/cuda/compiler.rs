@@ -73,11 +73,29 @@ impl Compiler {
         self.compiled(arch, variant).with_context(|| format!("kernel {variant} for {arch}"))
     }
 
+    /// The same kernel as text in NVIDIA's assembly language, such as for `compute_90a`.
+    pub fn ptx(&self, arch: &str, variant: &Variant) -> Result<String> {
+        self.text(arch, variant).with_context(|| format!("kernel {variant} for {arch}"))
+    }
+
+    fn text(&self, arch: &str, variant: &Variant) -> Result<String> {
+        let (main, headers) = self.texts(variant.kernel)?;
+        let options = options(arch, variant);
+        // The marker is no option: machine code of the same options has another key.
+        let marked = [options.as_slice(), &["ptx".into()]].concat();
+        let key = self.key(main, &headers, &marked);
+        if let Some(text) = self.cache.as_ref().and_then(|cache| cache.get(&key)) {
+            return Ok(String::from_utf8(text)?);
+        }
+        let text = self.nvrtc.ptx(main, &headers, &options)?;
+        if let Some(cache) = &self.cache {
+            cache.put(&key, text.as_bytes());
+        }
+        Ok(text)
+    }
+
     fn compiled(&self, arch: &str, variant: &Variant) -> Result<Vec<u8>> {
-        let source = self.source(variant.kernel);
-        let main = source.with_context(|| format!("there is no source {}.cu", variant.kernel))?;
-        let headers = self.sources.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
-        let headers: Vec<Source<'_>> = headers.collect();
+        let (main, headers) = self.texts(variant.kernel)?;
         let options = options(arch, variant);
         let key = self.key(main, &headers, &options);
         if let Some(cubin) = self.cache.as_ref().and_then(|cache| cache.get(&key)) {
@@ -90,6 +108,14 @@ impl Compiler {
             cache.put(&key, &cubin);
         }
         Ok(cubin)
+    }
+
+    /// A kernel's source, and all headers.
+    fn texts(&self, kernel: &str) -> Result<(Source<'static>, Vec<Source<'static>>)> {
+        let main = self.source(kernel);
+        let main = main.with_context(|| format!("there is no source {kernel}.cu"))?;
+        let headers = self.sources.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
+        Ok((main, headers.collect()))
     }
 
     fn source(&self, kernel: &str) -> Option<Source<'static>> {

@@ -32,6 +32,8 @@ struct Api {
     destroy: unsafe extern "C" fn(*mut Handle) -> c_int,
     code_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
     code: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
+    ptx_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
+    ptx: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
     log_size: unsafe extern "C" fn(Handle, *mut usize) -> c_int,
     log: unsafe extern "C" fn(Handle, *mut c_char) -> c_int,
 }
@@ -90,6 +92,27 @@ impl Nvrtc {
         headers: &[Source<'_>],
         options: &[String],
     ) -> Result<Vec<u8>> {
+        self.compiled(main, headers, options)?.bytes(self.api.code_size, self.api.code)
+    }
+
+    /// The text in NVIDIA's assembly language that the code is made of.
+    pub(super) fn ptx(
+        &self,
+        main: Source<'_>,
+        headers: &[Source<'_>],
+        options: &[String],
+    ) -> Result<String> {
+        let program = self.compiled(main, headers, options)?;
+        let text = program.bytes(self.api.ptx_size, self.api.ptx)?;
+        Ok(CStr::from_bytes_until_nul(&text).context("a text without an end")?.to_str()?.into())
+    }
+
+    fn compiled(
+        &self,
+        main: Source<'_>,
+        headers: &[Source<'_>],
+        options: &[String],
+    ) -> Result<Program<'_>> {
         let program = Program::new(&self.api, main, headers)?;
         let options: Vec<CString> =
             options.iter().map(|option| text(option)).collect::<Result<_>>()?;
@@ -102,7 +125,7 @@ impl Nvrtc {
             let log = String::from_utf8_lossy(&log);
             bail!("{}", log.trim_matches(['\0', '\n', ' ']));
         }
-        program.bytes(self.api.code_size, self.api.code)
+        Ok(program)
     }
 
     fn read_version(&self) -> Result<(c_int, c_int)> {
@@ -130,6 +153,8 @@ impl Api {
             destroy: symbol(library, c"nvrtcDestroyProgram")?,
             code_size: symbol(library, c"nvrtcGetCUBINSize")?,
             code: symbol(library, c"nvrtcGetCUBIN")?,
+            ptx_size: symbol(library, c"nvrtcGetPTXSize")?,
+            ptx: symbol(library, c"nvrtcGetPTX")?,
             log_size: symbol(library, c"nvrtcGetProgramLogSize")?,
             log: symbol(library, c"nvrtcGetProgramLog")?,
         })

@@ -92,6 +92,16 @@ impl Arena {
         unsafe { std::ptr::copy_nonoverlapping(from, data.as_mut_ptr(), data.len()) };
     }
 
+    /// Address and bytes of every allocation.
+    pub fn allocations(&self) -> Vec<(u64, usize)> {
+        let mut next = 0;
+        let allocation = |&(end, next_start): &(usize, usize)| {
+            let start = std::mem::replace(&mut next, next_start);
+            (self.memory as u64 + start as u64, end - start)
+        };
+        self.fences.borrow().iter().map(allocation).collect()
+    }
+
     /// Forgets all allocations: the next one starts at the beginning again.
     pub fn clear(&self) {
         self.used.set(0);

@@ -25,6 +25,9 @@ pub(crate) struct Outcome {
     pub(crate) draft_computed: usize,
 }
 
+/// Runs launches on memory.
+pub(crate) type Other<'a> = &'a dyn Fn(&Arena, &[Launch<'_>]) -> Result<(), String>;
+
 /// How the kernels are run.
 #[derive(Clone, Copy)]
 pub(crate) struct Run<'a> {
@@ -35,6 +38,8 @@ pub(crate) struct Run<'a> {
     pub(crate) unused: usize,
     /// Runs them in place of this process.
     pub(crate) program: Option<&'a Program>,
+    /// Runs them in place of the emulator, where no program does.
+    pub(crate) other: Option<Other<'a>>,
 }
 
 impl Run<'_> {
@@ -44,6 +49,7 @@ impl Run<'_> {
         schedule: Schedule::PLAIN,
         unused: 1,
         program: None,
+        other: None,
     };
 
     /// In blocks that take the emulator less time.
@@ -145,9 +151,10 @@ impl<'a> Device<'a> {
                 max_resident: 8,
             })
             .collect();
-        match self.run.program {
-            Some(program) => program.run(&self.arena, &launches, &self.run.schedule),
-            None => spec_emu::run(&launches, &self.run.schedule),
+        match (self.run.program, self.run.other) {
+            (Some(program), _) => program.run(&self.arena, &launches, &self.run.schedule),
+            (None, Some(run)) => run(&self.arena, &launches),
+            (None, None) => spec_emu::run(&launches, &self.run.schedule),
         }
     }
 

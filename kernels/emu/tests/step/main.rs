@@ -12,4 +12,5 @@ mod given;
 mod host;
 mod lossless;
 mod mutation;
+mod ptx;
 mod world;

@@ -1,0 +1,300 @@
+//! The assembly text that NVRTC makes of the kernels, inline assembly and all, executed: every launch of the CUDA executor
+//! runs from it and on the emulator, and leaves the same bytes everywhere in memory.
+//!
+//! The text is made with the options of engines. The kernels say themselves where a product and a sum are fused, so that
+//! NVRTC fuses no other whose rounding matters. What instructions leave open is done as in the emulator: the order of sums
+//! in a product of matrices, the last bits of `ex2.approx`, and that `mul` and `add`, which an assembler may fuse, are not.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::models::Recipe;
+use common::running::{self, Done};
+use common::tiny::{self, Sizes};
+use spec_build::cuda::{Cache, Compiler};
+use spec_core::adapt::DraftPolicy::Fixed;
+use spec_core::batch::{Forward, Logits, Segment};
+use spec_core::engine::Engine;
+use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost, Places};
+use spec_core::model::Dtype;
+use spec_core::pages::PageId;
+use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
+use spec_emu::{Emulator, Schedule};
+use spec_emu_ptx::{Device, Kernels};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+/// What the kernels are written for, as small as that goes.
+const SMALL: Sizes =
+    Sizes { hidden: 96, head_dim: 64, num_heads: 4, num_kv_heads: 2, ff: 160, qk_norm: false };
+/// Wider heads, with norms, as in Qwen3; three query heads a key head.
+const NORMED: Sizes =
+    Sizes { hidden: 128, head_dim: 128, num_heads: 3, num_kv_heads: 1, ff: 96, qk_norm: true };
+
+/// Multiprocessors: an odd number, so that blocks begin and end inside of columns.
+const NUM_SMS: u32 = 3;
+
+/// Compute capabilities: with bulk copies, with copies by threads alone, and with those and without e4m3.
+const NEW: (u32, u32) = (9, 0);
+const MIDDLE: (u32, u32) = (8, 9);
+const OLD: (u32, u32) = (8, 0);
+
+/// The compiler, with a cache beside cargo's files; none where it is not installed.
+fn compiler() -> Option<Compiler> {
+    let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
+    match Compiler::open(&Places::of_process(None), Some(cache)) {
+        Ok(compiler) => Some(compiler),
+        Err(error) => {
+            eprintln!("skipped: {error:#}");
+            None
+        }
+    }
+}
+
+fn kernels(capability: (u32, u32)) -> Option<Arc<Kernels>> {
+    Some(Arc::new(Kernels::new(compiler()?, arch(capability))))
+}
+
+/// What NVRTC calls it.
+fn arch(capability: (u32, u32)) -> &'static str {
+    match capability {
+        NEW => "compute_90a",
+        MIDDLE => "compute_89",
+        _ => "compute_80",
+    }
+}
+
+fn device(capability: (u32, u32), kernels: &Arc<Kernels>, seed: u64) -> Device {
+    let emulator = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
+    Device::new(emulator, Arc::clone(kernels), seed)
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * i + 7 * i + 3) % (tiny::VOCAB as u32)).collect()
+}
+
+fn on(device: Device, engine: &Engine, many_rows: ManyRows) -> OnHost {
+    let gpu = Gpu::new(Box::new(device));
+    let model = Model::load_with(engine, 16, many_rows, &mut **gpu.lock()).expect("loads");
+    OnHost::new(Arc::new(model), gpu)
+}
+
+/// Logits of all rows, computed in parts.
+fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec<f32>> {
+    let pages: Vec<PageId> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
+    let (mut first, mut rows) = (0, Vec::new());
+    for len in parts {
+        let tokens = &tokens[first..first + len];
+        let segment = Segment { tokens, first_position: first, pages: &pages, num_logits: *len };
+        let logits: Logits = model.forward(&[segment]).expect("a pass");
+        rows.extend((0..*len).map(|row| logits.row(row).to_vec()));
+        first += len;
+    }
+    rows
+}
+
+fn open(dir: &Path, name: &str) -> Engine {
+    Engine::open(dir.join(name).join("1").join(TARGET_FILE)).expect("opens")
+}
+
+fn built(device: &str, sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine) {
+    let dir = tempfile::tempdir().expect("a folder");
+    tiny::write_sized(&dir.path().join("model"), 2, 3, sizes);
+    let recipe = Recipe::plain(dir.path().join("model"), dtype).with_kv(kv);
+    recipe.on(device).build(&dir.path().join("built"));
+    let engine = open(dir.path(), "built");
+    (dir, engine)
+}
+
+fn built_for(capability: (u32, u32), sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, Engine) {
+    let device = arch(capability).replace("compute_", "cuda:sm_");
+    built(&device, sizes, dtype, kv)
+}
+
+/// Chunks and single rows, each launch compared.
+fn passes(capability: (u32, u32), cases: &[(&Sizes, Dtype, Dtype)], seeds: &[u64]) {
+    for &(sizes, dtype, kv) in cases {
+        let Some(kernels) = kernels(capability) else { return };
+        let (_dir, engine) = built_for(capability, sizes, dtype, kv);
+        for &seed in seeds {
+            let device = device(capability, &kernels, seed);
+            let counts = device.counts();
+            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7]);
+            let counts = counts.lock().unwrap();
+            assert!(counts.values().sum::<usize>() >= 4 * 11, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn passes_with_bulk_copies_leave_the_bytes_of_the_emulator() {
+    let wide = (&NORMED, Dtype::Fp16, Dtype::Fp8);
+    passes(NEW, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[0, 1, 2]);
+}
+
+#[test]
+fn passes_with_copies_by_threads_leave_the_bytes_of_the_emulator() {
+    let small = (&SMALL, Dtype::Fp8, Dtype::Fp8);
+    passes(OLD, &[small, (&NORMED, Dtype::Fp16, Dtype::Fp16)], &[0, 1, 2]);
+    passes(MIDDLE, &[small], &[1]);
+}
+
+#[test]
+fn long_chunks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
+    for (capability, dtype) in [(NEW, Dtype::Fp8), (OLD, Dtype::Fp16)] {
+        let Some(kernels) = kernels(capability) else { return };
+        let (_dir, engine) = built_for(capability, &SMALL, dtype, Dtype::Fp16);
+        let device = device(capability, &kernels, 1);
+        let counts = device.counts();
+        in_parts(&mut on(device, &engine, ManyRows::CublasLt), &tokens(230), &[200, 30]);
+        let counts = counts.lock().unwrap();
+        let launched: BTreeSet<&str> =
+            counts.keys().filter_map(|name| name.split('.').next()).collect();
+        let expected = ["finish", "normalise", "unpack", "quantise"];
+        let num = if dtype == Dtype::Fp8 { 4 } else { 3 };
+        assert!(expected[..num].iter().all(|name| launched.contains(name)), "{launched:?}");
+    }
+}
+
+/// Greedy and seeded, with what depends on the tokens before.
+fn requests() -> Vec<Request> {
+    let sampling = running::kinds_of_sampling();
+    let request = |(idx, sampling): (usize, &_)| Request {
+        prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),
+        max_tokens: 6,
+        draft_len: Some(3),
+        sampling: Clone::clone(sampling),
+        ..Request::default()
+    };
+    sampling.iter().enumerate().map(request).collect()
+}
+
+#[test]
+fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
+    let Some(kernels) = kernels(NEW) else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    tiny::write_sized(&path("big"), 2, 1, &SMALL);
+    tiny::write_sized(&path("small"), 1, 1, &SMALL);
+    let recipe = Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16);
+    recipe.on("cuda:sm_90a").build(&path("built"));
+    let engine = open(dir.path(), "built");
+    let counted = device(NEW, &kernels, 1);
+    let counts = counted.counts();
+    let device = std::sync::Mutex::new(Some(counted));
+    let open = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
+    let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
+    let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
+    let done: Vec<Done> = running::run(&mut runtime, &requests());
+    assert!(done.iter().any(|done| done.counters.accepted > 0), "{done:?}");
+    let counts = counts.lock().unwrap();
+    for name in ["rows", "sample", "accept"] {
+        assert!(counts.contains_key(name), "{counts:?}");
+    }
+}
+
+/// A change to `prims.cuh`, and what it is noticed by.
+struct Mutant {
+    capability: (u32, u32),
+    text: &'static str,
+    replacement: &'static str,
+    notice: &'static str,
+}
+
+const MUTANTS: [Mutant; 10] = [
+    Mutant {
+        capability: NEW,
+        text: r#""f"(0.0f), "f"(value)"#,
+        replacement: r#""f"(value), "f"(0.0f)"#,
+        notice: "EPILOGUE=QKV.HEAD_DIM=64",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""=r"(r[0]), "=r"(r[1]), "=r"(r[2])"#,
+        replacement: r#""=r"(r[0]), "=r"(r[2]), "=r"(r[1])"#,
+        notice: "words, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)"#,
+        replacement: r#""r"(a[0]), "r"(a[2]), "r"(a[1]), "r"(a[3]), "r"(b0), "r"(b1)"#,
+        notice: "words, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: r#""r"(b0), "r"(b1)"#,
+        replacement: r#""r"(b1), "r"(b0)"#,
+        notice: "words, from",
+    },
+    Mutant {
+        capability: OLD,
+        text: "cp.async.mbarrier.arrive.noinc.shared.b64",
+        replacement: "cp.async.mbarrier.arrive.shared.b64",
+        notice: "all wait",
+    },
+    Mutant {
+        capability: OLD,
+        text: r#"::"n"(PENDING)"#,
+        replacement: r#"::"n"(PENDING + 1)"#,
+        notice: "words, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;",
+        replacement: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], 16;",
+        notice: "gemm",
+    },
+    Mutant {
+        capability: NEW,
+        text: "} while (!complete);",
+        replacement: "} while (false);",
+        notice: "gemm",
+    },
+    Mutant {
+        capability: OLD,
+        text: r#""r"(valid ? 16 : 0)"#,
+        replacement: r#""r"(valid ? 8 : 0)"#,
+        notice: "words, from",
+    },
+    Mutant {
+        capability: NEW,
+        text: "bar.sync %0, %1;",
+        replacement: "bar.sync %1, %0;",
+        notice: "barrier",
+    },
+];
+
+#[test]
+fn what_is_wrong_in_the_assembly_is_noticed() {
+    for mutant in &MUTANTS {
+        let Some(compiler) = compiler() else { return };
+        let Mutant { capability, text, replacement, notice } = *mutant;
+        let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp8);
+        let compiler = compiler.with_sources(mutated(text, replacement));
+        let kernels = Arc::new(Kernels::new(compiler, arch(capability)));
+        let run = || {
+            let device = device(capability, &kernels, 1);
+            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7])
+        };
+        let panic = catch_unwind(AssertUnwindSafe(run)).expect_err(replacement);
+        let message = panic.downcast_ref::<String>().expect("a message");
+        eprintln!("{replacement}\n    {message}");
+        assert!(message.contains(notice), "{replacement}: {message}");
+    }
+}
+
+/// The sources with a change that can be made in one place.
+fn mutated(text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
+    let change = |(name, source): (&'static str, &'static str)| match name {
+        "prims.cuh" => {
+            // Behind the twin's include there is no assembly.
+            assert!(source.contains(text), "{text}");
+            (name, &*source.replacen(text, replacement, 1).leak())
+        }
+        _ => (name, source),
+    };
+    spec_kernels::SOURCES.iter().copied().map(change).collect()
+}
