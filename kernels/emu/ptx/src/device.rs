@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use spec_build::cuda::Compiler;
 use spec_core::exec::cuda::device::{
-    self, Address, Description, Graph, Launch, Mark, Product, Shared,
+    self, Address, Description, Graph, Launch, Mark, Product, ProductShape, Shared,
 };
 use spec_core::{Error, Result};
 use spec_emu::Emulator;
@@ -198,13 +198,13 @@ impl device::Device for Device {
         self.run(launch)
     }
 
-    fn enable_products(&mut self) -> Result<()> {
-        self.emulator.enable_products()
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        self.emulator.enable_products(shapes)
     }
 
     fn product(&mut self, product: &Product) -> Result<()> {
         self.emulator.product(product)?;
-        self.pull(product.output, product.m * product.n * size_of::<f32>())
+        self.pull(product.output, product.shape.m * product.shape.n * size_of::<f32>())
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
