@@ -213,7 +213,9 @@ fn measure(
         let ((inside, _), (on_device, calls)) = (executor.take(), device.take());
         Sample { runtime: whole - inside, executor: inside - on_device, calls }
     };
-    (0..WARM_UP).for_each(|_| drop(sample()));
+    for _ in 0..WARM_UP {
+        sample();
+    }
     (0..steps).map(|_| sample()).collect()
 }
 
@@ -238,7 +240,7 @@ fn load(
 
 /// A text that does not end while it is measured, greedy or seeded in turns.
 fn request(idx: usize, draft_len: usize) -> Request {
-    let temperature = if idx % 2 == 0 { 0.0 } else { 0.8 };
+    let temperature = if idx.is_multiple_of(2) { 0.0 } else { 0.8 };
     Request {
         prompt: (0..PROMPT).map(|at| ((at * at + 7 * idx * at + idx) % 60) as u32).collect(),
         max_tokens: 900,
