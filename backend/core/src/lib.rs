@@ -1,7 +1,7 @@
 //! Everything between an engine file and text, without Triton and without the builder.
 //!
-//! Imports go one way, left to right:
-//! `error | engine, model, tokenizer | sequence, pages, batch | adapt, scheduler, sampling, draft, verify | exec | runtime`.
+//! Imports go one way: a file uses what stands left of its bar, and files between the same two bars:
+//! `error | engine, model, tokenizer, sampling | sequence, pages, batch | adapt, scheduler, draft, verify | exec | runtime`.
 
 pub mod adapt;
 pub mod batch;

@@ -70,7 +70,7 @@ pub(crate) static KEYS: &[Key] = &[
         "0 to 1",
         "a quarter, on a GPU nine tenths",
         fraction,
-        "part of the free memory for the KV cache",
+        "part of the free memory for the KV cache; on a GPU of what weights and workspace leave",
     ),
     key(
         "max_tokens_in_paged_kv_cache",
@@ -134,15 +134,16 @@ pub(crate) static KEYS: &[Key] = &[
         "`exact`, `cublaslt`",
         "`exact`",
         prefill,
-        "on a GPU, chunks of prompts of more than 192 tokens: through the products of decoding, or faster through \
-         cuBLASLt, where a text may depend on how its prompt was cut into chunks",
+        "how chunks of more than 192 prompt tokens are computed on a GPU: `exact` as in decoding; `cublaslt`, faster, \
+         needs cuBLASLt of CUDA 13, and a text may depend on how its prompt was cut into chunks",
     ),
     key(
         "launch_ahead",
         "boolean",
         "`true`",
         |s, v| write(&mut s.launch_ahead, boolean(v)),
-        "on a GPU, begin the next step before the host has seen what the last one brought",
+        "on a GPU, begin the next step before the host has seen what the last one brought; has no effect where n-gram \
+         look-up is the only drafter",
     ),
     key(
         "exclude_input_in_output",
