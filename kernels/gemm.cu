@@ -1,7 +1,7 @@
 // y[rows][n] = x[rows][k] * W^T for up to ROWS rows, with what precedes and follows it in a layer: an RMS
 // norm before, and one of five epilogues. The matrix is streamed once, evenly over the grid, by a warp that
-// does nothing else. A row's bits depend on its own data, the matrix and the grid alone: not on ROWS, on the
-// number of rows, on the other rows or on the order in which CTAs end.
+// does nothing else. A row's bits depend on its own data, the matrix and the grid alone (the head's not on the
+// grid): not on ROWS, on the number of rows, on the other rows or on the order in which CTAs end.
 #include "prims.cuh"
 #include "types.cuh"
 

@@ -73,7 +73,7 @@ DEVICE double total_of(const Pool& pool, BlockScratch& scratch) {
     double high = 0.0;
     double low = 0.0;
     for (uint32_t idx = thread_index(); idx < pool.count; idx += num_threads()) {
-        const double scaled = static_cast<double>(pool.weights[idx]) * UNIT;
+        const double scaled = product(static_cast<double>(pool.weights[idx]), UNIT);
         const double whole = static_cast<double>(static_cast<uint64_t>(scaled));
         high += whole;
         low += static_cast<double>(static_cast<uint64_t>((scaled - whole) * UNIT));
@@ -179,7 +179,7 @@ DEVICE Filter filter_of(const Place& place, const Weigh& weigh, double total,
     }
     float floor = s.min_p;
     if (s.top_p < 1.0f) {
-        const double goal = total * static_cast<double>(s.top_p);
+        const double goal = product(total, static_cast<double>(s.top_p));
         floor = known_floor(*place.parts, total, goal, top_p_floor(total, goal, place.vocab));
     }
     return {weigh, false, floor, TILE_SLACK * floor};

@@ -38,6 +38,8 @@ const DRAFT_LENS: [usize; 3] = [0, 4, 8];
 /// Steps that are not counted: prompts, and graphs that are recorded.
 const WARM_UP: usize = 6;
 const STEPS: usize = 40;
+/// With nine tokens in each, a text has not ended.
+const MOST_STEPS: usize = 90;
 /// Positions of the prompt of each sequence: no two begin alike.
 const PROMPT: usize = 40;
 
@@ -158,6 +160,7 @@ fn main() {
         [name, number] if name == "--steps" => number.parse().expect("a number of steps"),
         _ => panic!("expected nothing or --steps N, got {args:?}"),
     };
+    assert!((1..=MOST_STEPS).contains(&steps), "{steps} steps: expected 1 to {MOST_STEPS}");
     let dir = tempfile::tempdir().expect("a folder");
     let engine = engine(dir.path());
     println!(

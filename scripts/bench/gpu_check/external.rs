@@ -33,7 +33,7 @@ pub(crate) fn peer(report: &mut Report, script: Option<&str>, bed: Bed, budget: 
         }
         let (limit, budget) = (limit.to_string(), budget.as_secs().to_string());
         let mut command = Command::new("timeout");
-        command.args([&limit, "python3", script, "--budget", &budget]);
+        command.args(["--kill-after=5", &limit, "python3", script, "--budget", &budget]);
         let before = report.count("peer");
         let output = lines_of(&mut command, |line| {
             if let Ok(entry @ Value::Object(_)) = serde_json::from_str(line) {

@@ -82,7 +82,7 @@ fn time(
         device.wait()?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
     };
-    // Chooses how the library multiplies, and loads its code.
+    // Loads the library's code.
     run()?;
     let samples = if machine.is_emulated() { 1 } else { SAMPLES };
     Ok(Timing::new((0..samples).map(|_| run()).collect::<spec_core::Result<_>>()?, 1))

@@ -183,6 +183,8 @@ impl Report {
         let [passed, failed, skipped] = ["passed", "failed", "skipped"].map(count);
         self.put("counts", json!({ "passed": passed, "failed": failed, "skipped": skipped }));
         let parts = self.json.get("parts").and_then(Value::as_object);
+        // A file that could not be written has none, and nothing is known.
+        let has_parts = parts.is_some_and(|parts| !parts.is_empty());
         let states = parts.into_iter().flatten();
         let states = states.filter_map(|(name, state)| Some((name, state.as_str()?)));
         let open = states.filter(|(_, state)| *state != "finished");
@@ -191,7 +193,7 @@ impl Report {
         if !open.is_empty() {
             line = format!("{line}; {}", open.join(", "));
         }
-        (line, failed == 0 && open.is_empty())
+        (line, failed == 0 && has_parts && open.is_empty())
     }
 
     /// What cannot be written is said and does not end the run: the GPU's time is dear.

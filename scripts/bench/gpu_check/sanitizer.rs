@@ -56,7 +56,7 @@ fn under(tool: &str, machine: Machine, seconds: u64) -> Outcome {
     }
     let record = tempfile::tempdir()?;
     let output = Command::new("timeout")
-        .args([&seconds.to_string(), PROGRAM])
+        .args(["--kill-after=5", &seconds.to_string(), PROGRAM])
         .args(["--tool", tool, "--error-exitcode", &FOUND.to_string()])
         .arg(std::env::current_exe()?)
         .args(["--small", "--only", "logits,texts", "--gpu", &ordinal.to_string()])

@@ -31,7 +31,7 @@ pub(super) struct Cublas {
 
 /// How products of a shape are computed.
 struct Plan {
-    all: Descriptors,
+    descriptors: Descriptors,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -61,24 +61,25 @@ impl Cublas {
     /// Issues a product of an enabled shape to a stream of the current device.
     pub(super) fn multiply(&self, product: &Product, stream: sys::cudaStream_t) -> Result<()> {
         let Product { shape, weights, input, output } = *product;
-        let Plan { all, algorithm } = self.plans.get(&shape).expect("the shape has been enabled");
+        let Plan { descriptors, algorithm } =
+            self.plans.get(&shape).expect("the shape has been enabled");
         let (one, zero) = (1f32, 0f32);
         // SAFETY: descriptions and handle live as long as `self`; the arrays are the caller's, as large as the product
         // says, and the workspace is as large as the heuristic was told.
         let issued = unsafe {
             calls::cublasLtMatmul(
                 self.handle,
-                all.product,
+                descriptors.product,
                 (&raw const one).cast(),
                 weights as *const c_void,
-                all.weights,
+                descriptors.weights,
                 input as *const c_void,
-                all.input,
+                descriptors.input,
                 (&raw const zero).cast(),
                 output as *const c_void,
-                all.output,
+                descriptors.output,
                 output as *mut c_void,
-                all.output,
+                descriptors.output,
                 algorithm,
                 self.workspace as *mut c_void,
                 PRODUCT_BYTES,
@@ -99,21 +100,21 @@ impl Drop for Cublas {
 
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, shape: &ProductShape) -> Result<Self, Failure> {
-        let all = Descriptors::new(shape)?;
-        let algorithm = choose(handle, &all)?;
-        Ok(Self { all, algorithm })
+        let descriptors = Descriptors::new(shape)?;
+        let algorithm = choose(handle, &descriptors)?;
+        Ok(Self { descriptors, algorithm })
     }
 }
 
 /// What the library holds to be fastest in the workspace that there is.
 fn choose(
     handle: sys::cublasLtHandle_t,
-    all: &Descriptors,
+    descriptors: &Descriptors,
 ) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
     let mut preference = ptr::null_mut();
     // SAFETY: a pointer to a local.
     check(unsafe { calls::cublasLtMatmulPreferenceCreate(&mut preference) })?;
-    let chosen = choose_by(handle, all, preference);
+    let chosen = choose_by(handle, descriptors, preference);
     // SAFETY: destroyed once, after its last use.
     let _ = unsafe { calls::cublasLtMatmulPreferenceDestroy(preference) };
     chosen
@@ -121,7 +122,7 @@ fn choose(
 
 fn choose_by(
     handle: sys::cublasLtHandle_t,
-    all: &Descriptors,
+    descriptors: &Descriptors,
     preference: sys::cublasLtMatmulPreference_t,
 ) -> Result<sys::cublasLtMatmulAlgo_t, Failure> {
     use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
@@ -138,11 +139,11 @@ fn choose_by(
         ))?;
         check(calls::cublasLtMatmulAlgoGetHeuristic(
             handle,
-            all.product,
-            all.weights,
-            all.input,
-            all.output,
-            all.output,
+            descriptors.product,
+            descriptors.weights,
+            descriptors.input,
+            descriptors.output,
+            descriptors.output,
             preference,
             1,
             choice.as_mut_ptr(),

@@ -111,6 +111,11 @@ pub fn many_rows(most: usize) -> impl Iterator<Item = usize> {
         .take_while(move |&rows| rows <= most)
 }
 
+/// The largest of them for chunks of up to so many rows; none where no chunk is ever long enough.
+pub fn most_many_rows(chunk: usize) -> Option<usize> {
+    (chunk >= MANY_ROWS).then(|| padded_rows(chunk).min(MOST_MANY_ROWS))
+}
+
 /// Attention blocks of a multiprocessor.
 const ATTENTION_BLOCKS: usize = 2;
 
@@ -176,6 +181,12 @@ mod tests {
                 assert!(many_rows(most).any(|padded| padded == padded_rows(rows)), "{rows} rows");
             }
         }
+    }
+
+    #[test]
+    fn a_library_is_needed_where_chunks_are_long_enough_for_it() {
+        let most = [1, 192, 193, 256, 257, 8192].map(most_many_rows);
+        assert_eq!(most, [None, None, Some(256), Some(256), Some(512), Some(512)]);
     }
 
     #[test]

@@ -38,10 +38,7 @@ impl Capacity {
         let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
         let many = match many_rows {
             ManyRows::Exact => None,
-            ManyRows::CublasLt => {
-                let most = shape::padded_rows(limits.max_num_tokens);
-                Some(most.min(shape::MOST_MANY_ROWS))
-            }
+            ManyRows::CublasLt => shape::most_many_rows(limits.max_num_tokens),
         };
         let rows = few.max(many.unwrap_or(0));
         let group = manifest.model.num_heads / manifest.model.num_kv_heads;
