@@ -21,7 +21,8 @@ MODEL = dict(model="counted", version="1")
 def server(serve, engine):
     pool = {"max_tokens_in_paged_kv_cache": 4096}
     return serve([
-        Model("counted", engine, parameters={**pool, "response_statistics": "all"}),
+        # Of a length that is given: what costs make of it depends on what else runs here.
+        Model("counted", engine, parameters={**pool, "response_statistics": "all", "draft_len": 8}),
         Model("ends", engine, parameters=pool),
         Model("off", engine, parameters={**pool, "response_statistics": "off"}),
     ])
