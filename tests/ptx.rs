@@ -10,14 +10,13 @@ mod common;
 
 use common::models::Recipe;
 use common::running::{self, Done};
+use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::adapt::DraftPolicy::Fixed;
-use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost, Places};
 use spec_core::model::Dtype;
-use spec_core::pages::PageId;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_emu::{Emulator, Schedule};
 use spec_emu_ptx::{Device, Kernels};
@@ -26,13 +25,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
-
-/// What the kernels are written for, as small as that goes.
-const SMALL: Sizes =
-    Sizes { hidden: 96, head_dim: 64, num_heads: 4, num_kv_heads: 2, ff: 160, qk_norm: false };
-/// Wider heads, with norms, as in Qwen3; three query heads a key head.
-const NORMED: Sizes =
-    Sizes { hidden: 128, head_dim: 128, num_heads: 3, num_kv_heads: 1, ff: 96, qk_norm: true };
 
 /// Multiprocessors: an odd number, so that blocks begin and end inside of columns.
 const NUM_SMS: u32 = 3;
@@ -72,28 +64,10 @@ fn device(capability: (u32, u32), kernels: &Arc<Kernels>, seed: u64) -> Device {
     Device::new(emulator, Arc::clone(kernels), seed)
 }
 
-fn tokens(count: usize) -> Vec<u32> {
-    (0..count as u32).map(|i| (i * i + 7 * i + 3) % (tiny::VOCAB as u32)).collect()
-}
-
 fn on(device: Device, engine: &Engine, many_rows: ManyRows) -> OnHost {
     let gpu = Gpu::new(Box::new(device));
     let model = Model::load_with(engine, 16, many_rows, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
-}
-
-/// Logits of all rows, computed in parts.
-fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec<f32>> {
-    let pages: Vec<PageId> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
-    let (mut first, mut rows) = (0, Vec::new());
-    for len in parts {
-        let tokens = &tokens[first..first + len];
-        let segment = Segment { tokens, first_position: first, pages: &pages, num_logits: *len };
-        let logits: Logits = model.forward(&[segment]).expect("a pass");
-        rows.extend((0..*len).map(|row| logits.row(row).to_vec()));
-        first += len;
-    }
-    rows
 }
 
 fn open(dir: &Path, name: &str) -> Engine {

@@ -8,6 +8,7 @@ pub(crate) mod data;
 pub(crate) mod golden;
 pub(crate) mod models;
 pub(crate) mod running;
+pub(crate) mod small;
 pub(crate) mod tiny;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -8,6 +8,7 @@ mod common;
 
 use common::models::{Recipe, SMOLLM2};
 use common::running::{self, Done};
+use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
 use common::{golden, models, turn};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
@@ -23,13 +24,6 @@ use spec_emu::{Emulator, Schedule};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
-
-/// What the kernels are written for, as small as that goes.
-const SMALL: Sizes =
-    Sizes { hidden: 96, head_dim: 64, num_heads: 4, num_kv_heads: 2, ff: 160, qk_norm: false };
-/// Wider heads, with norms, as in Qwen3; three query heads a key head.
-const NORMED: Sizes =
-    Sizes { hidden: 128, head_dim: 128, num_heads: 3, num_kv_heads: 1, ff: 96, qk_norm: true };
 
 /// Against the CPU executor with fp16 weights, whose activations stay f32: those of the kernels have 11 bits.
 const FP16_TOLERANCE: f32 = 0.02;
@@ -75,24 +69,6 @@ fn on(device: Emulator, engine: &Engine, num_pages: usize, many_rows: ManyRows) 
     let gpu = Gpu::new(Box::new(device));
     let model = Model::load_with(engine, num_pages, many_rows, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
-}
-
-/// Logits of all rows, computed in parts.
-fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec<f32>> {
-    let pages: Vec<PageId> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
-    let (mut first, mut rows) = (0, Vec::new());
-    for len in parts {
-        let tokens = &tokens[first..first + len];
-        let segment = Segment { tokens, first_position: first, pages: &pages, num_logits: *len };
-        let logits: Logits = model.forward(&[segment]).expect("a pass");
-        rows.extend((0..*len).map(|row| logits.row(row).to_vec()));
-        first += len;
-    }
-    rows
-}
-
-fn tokens(count: usize) -> Vec<u32> {
-    (0..count as u32).map(|i| (i * i + 7 * i + 3) % (tiny::VOCAB as u32)).collect()
 }
 
 #[test]
