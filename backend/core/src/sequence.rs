@@ -97,6 +97,8 @@ pub struct Sequence {
     pub(crate) kept_pages: usize,
     /// What its first pages hold, once full; known before they are computed.
     pub(crate) page_keys: Vec<PageKey>,
+    /// Stands in front of its first page: only sequences with the same one share pages with it.
+    pub salt: Option<PageKey>,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
@@ -121,6 +123,7 @@ impl Sequence {
             pages: Vec::new(),
             kept_pages: 0,
             page_keys: Vec::new(),
+            salt: None,
             sampler,
             limits,
             given: Vec::new(),

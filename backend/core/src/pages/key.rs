@@ -8,7 +8,16 @@ use super::PAGE_TOKENS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey([u8; 32]);
 
+/// Keeps the names of salts apart from those of pages, whatever a client takes as its salt.
+const SALT_CONTEXT: &str = "speculative decoding for Triton: salt of the prefix cache";
+
 impl PageKey {
+    /// What stands in front of the first page of texts with this salt; nothing for the empty one. Texts of different
+    /// salts share no page.
+    pub fn of_salt(salt: &[u8]) -> Option<PageKey> {
+        (!salt.is_empty()).then(|| Self(blake3::derive_key(SALT_CONTEXT, salt)))
+    }
+
     /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text.
     fn new(parent: Option<&PageKey>, tokens: &[u32]) -> Self {
         assert_eq!(tokens.len(), PAGE_TOKENS, "only full pages have keys");
@@ -22,10 +31,10 @@ impl PageKey {
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Extends the keys of a text's first pages to all of its full ones.
-    pub fn extend(keys: &mut Vec<PageKey>, tokens: &[u32]) {
+    /// Extends the keys of a text's first pages to all of its full ones. `root` is that of its salt.
+    pub fn extend(keys: &mut Vec<PageKey>, root: Option<&PageKey>, tokens: &[u32]) {
         for page in tokens.chunks_exact(PAGE_TOKENS).skip(keys.len()) {
-            keys.push(Self::new(keys.last(), page));
+            keys.push(Self::new(keys.last().or(root), page));
         }
     }
 }
@@ -37,7 +46,13 @@ mod tests {
 
     fn keys(tokens: &[u32]) -> Vec<PageKey> {
         let mut keys = Vec::new();
-        PageKey::extend(&mut keys, tokens);
+        PageKey::extend(&mut keys, None, tokens);
+        keys
+    }
+
+    fn salted(salt: &[u8], tokens: &[u32]) -> Vec<PageKey> {
+        let mut keys = Vec::new();
+        PageKey::extend(&mut keys, PageKey::of_salt(salt).as_ref(), tokens);
         keys
     }
 
@@ -61,7 +76,7 @@ mod tests {
             text in prop::collection::vec(any::<u32>(), 0..100), split in 0usize..100,
         ) {
             let mut grown = keys(&text[..split.min(text.len())]);
-            PageKey::extend(&mut grown, &text);
+            PageKey::extend(&mut grown, None, &text);
             prop_assert_eq!(grown, keys(&text));
         }
     }
@@ -70,5 +85,18 @@ mod tests {
     fn the_same_tokens_further_on_are_another_page() {
         let keys = keys(&[7; 3 * PAGE_TOKENS]);
         assert!(keys[0] != keys[1] && keys[1] != keys[2]);
+    }
+
+    #[test]
+    fn texts_of_different_salts_share_no_page_and_the_empty_salt_is_none() {
+        let text = [7; 2 * PAGE_TOKENS];
+        let chains = [keys(&text), salted(b"a", &text), salted(b"b", &text)];
+        let distinct: std::collections::HashSet<_> = chains.concat().into_iter().collect();
+        assert_eq!(distinct.len(), 6);
+        assert_eq!(salted(b"", &text), keys(&text));
+        assert_eq!(salted(b"a", &text), chains[1]);
+        // A salt spelled like a page's tokens is not that page.
+        let spelled: Vec<u8> = text[..PAGE_TOKENS].iter().flat_map(|id| id.to_le_bytes()).collect();
+        assert_ne!(salted(&spelled, &text[PAGE_TOKENS..]), keys(&text)[1..]);
     }
 }

@@ -20,6 +20,7 @@ use crate::batch::{Executor, Timing};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Isa;
 use crate::exec::cuda;
+use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
@@ -119,6 +120,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Lower is served first.
     pub priority: u32,
+    /// Only requests with the same salt share the KV cache of their beginnings.
+    pub cache_salt: String,
 }
 
 /// What a step did.
@@ -217,6 +220,7 @@ impl Runtime {
             ignore_eos,
             stop_tokens,
             priority,
+            cache_salt,
         } = request;
         sampling.validate(self.vocab_size)?;
         check_ids("input_ids", &prompt, self.vocab_size)?;
@@ -238,7 +242,8 @@ impl Runtime {
         };
         let sampler = Sampler::new(sampling, coupling, self.end_tokens.clone());
         let sequence = Sequence::new(id, prompt, sampler, limits);
-        self.scheduler.add(Sequence { given: given_draft, ..sequence })?;
+        let salt = PageKey::of_salt(cache_salt.as_bytes());
+        self.scheduler.add(Sequence { given: given_draft, salt, ..sequence })?;
         self.next_id += 1;
         Ok(id)
     }

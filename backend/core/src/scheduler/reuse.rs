@@ -48,7 +48,8 @@ impl Scheduler {
     /// Names the full pages of a sequence.
     pub(super) fn name_pages(&self, sequence: &mut Sequence) {
         if self.config.reuse {
-            PageKey::extend(&mut sequence.page_keys, &sequence.tokens);
+            let Sequence { page_keys, salt, tokens, .. } = sequence;
+            PageKey::extend(page_keys, salt.as_ref(), tokens);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use super::super::*;
 use super::world::{World, config, prompt};
-use crate::pages::{PAGE_TOKENS, PageId};
-use crate::scheduler::fake::limits;
+use crate::pages::{PAGE_TOKENS, PageId, PageKey};
+use crate::scheduler::fake::{self, limits};
 use std::collections::BTreeSet;
 
 /// Two full pages and a half.
@@ -32,6 +32,20 @@ fn a_text_starts_behind_the_full_pages_that_another_left() {
     forked[20] += 1;
     assert_eq!(reused(&mut world, 4, forked, 4), 16);
     world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn only_texts_of_the_same_salt_share_pages() {
+    let mut world = World::fixed(config());
+    let mut reused = |id, salt: &str| {
+        let sequence = fake::sequence(id, prompt(1, PROMPT_LEN), limits(3, 4));
+        let salt = PageKey::of_salt(salt.as_bytes());
+        world.add_sequence(Sequence { salt, ..sequence }).unwrap();
+        world.run();
+        world.finished[&id].counters.reused_tokens
+    };
+    assert_eq!([reused(1, ""), reused(2, "a"), reused(3, "b")], [0, 0, 0]);
+    assert_eq!([reused(4, "b"), reused(5, ""), reused(6, "a")], [32, 32, 32]);
 }
 
 #[test]
