@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harness import client
-from harness.cases import CASES, LIST, options
+from harness.cases import CASES, LIST, SYSTEM, options
 from harness.repository import Model
 from harness.server import eventually, total
 
@@ -120,6 +120,15 @@ def test_latency_histograms_count_every_request(seen, name):
 
 def test_time_per_output_token_is_observed(seen):
     assert seen.gain("nv_spec_time_per_output_token_seconds_count") > 0
+
+
+def test_pages_that_were_found_computed_are_counted(server, seen):
+    reused = lambda: server.pages("counted", "reused")
+    before = reused()
+    long = dict(text_input=SYSTEM, max_tokens=2, **TELL)
+    told = [client.grpc_stream(server, "counted", long).good().value("kv_cache_reused_blocks") for _ in range(2)]
+    assert told[1] > told[0]
+    eventually(lambda: reused() - before == sum(told))
 
 
 def test_pages_are_accounted_for(server):

@@ -43,6 +43,7 @@ const FAMILIES: &[(&str, &str, &str, &[Gauge])] = &[
             ("free", |load| load.usage.free_pages as f64),
             ("used", |load| load.usage.used_pages as f64),
             ("cached", |load| load.usage.cached_pages as f64),
+            ("reused", |load| load.usage.reused_pages as f64),
             ("tokens_per", |load| load.usage.page_tokens as f64),
             ("fraction", |load| load.usage.used_pages as f64 / load.usage.pages.max(1) as f64),
         ],
@@ -109,6 +110,7 @@ impl Load {
                 context_tokens: a.context_tokens + b.context_tokens,
                 iterations: a.iterations + b.iterations,
                 preemptions: a.preemptions + b.preemptions,
+                reused_pages: a.reused_pages + b.reused_pages,
             },
             memory: Memory {
                 kv_bytes: self.memory.kv_bytes + other.memory.kv_bytes,
@@ -120,8 +122,9 @@ impl Load {
 
     /// What stays of an instance that is gone: its counts.
     fn counts(&self) -> Self {
-        let Usage { iterations, preemptions, .. } = self.usage;
-        Self { usage: Usage { iterations, preemptions, ..Usage::default() }, ..Self::default() }
+        let Usage { iterations, preemptions, reused_pages, .. } = self.usage;
+        let usage = Usage { iterations, preemptions, reused_pages, ..Usage::default() };
+        Self { usage, ..Self::default() }
     }
 }
 

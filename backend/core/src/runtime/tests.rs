@@ -198,6 +198,16 @@ fn usage_tells_what_the_last_step_left() {
     let usage = runtime.usage();
     // All three begin with the same page, and none fills a second one.
     assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
+    // The two that started together have computed it both, the third has found it.
+    assert_eq!(usage.reused_pages, 1);
+    runtime.add(Request { draft_len: Some(0), ..request(20, 5) }).unwrap();
+    run(&mut runtime);
+    assert_eq!(runtime.usage().reused_pages, 2);
+}
+
+#[test]
+fn unless_it_is_said_otherwise_none_that_runs_loses_its_pages() {
+    assert_eq!(Options::default().admission, AdmissionPolicy::GuaranteedNoEvict);
 }
 
 #[test]

@@ -27,10 +27,10 @@ use std::collections::{BTreeMap, HashMap};
 pub enum AdmissionPolicy {
     /// Once there are pages for all that it and the running ones may generate: none ever loses its
     /// pages to another.
+    #[default]
     GuaranteedNoEvict,
     /// Once there are pages for its prompt: more run at a time, and the newest lose their pages when
     /// these run out.
-    #[default]
     MaxUtilization,
 }
 
@@ -108,6 +108,7 @@ pub struct Event {
 struct Tally {
     iterations: u64,
     preemptions: u64,
+    reused_pages: u64,
     /// Of the last step.
     context_tokens: usize,
 }

@@ -37,6 +37,7 @@ impl Scheduler {
         }
         sequence.kept_pages = pages.len();
         sequence.counters.reused_pages += pages.len() as u64;
+        self.tally.reused_pages += pages.len() as u64;
         sequence.counters.reused_tokens += sequence.computed as u64;
         sequence.pages = pages;
     }

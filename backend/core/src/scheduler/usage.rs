@@ -34,6 +34,8 @@ pub struct Usage {
     pub iterations: u64,
     /// Times since the start that a sequence lost its pages.
     pub preemptions: u64,
+    /// Pages since the start that a sequence found computed: each as often as it was.
+    pub reused_pages: u64,
 }
 
 impl Scheduler {
@@ -57,6 +59,7 @@ impl Scheduler {
             context_tokens: self.tally.context_tokens,
             iterations: self.tally.iterations,
             preemptions: self.tally.preemptions,
+            reused_pages: self.tally.reused_pages,
         }
     }
 
