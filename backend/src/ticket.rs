@@ -125,7 +125,7 @@ impl Ticket {
         let met = row.take(emitted, end_token, at, home)?;
         if let Some(ending) = ending {
             home.model.metrics.count_drafts(&ending.counters);
-            row.end(ending, home)?;
+            row.end(ending)?;
             home.model.metrics.count_row(self.call.rows[row_idx].prompt_len, row.num_tokens);
         }
         let done = self.rows.iter().all(|row| row.ended);
@@ -291,12 +291,12 @@ impl Progress {
         Ok(self.stopped && !self.ended)
     }
 
-    fn end(&mut self, ending: Ending, home: &Home<'_>) -> Result<(), Error> {
+    fn end(&mut self, ending: Ending) -> Result<(), Error> {
         // A text that has met a stop word is whole, whatever happened after.
         let mut reason = FinishReason::StopWord;
         if !self.stopped {
             reason = ending.outcome?;
-            let chunk = home.read(self.text.finish(home.tokenizer()))?;
+            let chunk = self.text.finish();
             self.next.text.push_str(&chunk.text);
             if chunk.stopped {
                 reason = FinishReason::StopWord;

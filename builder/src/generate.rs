@@ -254,7 +254,7 @@ impl<'a> Screen<'a> {
     /// Shows what was held back and gives the whole text.
     fn finish(&mut self) -> Result<String> {
         if !self.stopped {
-            let chunk = self.stream.finish(self.tokenizer)?;
+            let chunk = self.stream.finish();
             self.stopped = chunk.stopped;
             self.print(&chunk.text, false)?;
         }

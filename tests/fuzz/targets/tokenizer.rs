@@ -29,7 +29,7 @@ fuzz_target!(|input: &[u8]| {
         let _ = stream.push(&tokenizer, id);
         let _ = (tokenizer.id_to_token(id), tokenizer.is_special(id));
     }
-    let _ = stream.finish(&tokenizer);
+    let _ = stream.finish();
     // Memory of the values inside a template is not bounded: a product of strings takes 100 MB.
     if let (Some(template), false) = (tokenizer.chat_template(), repeats) {
         let message = |role: &str| Message { role: role.into(), content: TEXT.into() };

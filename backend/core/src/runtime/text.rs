@@ -33,12 +33,12 @@ impl TextStream {
     }
 
     /// What was held back, once no token follows.
-    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<TextChunk> {
-        let text = self.detokenizer.finish(tokenizer)?;
+    pub fn finish(&mut self) -> TextChunk {
+        let text = self.detokenizer.finish();
         let mut outcome = self.stops.push(&text);
         if !outcome.stopped {
             outcome.emit.push_str(&self.stops.finish());
         }
-        Ok(TextChunk { text: outcome.emit, stopped: outcome.stopped })
+        TextChunk { text: outcome.emit, stopped: outcome.stopped }
     }
 }

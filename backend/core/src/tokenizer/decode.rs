@@ -3,7 +3,11 @@
 //! A push returns only text that no later token can change, so that a client never sees half a
 //! character or a replacement for one that was still on its way. All pushes and `finish` together
 //! are exactly what decoding the whole at once gives. The cost of a push does not depend on how much
-//! came before.
+//! came before, and at most three bytes are held back.
+//!
+//! Byte tokens are UTF-8 wherever they stand: what is none becomes U+FFFD, and the characters around it
+//! stay. (The tokenizers crate gives up a whole run of byte tokens for one byte that is wrong in it,
+//! so that no character of the run would be certain before its end.)
 
 use super::Tokenizer;
 use crate::Result;
@@ -15,8 +19,10 @@ pub(super) enum Decoding {
     /// Tokens are bytes written as letters (GPT-2's map); text is their concatenation.
     Bytes,
     /// Tokens are text, with `▁` or the like for spaces; only the first one is treated differently.
-    /// Tokens `<0xNN>` are single bytes and stand for text by the unbroken run.
-    Pieces,
+    Pieces {
+        /// Whether tokens `<0xNN>` are single bytes.
+        byte_fallback: bool,
+    },
 }
 
 impl Decoding {
@@ -33,8 +39,9 @@ impl Decoding {
         {
             return Ok(Self::Bytes);
         }
+        let byte_fallback = steps.iter().any(|step| step["type"] == "ByteFallback");
         match steps.iter().find(|step| !is_local(step)) {
-            None if !steps.is_empty() => Ok(Self::Pieces),
+            None if !steps.is_empty() => Ok(Self::Pieces { byte_fallback }),
             Some(Value::Null) | None => Err("has no decoder".to_string()),
             Some(step) => Err(format!("decoder {step} is not supported")),
         }
@@ -60,22 +67,27 @@ fn is_local(step: &Value) -> bool {
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
-    /// `Bytes`: the start of a character whose other bytes have not come, at most 3 bytes.
+    /// The start of a character whose other bytes have not come, at most 3 bytes.
     partial: Vec<u8>,
-    /// `Pieces`: the last token that is no byte, as context, so that the next one is not taken for
-    /// the first of the text.
+    /// `Pieces`: the tokens of `partial`.
+    partial_ids: Vec<u32>,
+    /// `Pieces`: a token to decode the next ones behind, so that they are not taken for the first of the
+    /// text; `None` where they are.
     context: Option<u32>,
     /// `Pieces`: bytes of `context` alone as text.
     context_bytes: usize,
-    /// `Pieces`: byte tokens after `context`. A run that is no UTF-8 as a whole decodes to
-    /// replacements only, so nothing of it is final before it ends.
-    run: Vec<u32>,
 }
 
 impl Detokenizer {
     /// A decoder at the start of a text.
     pub fn new(skip_special: bool) -> Self {
-        Self { skip_special, partial: Vec::new(), context: None, context_bytes: 0, run: Vec::new() }
+        Self {
+            skip_special,
+            partial: Vec::new(),
+            partial_ids: Vec::new(),
+            context: None,
+            context_bytes: 0,
+        }
     }
 
     /// The text that `token` makes final; empty where it makes none.
@@ -84,75 +96,98 @@ impl Detokenizer {
         if self.skip_special && tokenizer.is_special(token) {
             return Ok(String::new());
         }
-        match tokenizer.decoding {
-            Decoding::Bytes => Ok(self.push_bytes(&written)),
-            Decoding::Pieces if is_byte_token(&written) => {
-                self.run.push(token);
-                Ok(String::new())
+        match (tokenizer.decoding, byte_of(&written)) {
+            (Decoding::Bytes, _) => Ok(self.push_bytes(&written)),
+            (Decoding::Pieces { byte_fallback: true }, Some(byte)) => {
+                self.push_byte(tokenizer, token, byte)
             }
-            Decoding::Pieces => self.push_piece(tokenizer, token),
+            (Decoding::Pieces { .. }, _) => self.push_piece(tokenizer, token),
         }
     }
 
     /// What is still held back: a cut-off character becomes U+FFFD. The next push starts a new text.
-    pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String> {
+    pub fn finish(&mut self) -> String {
         let done = std::mem::replace(self, Self::new(self.skip_special));
-        match tokenizer.decoding {
-            Decoding::Bytes => Ok(String::from_utf8_lossy(&done.partial).into_owned()),
-            Decoding::Pieces if done.run.is_empty() => Ok(String::new()),
-            Decoding::Pieces => done.decode_run(tokenizer, None),
-        }
+        String::from_utf8_lossy(&done.partial).into_owned()
     }
 
     fn push_bytes(&mut self, written: &str) -> String {
         self.partial.extend(token_bytes(written));
         let mut text = String::new();
-        let mut rest = self.partial.as_slice();
-        loop {
-            match std::str::from_utf8(rest) {
-                Ok(valid) => {
-                    text.push_str(valid);
-                    rest = &[];
-                    break;
-                }
-                Err(error) => {
-                    let (valid, tail) = rest.split_at(error.valid_up_to());
-                    text.push_str(&String::from_utf8_lossy(valid));
-                    rest = tail;
-                    // Without a length the bytes are the start of a character.
-                    let Some(invalid) = error.error_len() else { break };
-                    text.push(char::REPLACEMENT_CHARACTER);
-                    rest = &tail[invalid..];
-                }
-            }
+        while let Some(next) = next_text(&self.partial) {
+            text.push_str(&String::from_utf8_lossy(&self.partial[..next]));
+            self.partial.drain(..next);
         }
-        self.partial = rest.to_vec();
         text
     }
 
-    fn push_piece(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<String> {
-        let text = self.decode_run(tokenizer, Some(token))?;
-        self.run.clear();
-        self.context = Some(token);
-        self.context_bytes = tokenizer.decode(&[token], false)?.len();
+    /// As `push_bytes`, a byte at a time. Characters go through the decoder: it may drop the first space.
+    fn push_byte(&mut self, tokenizer: &Tokenizer, token: u32, byte: u8) -> Result<String> {
+        self.partial.push(byte);
+        self.partial_ids.push(token);
+        let mut text = String::new();
+        while let Some(next) = next_text(&self.partial) {
+            let bytes: Vec<u8> = self.partial.drain(..next).collect();
+            let ids: Vec<u32> = self.partial_ids.drain(..next).collect();
+            match std::str::from_utf8(&bytes) {
+                Ok(_) => text.push_str(&self.decode_next(tokenizer, &ids)?),
+                Err(_) => text.push(char::REPLACEMENT_CHARACTER),
+            }
+            self.leave_start(tokenizer)?;
+        }
         Ok(text)
     }
 
-    /// The text of the byte run and then `last`, after the context.
-    fn decode_run(&self, tokenizer: &Tokenizer, last: Option<u32>) -> Result<String> {
-        let ids: Vec<u32> =
-            self.context.into_iter().chain(self.run.iter().copied()).chain(last).collect();
-        let text = tokenizer.decode(&ids, false)?;
+    fn push_piece(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<String> {
+        let mut text = String::new();
+        if !self.partial.is_empty() {
+            self.partial.clear();
+            self.partial_ids.clear();
+            text.push(char::REPLACEMENT_CHARACTER);
+            self.leave_start(tokenizer)?;
+        }
+        text.push_str(&self.decode_next(tokenizer, &[token])?);
+        self.set_context(tokenizer, token)?;
+        Ok(text)
+    }
+
+    /// The text of `ids` behind the context.
+    fn decode_next(&self, tokenizer: &Tokenizer, ids: &[u32]) -> Result<String> {
+        let ids: Vec<u32> = self.context.iter().chain(ids).copied().collect();
+        let text = tokenizer.decode_at_once(&ids, false)?;
         Ok(text.get(self.context_bytes..).unwrap_or_default().to_string())
+    }
+
+    /// What follows bytes is not the first of the text. Any token does as the context, here the byte `A`.
+    fn leave_start(&mut self, tokenizer: &Tokenizer) -> Result<()> {
+        match (self.context, tokenizer.token_to_id("<0x41>")) {
+            (None, Some(token)) => self.set_context(tokenizer, token),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_context(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<()> {
+        self.context_bytes = tokenizer.decode_at_once(&[token], false)?.len();
+        self.context = Some(token);
+        Ok(())
     }
 }
 
-/// Whether a token is a single byte by the rule of the `ByteFallback` decoder.
-fn is_byte_token(written: &str) -> bool {
-    written.len() == 6
-        && written.starts_with("<0x")
-        && written.ends_with('>')
-        && u8::from_str_radix(&written[3..5], 16).is_ok()
+/// Bytes at the front that are text now: whole characters, or what can never become one. `None` where
+/// there are none, or the start of a character whose end may still come.
+fn next_text(bytes: &[u8]) -> Option<usize> {
+    let whole = match std::str::from_utf8(bytes) {
+        Ok(text) => text.len(),
+        Err(error) if error.valid_up_to() > 0 => error.valid_up_to(),
+        Err(error) => error.error_len()?,
+    };
+    (whole > 0).then_some(whole)
+}
+
+/// The byte that a token stands for by the rule of the `ByteFallback` decoder.
+fn byte_of(written: &str) -> Option<u8> {
+    let digits = written.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
 /// The bytes of a token of a byte-level vocabulary. Added tokens that hold other letters stand for

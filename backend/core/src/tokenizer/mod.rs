@@ -81,6 +81,19 @@ impl Tokenizer {
     /// The text of `ids`. Ids without a token (padding of the vocabulary) have no text; bytes that
     /// are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        if self.decoding != (Decoding::Pieces { byte_fallback: true }) {
+            return self.decode_at_once(ids, skip_special);
+        }
+        let mut detokenizer = Detokenizer::new(skip_special);
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(&detokenizer.push(self, id)?);
+        }
+        Ok(text + &detokenizer.finish())
+    }
+
+    /// As the tokenizers crate decodes: a run of byte tokens that is no UTF-8 is U+FFFD for each byte.
+    fn decode_at_once(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner
             .decode(ids, skip_special)
             .map_err(|e| Error::bad_request("token ids", format!("cannot be decoded: {e}")))

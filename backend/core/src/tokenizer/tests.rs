@@ -22,7 +22,7 @@ fn refusal(json: &Value) -> String {
 fn stream(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> (Vec<String>, String) {
     let mut detokenizer = Detokenizer::new(skip_special);
     let pieces = ids.iter().map(|&id| detokenizer.push(tokenizer, id).expect("decodes")).collect();
-    (pieces, detokenizer.finish(tokenizer).expect("decodes"))
+    (pieces, detokenizer.finish())
 }
 
 #[test]
@@ -58,12 +58,25 @@ fn a_character_is_pushed_when_its_last_byte_is_there() {
 }
 
 #[test]
-fn a_run_of_byte_tokens_is_pushed_with_the_token_after_it() {
-    let mut ids = BYTE_FALLBACK.encode("a☃b", false).expect("encodes");
-    assert_eq!(ids.len(), 5);
-    assert_eq!(stream(&BYTE_FALLBACK, &ids, true).0, ["a", "", "", "", "☃b"]);
-    ids.pop();
-    assert_eq!(stream(&BYTE_FALLBACK, &ids, true).1, "☃");
+fn a_character_of_byte_tokens_is_pushed_with_its_last_byte() {
+    let ids = BYTE_FALLBACK.encode("a☃😀b", false).expect("encodes");
+    let expected = ["a", "", "", "☃", "", "", "", "😀", "b"];
+    assert_eq!(stream(&BYTE_FALLBACK, &ids, true), (expected.map(String::from).into(), "".into()));
+    assert_eq!(stream(&BYTE_FALLBACK, &ids[..6], true).1, "\u{fffd}");
+}
+
+#[test]
+fn a_wrong_byte_does_not_take_its_neighbours_along() {
+    let byte = |byte: u32| 3 + byte;
+    let a = BYTE_FALLBACK.token_to_id("a").expect("is there");
+    let ids = [0xe2, 0x98, 0x83, 0xff, 0xe2, 0x41].map(byte);
+    let decode = |ids: &[u32]| BYTE_FALLBACK.decode(ids, true).expect("decodes");
+    assert_eq!(decode(&ids), "☃\u{fffd}\u{fffd}A");
+    assert_eq!(decode(&[byte(0xe2), a]), "\u{fffd}a");
+    // The first space of a text is no part of it, whatever it is written with.
+    let word = BYTE_FALLBACK.token_to_id("▁a").expect("is there");
+    assert_eq!([decode(&[word, word]), decode(&[byte(0x20), word])], ["a a", " a"]);
+    assert_eq!(decode(&[byte(0xff), word]), "\u{fffd} a");
 }
 
 fn ids(vocab: u32) -> impl Strategy<Value = Vec<u32>> {
@@ -92,10 +105,24 @@ proptest! {
     }
 
     #[test]
-    fn nothing_pushed_depends_on_what_comes_later(ids in ids(262), cut in 0usize..40) {
-        let (all, _) = stream(&BYTE_LEVEL, &ids, true);
-        let (some, _) = stream(&BYTE_LEVEL, &ids[..cut.min(ids.len())], true);
+    fn where_all_bytes_are_text_decoding_is_that_of_the_crate(
+        text in "[ab é☃\u{1F600}\\x00-\\x20]{0,20}", skip: bool,
+    ) {
+        let ids = BYTE_FALLBACK.encode(&text, true).expect("encodes");
+        let ours = BYTE_FALLBACK.decode(&ids, skip).expect("decodes");
+        prop_assert_eq!(ours, BYTE_FALLBACK.inner.decode(&ids, skip).expect("decodes"));
+    }
+
+    #[test]
+    fn nothing_pushed_depends_on_what_comes_later(
+        ids in ids(270), cut in 0usize..40, fallback: bool,
+    ) {
+        let tokenizer: &Tokenizer = if fallback { &BYTE_FALLBACK } else { &BYTE_LEVEL };
+        let (all, _) = stream(tokenizer, &ids, true);
+        let (some, rest) = stream(tokenizer, &ids[..cut.min(ids.len())], true);
         prop_assert_eq!(&all[..some.len()], &some[..]);
+        // Of three bytes, which are one character that was cut off.
+        prop_assert!(["", "\u{fffd}"].contains(&rest.as_str()), "{}", rest);
     }
 
     #[test]
