@@ -69,6 +69,35 @@ fn smollm2_and_qwen_give_the_ids_and_prompts_of_hugging_face() {
     }
 }
 
+/// The estimate is worth having only if it is close: within a factor of 4 on all of these.
+#[test]
+fn texts_have_no_fewer_tokens_than_is_said_without_splitting_them_and_not_many_more() {
+    for source in [SMOLLM2, QWEN].into_iter().filter_map(gguf) {
+        let tokenizer = open(&source);
+        for text in [
+            include_str!("tokenizer_real.rs"),
+            "The quick brown fox, 1984. ",
+            "日本の首都は東京です。中文字符测试 Ein Fluß fließt ",
+            "e\u{301}>\u{338}한글 \u{1112}\u{1161}\u{11ab} \u{212a}<|im_end|>\u{338}",
+            "                    ",
+            "qwzxkjvbnmasdfgh",
+            "======\n\n\t\t",
+        ] {
+            let text = text.repeat((6000 / text.len()).max(1));
+            for end in (1..=text.len()).rev().filter(|&end| text.is_char_boundary(end)).step_by(499)
+            {
+                let len = tokenizer.encode(&text[..end], false).expect("encodes").len();
+                let fewest = tokenizer.fewest_tokens(&text[..end], usize::MAX - 1);
+                assert!(
+                    fewest <= len && len <= 4 * fewest,
+                    "{fewest} of {len}: {:?}",
+                    &text[..end]
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn smollm2_and_qwen_are_no_pair_and_qwen_fits_itself_with_padding() {
     let (Some(smol), Some(qwen)) = (gguf(SMOLLM2), gguf(QWEN)) else {

@@ -48,6 +48,17 @@ impl Decoding {
     }
 }
 
+impl Decoding {
+    /// The bytes that a token stands for, as it is written in the vocabulary, letters for spaces included.
+    pub(super) fn bytes(self, written: &str) -> Vec<u8> {
+        match (self, byte_of(written)) {
+            (Self::Bytes, _) => token_bytes(written),
+            (Self::Pieces { byte_fallback: true }, Some(byte)) => vec![byte],
+            (Self::Pieces { .. }, _) => written.into(),
+        }
+    }
+}
+
 /// Whether a decoder step looks at one token at a time, but for the start of the text and for runs
 /// of byte tokens.
 fn is_local(step: &Value) -> bool {

@@ -6,7 +6,9 @@
 
 mod chat;
 mod decode;
+mod fewest;
 mod files;
+mod spelled;
 mod stop;
 
 pub use chat::{ChatTemplate, Message};
@@ -15,6 +17,7 @@ pub use stop::{StopMatcher, StopOutcome, check_stops};
 
 use crate::{Error, Result};
 use decode::Decoding;
+use fewest::Fewest;
 use files::SpecialTokens;
 use std::path::Path;
 
@@ -22,6 +25,7 @@ use std::path::Path;
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     decoding: Decoding,
+    fewest: Option<Fewest>,
     vocab_size: usize,
     hash: String,
     bos: Option<u32>,
@@ -47,13 +51,16 @@ impl Tokenizer {
         let parsed = files::Parsed::new(json, path)?;
         let decoding = Decoding::from_json(parsed.section("decoder"))
             .map_err(|message| files::bad(path, message))?;
+        let tokens = parsed.section("model")["vocab"].as_object();
+        let tokens = tokens.into_iter().flatten().map(|(written, _)| decoding.bytes(written));
+        let fewest = Fewest::new(&parsed, tokens);
         let mut inner = parsed.build()?;
         // Both are for training batches; a prompt is never cut or filled up.
         inner.with_truncation(None).map_err(|e| files::bad(path, e))?;
         inner.with_padding(None);
         let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let hash = blake3::hash(json).to_hex().to_string();
-        Ok(Self { inner, decoding, vocab_size, hash, bos: None, eos: None, chat: None })
+        Ok(Self { inner, decoding, fewest, vocab_size, hash, bos: None, eos: None, chat: None })
     }
 
     /// The ids of `text`. Special tokens spelled out in the text are recognised; with `add_special`
@@ -65,6 +72,12 @@ impl Tokenizer {
             .encode_fast(text, add_special)
             .map_err(|e| Error::bad_request("text", format!("cannot be tokenized: {e}")))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// A number of tokens that no way to split `text` comes below; counts no further than one above `limit`.
+    /// Takes a fraction of the time that splitting takes.
+    pub fn fewest_tokens(&self, text: &str, limit: usize) -> usize {
+        self.fewest.as_ref().map_or(0, |fewest| fewest.count(text, limit))
     }
 
     /// The ids of a whole prompt, with what the tokenizer puts around a text. One that was made with a chat template

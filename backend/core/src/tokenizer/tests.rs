@@ -240,3 +240,73 @@ fn a_file_over_its_limit_is_refused() {
     let message = Tokenizer::open(dir.path()).err().expect("refused").to_string();
     assert!(message.ends_with("chat_template.jinja: has more than 1048576 bytes"), "{message}");
 }
+
+#[test]
+fn too_long_a_text_is_known_without_splitting_it() {
+    // Three letters or less a token, but for the added ones.
+    assert_eq!(BYTE_LEVEL.fewest_tokens("abcdefg", 100), 3);
+    assert_eq!(BYTE_LEVEL.fewest_tokens("<tool ☃><|end|>", 100), 2);
+    assert_eq!(BYTE_LEVEL.fewest_tokens(&"ab".repeat(1 << 20), 1000), 1001);
+    assert_eq!(BYTE_FALLBACK.fewest_tokens("", 100), 0);
+}
+
+#[test]
+fn where_tokens_do_not_spell_the_text_nothing_is_said_about_it() {
+    let changes: [fn(&mut Value); 6] = [
+        |json| json["normalizer"] = json!({ "type": "NFKC" }),
+        |json| json["pre_tokenizer"] = json!({ "type": "WhitespaceSplit" }),
+        |json| json["added_tokens"][0]["lstrip"] = json!(true),
+        |json| json["model"]["end_of_word_suffix"] = json!("</w>"),
+        |json| json["model"]["unk_token"] = json!("<|end|>"),
+        |json| {
+            json["pre_tokenizer"] = json!({ "type": "Split", "behavior": "Removed", "invert": false,
+                "pattern": { "String": "a" } });
+        },
+    ];
+    for change in changes {
+        let mut json = byte_level();
+        change(&mut json);
+        assert_eq!(parse(&json).expect("parses").fewest_tokens("abcdefg", 100), 0);
+    }
+}
+
+/// Texts that tokenizers change, with what may be put together out of parts.
+fn text() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        "[ab ▁é☃\\n]{0,9}",
+        Just("e\u{301}>\u{338}\u{1112}\u{1161}\u{11ab}\u{212a}".to_string()),
+        Just("<|end|>".to_string()),
+        Just("<tool ☃>".to_string()),
+        Just("<s>".to_string()),
+    ];
+    prop::collection::vec(part, 0..6).prop_map(|parts| parts.concat())
+}
+
+static COMPOSING: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let mut json = byte_level();
+    json["normalizer"] = json!({ "type": "NFC" });
+    json["pre_tokenizer"]["add_prefix_space"] = json!(true);
+    parse(&json).expect("parses")
+});
+static METASPACE: LazyLock<Tokenizer> = LazyLock::new(|| {
+    let mut json = byte_fallback();
+    json["normalizer"] = Value::Null;
+    json["pre_tokenizer"] = json!({ "type": "Metaspace", "replacement": "▁",
+        "prepend_scheme": "first", "split": false });
+    parse(&json).expect("parses")
+});
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn no_text_has_fewer_tokens_than_are_said(text in text(), limit in 0usize..30) {
+        for tokenizer in [&BYTE_LEVEL, &BYTE_FALLBACK, &COMPOSING, &METASPACE] {
+            let len = tokenizer.encode(&text, false).expect("encodes").len();
+            let fewest = tokenizer.fewest_tokens(&text, limit);
+            prop_assert!(fewest <= len, "{} of {}", fewest, len);
+            prop_assert!(fewest > 0 || text.is_empty());
+            prop_assert!(fewest <= limit + 1);
+        }
+    }
+}
