@@ -9,7 +9,7 @@ use serde_json::Value;
 use spec_build::checkpoint::{Checkpoint, TokenizerSource};
 use spec_build::pair::check_pair;
 use spec_build::tokenizer::GgufTokenizer;
-use spec_core::tokenizer::{Detokenizer, Message, Tokenizer};
+use spec_core::tokenizer::{Conversation, Detokenizer, Tokenizer};
 
 /// Builds the files and opens them as a folder, as the server does.
 fn open(source: &GgufTokenizer) -> Tokenizer {
@@ -19,10 +19,10 @@ fn open(source: &GgufTokenizer) -> Tokenizer {
 }
 
 /// The user turn of a rendered prompt; the system turn comes from the template.
-fn user_turn(prompt: &str) -> Message {
+fn user_turn(prompt: &str) -> Conversation {
     let (_, turn) = prompt.split_once("<|im_start|>user\n").expect("a user turn");
     let (content, _) = turn.split_once("<|im_end|>").expect("an end");
-    Message { role: "user".into(), content: content.into() }
+    Conversation::new([("user", content)])
 }
 
 /// Six chat prompts: template, ids, text, and the text again token by token.
@@ -31,8 +31,9 @@ fn check_prompts(tokenizer: &Tokenizer, prompts: &Value) {
     assert_eq!(prompts.len(), 6);
     for prompt in prompts {
         let (text, expected) = (prompt["text"].as_str().expect("a text"), ids(&prompt["ids"]));
-        let template = tokenizer.chat_template().expect("a template");
-        assert_eq!(template.render(&[user_turn(text)], true).expect("renders"), text);
+        let prompt = tokenizer.render_chat(&user_turn(text)).expect("renders");
+        assert_eq!(prompt.text(), text);
+        assert_eq!(tokenizer.encode_chat(&prompt).expect("encodes"), expected);
         assert_eq!(tokenizer.encode(text, true).expect("encodes"), expected);
         assert_eq!(tokenizer.decode(&expected, false).expect("decodes"), text);
         let mut detokenizer = Detokenizer::new(false);

@@ -8,7 +8,7 @@ use spec_core::batch::Emitted;
 use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextStream};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason};
-use spec_core::tokenizer::{Message, Tokenizer, check_stops};
+use spec_core::tokenizer::{Conversation, Tokenizer, check_stops};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -61,12 +61,10 @@ fn prompt(args: &TryArgs, folder: &ModelFolder) -> Result<Vec<u32>> {
     if !args.chat {
         return Ok(tokenizer.encode_prompt(text)?);
     }
-    let template = tokenizer.chat_template().context("--chat: the model has no chat template")?;
-    let message =
-        |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-    let system = args.system.iter().map(|text| message("system", text));
-    let messages: Vec<Message> = system.chain([message("user", text)]).collect();
-    Ok(tokenizer.encode(&template.render(&messages, true)?, false)?)
+    tokenizer.chat_template().context("--chat: the model has no chat template")?;
+    let system = args.system.iter().map(|text| ("system", text.as_str()));
+    let conversation = Conversation::new(system.chain([("user", text)]));
+    Ok(tokenizer.encode_chat(&tokenizer.render_chat(&conversation)?)?)
 }
 
 fn request(args: &TryArgs, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Result<Request> {

@@ -4,7 +4,7 @@ use super::{Contract, Echo, MAX_TOKENS, Profile, Report, Row, VLLM_MAX_TOKENS, V
 use crate::triton::{Error, Result};
 use spec_core::runtime::Request;
 use spec_core::sampling::SamplingParams;
-use spec_core::tokenizer::{Message, Tokenizer, check_stops};
+use spec_core::tokenizer::{ChatPrompt, Conversation, Tokenizer, check_stops};
 
 /// Most bytes of a prompt for each position of the engine: few tokens are longer.
 const MAX_TOKEN_BYTES: usize = 128;
@@ -111,9 +111,9 @@ impl Form {
                 (ids, Some(text.clone()))
             }
             (None, None, Some(messages)) => {
-                let text = render(messages, contract, tokenizer)?;
-                let ids = tokenizer.encode(&text, false).map_err(|error| contract.error(error))?;
-                (ids, Some(text))
+                let prompt = render(messages, contract, tokenizer)?;
+                let ids = tokenizer.encode_chat(&prompt).map_err(|error| contract.error(error))?;
+                (ids, Some(prompt.text()))
             }
             (None, None, None) => return Err(Error::invalid_arg(contract.profile.no_prompt())),
             _ => return Err(Error::invalid_arg("text_input and messages are both given")),
@@ -273,20 +273,15 @@ impl Report {
     }
 }
 
-fn render(messages: &str, contract: &Contract, tokenizer: &Tokenizer) -> Result<String> {
+fn render(messages: &str, contract: &Contract, tokenizer: &Tokenizer) -> Result<ChatPrompt> {
     at_most_bytes("messages", messages, contract)?;
-    let messages: Vec<Message> = serde_json::from_str(messages).map_err(|error| {
-        Error::invalid_arg(format!("messages: not a JSON list of {{role, content}}: {error}"))
-    })?;
-    if messages.is_empty() {
-        return Err(Error::invalid_arg("messages: an empty list, at least 1 message is needed"));
+    let conversation = Conversation::parse(messages).map_err(|error| contract.error(error))?;
+    if tokenizer.chat_template().is_none() {
+        return Err(Error::unsupported("messages: the model has no chat template"));
     }
-    let template = tokenizer
-        .chat_template()
-        .ok_or_else(|| Error::unsupported("messages: the model has no chat template"))?;
-    let text = template.render(&messages, true).map_err(|error| contract.error(error))?;
-    at_most_bytes("messages", &text, contract)?;
-    Ok(text)
+    let prompt = tokenizer.render_chat(&conversation).map_err(|error| contract.error(error))?;
+    at_most_bytes("messages", &prompt.text(), contract)?;
+    Ok(prompt)
 }
 
 fn check_ids(name: &str, ids: &[u32], vocab_size: usize) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Small GGUF vocabularies: ids, files and refusals. The real ones are in the integration tests.
 
 use super::*;
-use spec_core::tokenizer::Message;
+use spec_core::tokenizer::Conversation;
 
 /// GPT-2's letters for the 256 bytes, in byte order.
 fn letters() -> Vec<String> {
@@ -175,10 +175,8 @@ fn the_files_open_as_a_folder_and_are_the_same_every_time() {
     files.write(dir.path()).expect("writes");
     let tokenizer = Tokenizer::open(dir.path()).expect("opens");
     assert_eq!((tokenizer.bos(), tokenizer.eos()), (None, Some(262)));
-    let message = Message { role: "user".into(), content: "he".into() };
-    let prompt = tokenizer.chat_template().expect("a template").render(&[message], true);
-    let ids = tokenizer.encode(&prompt.expect("renders"), false).expect("encodes");
-    assert_eq!(ids, [261, 256]);
+    let prompt = tokenizer.render_chat(&Conversation::new([("user", "he")])).expect("renders");
+    assert_eq!(tokenizer.encode_chat(&prompt).expect("encodes"), [261, 256]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spec_core::tokenizer::{Detokenizer, Message, Tokenizer};
+use spec_core::tokenizer::{Conversation, Detokenizer, Tokenizer};
 use spec_fuzz::{file, folder, no_file, parts};
 
 const NAMES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];
@@ -31,8 +31,10 @@ fuzz_target!(|input: &[u8]| {
     }
     let _ = stream.finish();
     // Memory of the values inside a template is not bounded: a product of strings takes 100 MB.
-    if let (Some(template), false) = (tokenizer.chat_template(), repeats) {
-        let message = |role: &str| Message { role: role.into(), content: TEXT.into() };
-        let _ = template.render(&["system", "user", "assistant", "user"].map(message), true);
+    if !repeats {
+        let turns = ["system", "user", "assistant", "user"].map(|role| (role, TEXT));
+        if let Ok(prompt) = tokenizer.render_chat(&Conversation::new(turns)) {
+            let _ = tokenizer.encode_chat(&prompt);
+        }
     }
 });

@@ -5,12 +5,12 @@
 
 mod python;
 
+use super::conversation::Conversation;
 use super::files::{self, SpecialTokens};
 use crate::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
-use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
 
@@ -20,35 +20,37 @@ const FUEL: u64 = 5_000_000;
 const PROMPT_BYTES: usize = 16 << 20;
 /// The name that template errors give.
 const NAME: &str = "chat_template";
-
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant` or what else the template knows.
-    pub role: String,
-    /// What is said.
-    pub content: String,
-}
+/// The name of the template for conversations with tools, where there is one of its own.
+const TOOL_NAME: &str = "tool_use";
 
 /// A compiled chat template with the special tokens that it may name.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     specials: Value,
+    /// Whether it has a template of its own for tools.
+    has_tool_template: bool,
+    /// Whether it says anything of tools.
+    knows_tools: bool,
+    /// Whether it tells developers from the system.
+    knows_developer: bool,
 }
 
 impl ChatTemplate {
     /// The template in `dir`: `chat_template.jinja` if there is one, else the one in
-    /// `tokenizer_config.json` (the one named `default` where it holds several).
+    /// `tokenizer_config.json` (those named `default` and `tool_use` where it holds several).
     pub(super) fn open(dir: &Path, specials: &SpecialTokens) -> Result<Option<Self>> {
         let path = dir.join("chat_template.jinja");
-        let (source, path) = match files::read_if_there(&path, files::TEMPLATE_BYTES)? {
+        let in_config = &specials.chat_template;
+        let (source, for_tools, path) = match files::read_if_there(&path, files::TEMPLATE_BYTES)? {
             Some(bytes) => {
                 let source = String::from_utf8(bytes).map_err(|e| files::bad(&path, e))?;
-                (source, path.as_path())
+                (source, None, path.as_path())
             }
-            None => match default_template(&specials.chat_template) {
-                Some(source) => (source.to_string(), specials.config_path.as_path()),
+            None => match in_config.as_str().or_else(|| named_template(in_config, "default")) {
+                Some(source) => {
+                    let for_tools = named_template(in_config, TOOL_NAME);
+                    (source.to_string(), for_tools, specials.config_path.as_path())
+                }
                 None => return Ok(None),
             },
         };
@@ -60,12 +62,17 @@ impl ChatTemplate {
             let list = Value::from(specials.additional.clone());
             variables.push(("additional_special_tokens".to_string(), list));
         }
-        let template = Self::new(source, Value::from_pairs(variables));
+        let template = Self::new(source, for_tools, Value::from_pairs(variables));
         template.map(Some).map_err(|e| files::bad(path, format!("chat template: {e}")))
     }
 
-    /// Compiles `source`; `specials` maps variable names (`bos_token`, ...) to token texts.
-    fn new(source: String, specials: Value) -> Result<Self, minijinja::Error> {
+    /// Compiles `source`, and `for_tools` to take its place where there are tools; `specials` maps variable names
+    /// (`bos_token`, ...) to token texts.
+    pub(super) fn new(
+        source: String,
+        for_tools: Option<&str>,
+        specials: Value,
+    ) -> Result<Self, minijinja::Error> {
         let mut environment = Environment::new();
         environment
             .set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
@@ -76,22 +83,47 @@ impl ChatTemplate {
         environment.add_function("strftime_now", python::strftime_now);
         environment.add_filter("tojson", python::tojson);
         environment.add_template_owned(NAME, without_generation_tags(&source))?;
-        Ok(Self { environment, specials })
+        if let Some(source) = for_tools {
+            environment.add_template_owned(TOOL_NAME, without_generation_tags(source))?;
+        }
+        Ok(Self {
+            environment,
+            specials,
+            has_tool_template: for_tools.is_some(),
+            knows_tools: for_tools.is_some() || source.contains("tools"),
+            knows_developer: source.contains("developer"),
+        })
     }
 
     /// The prompt for a conversation, with special tokens spelled out; encode it without adding
-    /// any. With `add_generation_prompt` it ends where the assistant's answer begins.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let variables = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt,
-            tools => (),
-            documents => (),
-            ..self.specials.clone()
+    /// any. It ends where the assistant's answer begins, unless a variable of the conversation says otherwise.
+    pub(super) fn render(&self, conversation: &Conversation) -> Result<String> {
+        let has_tools = !conversation.tools.is_empty();
+        if has_tools && !self.knows_tools {
+            return Err(Error::Unsupported(
+                "tools: the model's chat template has no place for them".into(),
+            ));
+        }
+        let system_only;
+        let Conversation { messages, tools, variables } = match self.knows_developer {
+            true => conversation,
+            false => {
+                system_only = conversation.without_developer();
+                &system_only
+            }
         };
+        // The first that has a variable counts: special tokens are the model's alone.
+        let said = context! {
+            messages => Value::from(Serde(messages)),
+            tools => has_tools.then(|| Value::from(Serde(tools))),
+        };
+        let unless_said = context! { add_generation_prompt => true, documents => () };
+        let variables = Value::from(Serde(variables));
+        // The first that has a variable counts: special tokens are the model's alone.
+        let variables = context! { ..said, ..self.specials.clone(), ..variables, ..unless_said };
         let mut prompt = Prompt(Vec::new());
         self.environment
-            .get_template(NAME)
+            .get_template(if has_tools && self.has_tool_template { TOOL_NAME } else { NAME })
             .and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop))
             .map_err(|e| Error::bad_request("messages", message(&e)))?;
         String::from_utf8(prompt.0)
@@ -135,13 +167,9 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// A template is a string, or a list of named ones.
-fn default_template(json: &serde_json::Value) -> Option<&str> {
-    let named = || {
-        let list = json.as_array()?;
-        list.iter().find(|entry| entry["name"] == "default")?["template"].as_str()
-    };
-    json.as_str().or_else(named)
+/// One of a list of named templates.
+fn named_template<'a>(json: &'a serde_json::Value, name: &str) -> Option<&'a str> {
+    json.as_array()?.iter().find(|entry| entry["name"] == name)?["template"].as_str()
 }
 
 /// Turns `{% generation %}` blocks, which mark the assistant's tokens for training, into plain
@@ -176,17 +204,14 @@ fn without_generation_tags(source: &str) -> String {
 mod tests {
     use super::*;
 
-    fn messages(turns: &[(&str, &str)]) -> Vec<Message> {
-        turns
-            .iter()
-            .map(|(role, content)| Message { role: role.to_string(), content: content.to_string() })
-            .collect()
+    fn template(source: &str, for_tools: Option<&str>) -> ChatTemplate {
+        let specials = Value::from_pairs([("bos_token", "<s>"), ("eos_token", "</s>")]);
+        ChatTemplate::new(source.to_string(), for_tools, specials).expect("compiles")
     }
 
     fn render(source: &str) -> Result<String> {
-        let specials = Value::from_pairs([("bos_token", "<s>"), ("eos_token", "</s>")]);
-        let template = ChatTemplate::new(source.to_string(), specials).expect("compiles");
-        template.render(&messages(&[("user", " hi "), ("assistant", "<é & 'q'>")]), true)
+        let turns = [("user", " hi "), ("assistant", "<é & 'q'>")];
+        template(source, None).render(&Conversation::new(turns))
     }
 
     #[test]
@@ -236,13 +261,42 @@ mod tests {
     }
 
     #[test]
-    fn the_default_of_several_templates_is_taken() {
-        let list = serde_json::json!([
-            { "name": "tool_use", "template": "t" },
-            { "name": "default", "template": "d" },
-        ]);
-        assert_eq!(default_template(&list), Some("d"));
-        assert_eq!(default_template(&serde_json::json!("s")), Some("s"));
-        assert_eq!(default_template(&serde_json::Value::Null), None);
+    fn of_several_templates_there_is_one_for_tools() {
+        let mut conversation = Conversation::new([("user", "x")]);
+        let both = template("d", Some("t {{ tools[0].name }}"));
+        assert_eq!(both.render(&conversation).expect("renders"), "d");
+        conversation.set_tools(r#"[{"name": "f"}]"#).expect("is read");
+        assert_eq!(both.render(&conversation).expect("renders"), "t f");
+        let one = template("{% if tools %}{{ tools | tojson }}{% endif %}", None);
+        assert_eq!(one.render(&conversation).expect("renders"), r#"[{"name": "f"}]"#);
+        let message = template("d", None).render(&conversation).expect_err("refused").to_string();
+        assert_eq!(
+            message,
+            "tools: the model's chat template has no place for them is not supported"
+        );
+        let list = serde_json::json!([{ "name": "tool_use", "template": "t" }]);
+        assert_eq!(named_template(&list, "tool_use"), Some("t"));
+        assert_eq!(named_template(&list, "default"), None);
+    }
+
+    #[test]
+    fn a_template_that_knows_no_developer_hears_the_system() {
+        let conversation = Conversation::new([("developer", "x"), ("user", "y")]);
+        let roles = "{% for m in messages %}{{ m.role }} {% endfor %}";
+        let told = |source: &str| template(source, None).render(&conversation).expect("renders");
+        assert_eq!(told(roles), "system user ");
+        assert_eq!(told(&format!("{roles}{{# developer #}}")), "developer user ");
+    }
+
+    #[test]
+    fn variables_of_the_conversation_reach_the_template_but_not_its_special_tokens() {
+        let mut conversation = Conversation::new([("user", "x")]);
+        let variables =
+            r#"{"enable_thinking": false, "eos_token": "!", "add_generation_prompt": false}"#;
+        conversation.set_variables(variables).expect("is read");
+        let source =
+            "{{ enable_thinking }} {{ eos_token }} {{ add_generation_prompt }} {{ other }}";
+        let rendered = template(source, None).render(&conversation);
+        assert_eq!(rendered.expect("renders"), "False </s> False ");
     }
 }

@@ -5,17 +5,22 @@
 //! the file promises is the id that encoding gives, and decoding can be done token by token.
 
 mod chat;
+mod control;
+mod conversation;
 mod decode;
 mod fewest;
 mod files;
 mod spelled;
 mod stop;
 
-pub use chat::{ChatTemplate, Message};
+pub use chat::ChatTemplate;
+pub use control::ChatPrompt;
+pub use conversation::Conversation;
 pub use decode::Detokenizer;
 pub use stop::{StopMatcher, StopOutcome, check_stops};
 
 use crate::{Error, Result};
+use control::Control;
 use decode::Decoding;
 use fewest::Fewest;
 use files::SpecialTokens;
@@ -26,6 +31,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     decoding: Decoding,
     fewest: Option<Fewest>,
+    control: Control,
     vocab_size: usize,
     hash: String,
     bos: Option<u32>,
@@ -54,18 +60,30 @@ impl Tokenizer {
         let tokens = parsed.section("model")["vocab"].as_object();
         let tokens = tokens.into_iter().flatten().map(|(written, _)| decoding.bytes(written));
         let fewest = Fewest::new(&parsed, tokens);
+        let unknown = parsed.section("model")["unk_token"].as_str().map(str::to_string);
         let mut inner = parsed.build()?;
         // Both are for training batches; a prompt is never cut or filled up.
         inner.with_truncation(None).map_err(|e| files::bad(path, e))?;
         inner.with_padding(None);
+        let unknown = unknown.and_then(|token| inner.token_to_id(&token));
+        let control = Control::new(&inner, unknown).map_err(|e| files::bad(path, e))?;
         let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
         let hash = blake3::hash(json).to_hex().to_string();
-        Ok(Self { inner, decoding, fewest, vocab_size, hash, bos: None, eos: None, chat: None })
+        Ok(Self {
+            inner,
+            decoding,
+            fewest,
+            control,
+            vocab_size,
+            hash,
+            bos: None,
+            eos: None,
+            chat: None,
+        })
     }
 
     /// The ids of `text`. Special tokens spelled out in the text are recognised; with `add_special`
-    /// the ones that the tokenizer puts around a text (bos for most Llamas) are added too. A
-    /// rendered chat prompt already has them.
+    /// the ones that the tokenizer puts around a text (bos for most Llamas) are added too.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = self
             .inner
@@ -89,6 +107,26 @@ impl Tokenizer {
             ids.remove(0);
         }
         Ok(ids)
+    }
+
+    /// The prompt for a conversation by the model's chat template: special tokens in it are the template's
+    /// own, whatever the conversation spells.
+    pub fn render_chat(&self, conversation: &Conversation) -> Result<ChatPrompt> {
+        let template = self.chat.as_ref();
+        let template =
+            template.ok_or_else(|| Error::Unsupported("a model without a chat template".into()))?;
+        self.control.render(&self.inner, template, conversation)
+    }
+
+    /// The ids of a rendered conversation: the template has put all special tokens there that are to be there.
+    pub fn encode_chat(&self, prompt: &ChatPrompt) -> Result<Vec<u32>> {
+        match prompt.as_plain() {
+            Some(text) => self.encode(text, false),
+            None => self
+                .control
+                .encode(&self.inner, prompt)
+                .map_err(|e| Error::bad_request("messages", format!("cannot be tokenized: {e}"))),
+        }
     }
 
     /// The text of `ids`. Ids without a token (padding of the vocabulary) have no text; bytes that
@@ -129,8 +167,7 @@ impl Tokenizer {
 
     /// Whether decoding with `skip_special` leaves `id` out.
     pub fn is_special(&self, id: u32) -> bool {
-        let added = self.inner.get_added_vocabulary();
-        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+        control::is_control(&self.inner, id)
     }
 
     /// blake3 of `tokenizer.json`, in hex.

@@ -1,6 +1,6 @@
 //! Small vocabularies for tests, written as real `tokenizer.json` files are.
 
-use super::Tokenizer;
+use super::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -80,6 +80,12 @@ pub(crate) fn byte_fallback() -> Value {
 
 pub(crate) fn parse(json: &Value) -> crate::Result<Tokenizer> {
     Tokenizer::parse(json.to_string().as_bytes(), Path::new("tokenizer.json"))
+}
+
+/// The same with a chat template, which has no variables for special tokens.
+pub(crate) fn parse_with_template(json: &Value, source: &str) -> Tokenizer {
+    let template = ChatTemplate::new(source.into(), None, minijinja::Value::UNDEFINED);
+    Tokenizer { chat: Some(template.expect("compiles")), ..parse(json).expect("parses") }
 }
 
 fn added(id: usize, content: &str, special: bool) -> Value {

@@ -218,10 +218,9 @@ fn a_folder_gives_the_chat_template_and_the_special_ids() {
         tokenizer.hash(),
         blake3::hash(byte_fallback().to_string().as_bytes()).to_hex().as_str()
     );
-    let message = [Message { role: "user".into(), content: "hi".into() }];
-    let render = |tokenizer: &Tokenizer| {
-        tokenizer.chat_template().expect("a template").render(&message, true).expect("renders")
-    };
+    let conversation = Conversation::new([("user", "hi")]);
+    let render =
+        |tokenizer: &Tokenizer| tokenizer.render_chat(&conversation).expect("renders").text();
     assert_eq!(render(&tokenizer), "<s>hi</s>");
 
     write("chat_template.jinja", "file {{ messages[0].role }}");

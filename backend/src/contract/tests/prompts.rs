@@ -23,17 +23,13 @@ fn messages_are_rendered_with_the_chat_template() {
 #[test]
 fn messages_that_are_no_conversation_are_refused() {
     for (messages, reason) in [
-        ("", "EOF while parsing a value"),
-        ("{}", "invalid type: map, expected a sequence"),
-        (r#"[{"role": "user"}]"#, "missing field `content`"),
-        (r#"[{"role": "user", "content": "x", "tool": 1}]"#, "unknown field `tool`"),
+        ("", "not a JSON list of objects: EOF while parsing a value"),
+        ("{}", "not a JSON list of objects: invalid type: map, expected a sequence"),
+        (r#"[{"role": "user"}]"#, "[0] has no content"),
+        (r#"[{"role": "user", "content": "x", "tool": 1}]"#, "[0]: field 'tool' is not known"),
     ] {
         let message = refusal(parse(Profile::Text, &[texts("messages", &[messages])]));
-        assert!(
-            message.starts_with("messages: not a JSON list of {role, content}: ")
-                && message.contains(reason),
-            "{message}"
-        );
+        assert!(message.starts_with(&format!("messages: {reason}")), "{message}");
     }
 }
 
