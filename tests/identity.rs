@@ -63,8 +63,8 @@ fn sampling(idx: usize, prompt: &[u32]) -> SamplingParams {
         },
         3 => SamplingParams {
             top_k: 40,
-            logit_bias: vec![(prompt[0], 4.0), (198, -3.0), (prompt[prompt.len() / 2], 2.0)],
-            bad_words: vec![vec![prompt[1]], prompt[2..4].to_vec()],
+            logit_bias: [(prompt[0], 4.0), (198, -3.0), (prompt[prompt.len() / 2], 2.0)].into(),
+            bad_words: [vec![prompt[1]], prompt[2..4].to_vec()].into(),
             min_tokens: 8,
             ..seeded
         },

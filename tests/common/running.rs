@@ -79,8 +79,9 @@ pub(crate) fn run_alone(runtime: &mut Runtime, requests: &[Request]) -> Vec<Vec<
     requests.iter().map(|request| run(runtime, &[plain(request)]).remove(0).tokens).collect()
 }
 
-/// Greedy and seeded, with what depends on the tokens before; the last with log-probabilities.
-pub(crate) fn kinds_of_sampling() -> [SamplingParams; 5] {
+/// Greedy and seeded, with what depends on the tokens before; the last two with what a GPU
+/// leaves to the host: log-probabilities, and tokens of a list alone.
+pub(crate) fn kinds_of_sampling() -> [SamplingParams; 6] {
     let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
     [
         SamplingParams::default(),
@@ -89,11 +90,12 @@ pub(crate) fn kinds_of_sampling() -> [SamplingParams; 5] {
         SamplingParams {
             repetition_penalty: 1.3,
             frequency_penalty: 0.2,
-            logit_bias: vec![(4, 1.5)],
-            bad_words: vec![vec![9], vec![3, 8]],
+            logit_bias: [(4, 1.5)].into(),
+            bad_words: [vec![9], vec![3, 8]].into(),
             min_tokens: 4,
             ..seeded.clone()
         },
-        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded },
+        SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded.clone() },
+        SamplingParams { allowed_tokens: Some((2..30).step_by(3).collect()), ..seeded },
     ]
 }

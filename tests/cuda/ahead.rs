@@ -102,7 +102,7 @@ fn what_looks_at_tokens_or_logits_waits_for_the_host() {
     let (_dir, engine) = target(Drafts::Model);
     let sampling = [
         SamplingParams { presence_penalty: 0.5, ..SamplingParams::default() },
-        SamplingParams { bad_words: vec![vec![3, 8]], ..SamplingParams::default() },
+        SamplingParams { bad_words: [vec![3, 8]].into(), ..SamplingParams::default() },
         SamplingParams { logprobs: Some(1), ..SamplingParams::default() },
     ];
     for sampling in sampling {

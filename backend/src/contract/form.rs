@@ -211,8 +211,8 @@ impl Form {
             (None, None) if self.wants_draws() => 1.0,
             (None, None) => params.temperature,
         };
-        params.logit_bias = self.biases(tokenizer)?;
-        params.bad_words = self.banned(contract, tokenizer)?;
+        params.logit_bias = self.biases(tokenizer)?.into();
+        params.bad_words = self.banned(contract, tokenizer)?.into();
         params.validate(contract.vocab_size).map_err(|error| contract.error(error))?;
         Ok(params)
     }

@@ -240,7 +240,11 @@ impl Runtime {
             Some(seed) => Coupling::Path(seed),
             None => Coupling::Independent(self.entropy.hash_one(id)),
         };
-        let sampler = Sampler::new(sampling, coupling, self.end_tokens.clone());
+        let mut held_back = self.end_tokens.clone();
+        if sampling.min_tokens > 0 {
+            held_back.extend(&limits.stop_tokens);
+        }
+        let sampler = Sampler::new(sampling, coupling, held_back);
         let sequence = Sequence::new(id, prompt, sampler, limits);
         let salt = PageKey::of_salt(cache_salt.as_bytes());
         self.scheduler.add(Sequence { given: given_draft, salt, ..sequence })?;

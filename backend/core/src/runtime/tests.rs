@@ -211,6 +211,21 @@ fn unless_it_is_said_otherwise_none_that_runs_loses_its_pages() {
 }
 
 #[test]
+fn min_tokens_holds_back_whatever_ends_the_text() {
+    let (mut runtime, _) = runtime();
+    runtime.end_tokens = vec![3];
+    let mut held_back = |min_tokens| {
+        let sampling = SamplingParams { min_tokens, ..SamplingParams::default() };
+        let request = Request { sampling, stop_tokens: vec![4, 5], ..request(5, 9) };
+        let id = runtime.add(request).unwrap();
+        runtime.cancel(id).unwrap().sampler.end_tokens().to_vec()
+    };
+    assert_eq!(held_back(2), [3, 4, 5]);
+    // Where nothing is held back it is not told to devices either.
+    assert_eq!(held_back(0), [3]);
+}
+
+#[test]
 fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
     let (mut runtime, _) = runtime();
     let mut refusal = |given_draft| {

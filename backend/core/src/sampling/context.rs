@@ -38,6 +38,7 @@ impl<'a> Context<'a> {
 pub(super) fn edits_nothing(params: &SamplingParams) -> bool {
     params.logit_bias.is_empty()
         && params.bad_words.is_empty()
+        && params.allowed_tokens.is_none()
         && params.min_tokens == 0
         && !params.penalises()
 }
@@ -50,13 +51,16 @@ pub(super) fn edit(
     context: Context<'_>,
     logits: &mut [f32],
 ) {
-    for &(token, bias) in &params.logit_bias {
+    for &(token, bias) in &*params.logit_bias {
         change(logits, token, |logit| logit + bias);
     }
     if context.position() - context.prompt_len < params.min_tokens {
         end_tokens.iter().for_each(|&token| ban(logits, token));
     }
-    for word in &params.bad_words {
+    if let Some(allowed) = params.allowed_tokens.as_deref() {
+        ban_others(logits, allowed);
+    }
+    for word in &*params.bad_words {
         if let Some((&last, start)) = word.split_last()
             && context.ends_with(start)
         {
@@ -83,6 +87,21 @@ fn penalise(params: &SamplingParams, context: Context<'_>, logits: &mut [f32]) {
             let logit = logit - params.frequency_penalty * count as f32;
             logit - if count > 0 { params.presence_penalty } else { 0.0 }
         });
+    }
+}
+
+/// `allowed` is ascending.
+fn ban_others(logits: &mut [f32], allowed: &[u32]) {
+    let mut first = 0;
+    for &token in allowed {
+        let token = token as usize;
+        if let Some(between) = logits.get_mut(first..token) {
+            between.fill(f32::NEG_INFINITY);
+        }
+        first = token + 1;
+    }
+    if let Some(rest) = logits.get_mut(first..) {
+        rest.fill(f32::NEG_INFINITY);
     }
 }
 
@@ -139,6 +158,9 @@ mod tests {
             if ends.contains(&id) && output.len() < params.min_tokens {
                 logit = f32::NEG_INFINITY;
             }
+            if params.allowed_tokens.as_ref().is_some_and(|allowed| !allowed.contains(&id)) {
+                logit = f32::NEG_INFINITY;
+            }
             let completed = [all.clone(), vec![id]].concat();
             if params.bad_words.iter().any(|word| completed.ends_with(word)) {
                 logit = f32::NEG_INFINITY;
@@ -167,18 +189,22 @@ mod tests {
             prop::collection::vec((token, -3f32..3.0), 0..4),
             prop::collection::vec(word, 0..4),
             0usize..8,
+            prop::option::of(prop::collection::btree_set(0..VOCAB as u32, 1..5)),
         )
-            .prop_map(|(repetition, presence, frequency, bias, words, min_tokens)| {
-                SamplingParams {
-                    repetition_penalty: repetition,
-                    presence_penalty: presence,
-                    frequency_penalty: frequency,
-                    logit_bias: bias,
-                    bad_words: words,
-                    min_tokens,
-                    ..Default::default()
-                }
-            })
+            .prop_map(
+                |(repetition, presence, frequency, bias, words, min_tokens, allowed)| {
+                    SamplingParams {
+                        repetition_penalty: repetition,
+                        presence_penalty: presence,
+                        frequency_penalty: frequency,
+                        logit_bias: bias.into(),
+                        bad_words: words.into(),
+                        allowed_tokens: allowed.map(|allowed| allowed.into_iter().collect()),
+                        min_tokens,
+                        ..Default::default()
+                    }
+                },
+            )
     }
 
     proptest! {

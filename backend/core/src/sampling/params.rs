@@ -1,6 +1,7 @@
 //! What a request asks of sampling, checked once when it is admitted.
 
 use crate::{Error, Result};
+use std::sync::Arc;
 
 /// Highest temperature; above it every distribution is flat for practical purposes.
 const MAX_TEMPERATURE: f32 = 100.0;
@@ -19,7 +20,7 @@ const MAX_BAD_WORD_LEN: usize = 64;
 /// Most alternatives reported with each token.
 const MAX_LOGPROBS: usize = 20;
 
-/// The sampling surface of a request.
+/// The sampling surface of a request. Requests that say the same share their lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// 0 is greedy.
@@ -37,10 +38,12 @@ pub struct SamplingParams {
     /// Subtracted per occurrence in the output; 0 is off.
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens; entries for the same token add up.
-    pub logit_bias: Vec<(u32, f32)>,
+    pub logit_bias: Arc<[(u32, f32)]>,
     /// Token sequences that must not be completed, wherever in prompt or output they begin.
-    pub bad_words: Vec<Vec<u32>>,
-    /// The end tokens cannot be drawn before this many tokens were generated.
+    pub bad_words: Arc<[Vec<u32>]>,
+    /// The only tokens that may be drawn, ascending and each once.
+    pub allowed_tokens: Option<Arc<[u32]>>,
+    /// Tokens that end the text cannot be drawn before this many were generated.
     pub min_tokens: usize,
     /// With a seed the text is a function of target, prompt, parameters and seed alone.
     pub seed: Option<u64>,
@@ -58,8 +61,9 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            bad_words: Vec::new(),
+            logit_bias: Arc::default(),
+            bad_words: Arc::default(),
+            allowed_tokens: None,
             min_tokens: 0,
             seed: None,
             logprobs: None,
@@ -89,17 +93,24 @@ impl SamplingParams {
         in_range("presence_penalty", self.presence_penalty, -MAX_PENALTY, MAX_PENALTY)?;
         in_range("frequency_penalty", self.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)?;
         at_most("logit_bias", "entries", self.logit_bias.len(), MAX_BIASED)?;
-        for &(token, bias) in &self.logit_bias {
+        for &(token, bias) in &*self.logit_bias {
             in_vocabulary("logit_bias", token, vocab_size)?;
             in_range("logit_bias", bias, -MAX_BIAS, MAX_BIAS)?;
         }
         at_most("bad_words", "entries", self.bad_words.len(), MAX_BAD_WORDS)?;
-        for word in &self.bad_words {
+        for word in &*self.bad_words {
             if word.is_empty() {
                 return Err(Error::bad_request("bad_words", "an entry is empty"));
             }
             at_most("bad_words", "tokens in an entry", word.len(), MAX_BAD_WORD_LEN)?;
             word.iter().try_for_each(|&token| in_vocabulary("bad_words", token, vocab_size))?;
+        }
+        if let Some(allowed) = self.allowed_tokens.as_deref() {
+            if !allowed.is_sorted_by(|a, b| a < b) || allowed.is_empty() {
+                let message = "an empty list, or one that is not ascending";
+                return Err(Error::bad_request("allowed_tokens", message));
+            }
+            allowed.iter().try_for_each(|&t| in_vocabulary("allowed_tokens", t, vocab_size))?;
         }
         at_most("logprobs", "alternatives", self.logprobs.unwrap_or(0), MAX_LOGPROBS)
     }
@@ -159,8 +170,9 @@ mod tests {
             with(|p| p.min_p = 1.0),
             with(|p| p.repetition_penalty = 0.01),
             with(|p| (p.presence_penalty, p.frequency_penalty) = (-2.0, 2.0)),
-            with(|p| p.logit_bias = vec![(99, -1e6)]),
-            with(|p| p.bad_words = vec![vec![1, 2], vec![99; 64]]),
+            with(|p| p.logit_bias = [(99, -1e6)].into()),
+            with(|p| p.bad_words = [vec![1, 2], vec![99; 64]].into()),
+            with(|p| p.allowed_tokens = Some([0, 99].into())),
             with(|p| p.logprobs = Some(20)),
         ];
         for params in allowed {
@@ -183,13 +195,16 @@ mod tests {
             ("repetition_penalty", with(|p| p.repetition_penalty = f32::INFINITY)),
             ("presence_penalty", with(|p| p.presence_penalty = 2.1)),
             ("frequency_penalty", with(|p| p.frequency_penalty = f32::NAN)),
-            ("logit_bias", with(|p| p.logit_bias = vec![(100, 1.0)])),
-            ("logit_bias", with(|p| p.logit_bias = vec![(0, f32::NEG_INFINITY)])),
-            ("logit_bias", with(|p| p.logit_bias = vec![(0, 1.0); 4097])),
-            ("bad_words", with(|p| p.bad_words = vec![vec![]])),
-            ("bad_words", with(|p| p.bad_words = vec![vec![100]])),
-            ("bad_words", with(|p| p.bad_words = vec![vec![1; 65]])),
-            ("bad_words", with(|p| p.bad_words = vec![vec![1]; 1025])),
+            ("logit_bias", with(|p| p.logit_bias = vec![(100, 1.0)].into())),
+            ("logit_bias", with(|p| p.logit_bias = vec![(0, f32::NEG_INFINITY)].into())),
+            ("logit_bias", with(|p| p.logit_bias = vec![(0, 1.0); 4097].into())),
+            ("bad_words", with(|p| p.bad_words = vec![vec![]].into())),
+            ("bad_words", with(|p| p.bad_words = vec![vec![100]].into())),
+            ("bad_words", with(|p| p.bad_words = vec![vec![1; 65]].into())),
+            ("bad_words", with(|p| p.bad_words = vec![vec![1]; 1025].into())),
+            ("allowed_tokens", with(|p| p.allowed_tokens = Some([].into()))),
+            ("allowed_tokens", with(|p| p.allowed_tokens = Some([1, 1].into()))),
+            ("allowed_tokens", with(|p| p.allowed_tokens = Some([1, 100].into()))),
             ("logprobs", with(|p| p.logprobs = Some(21))),
         ];
         for (expected, params) in refused {

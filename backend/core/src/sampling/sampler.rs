@@ -58,7 +58,8 @@ impl Sampler {
     /// the lowest id on ties.
     ///
     /// NaN counts as negative infinity. If nothing is left (everything is banned or not a number), the
-    /// likeliest token of the logits as given gets all, or token 0: a request must not bring down its batch.
+    /// likeliest of the allowed tokens by the logits as given gets all, or the first: a request must not bring
+    /// down its batch.
     pub fn distribution(&self, logits: &[f32], context: Context<'_>) -> Distribution {
         let edited;
         let scores = if context::edits_nothing(&self.params) {
@@ -72,8 +73,19 @@ impl Sampler {
         if !self.params.is_greedy() && select::max(scores) > f32::NEG_INFINITY {
             return truncate::truncate(scores, &self.params);
         }
-        let likeliest = select::argmax(scores).or_else(|| select::argmax(logits));
-        Distribution::certain(likeliest.unwrap_or(0) as u32)
+        let likeliest = select::argmax(scores).map(|idx| idx as u32);
+        Distribution::certain(likeliest.unwrap_or_else(|| self.likeliest_allowed(logits)))
+    }
+
+    fn likeliest_allowed(&self, logits: &[f32]) -> u32 {
+        match self.params.allowed_tokens.as_deref() {
+            None => select::argmax(logits).unwrap_or(0) as u32,
+            Some(allowed) => {
+                let logit = |&token: &u32| logits.get(token as usize).copied().unwrap_or(f32::NAN);
+                let allowed_logits: Vec<f32> = allowed.iter().map(logit).collect();
+                allowed[select::argmax(&allowed_logits).unwrap_or(0)]
+            }
+        }
     }
 
     /// Draws the token at `position`. The same arguments always give the same token.
@@ -100,6 +112,7 @@ const COIN_LANE: u32 = 2;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     fn sampler(params: SamplingParams) -> Sampler {
         Sampler::new(params, Coupling::Independent(11), vec![0])
@@ -114,14 +127,21 @@ mod tests {
         let logits = [1.0, f32::NAN, 3.0, 3.0];
         let greedy = sampler(SamplingParams::default());
         assert_eq!(greedy.distribution(&logits, context(&[9])).log_prob(2), 0.0);
-        let biased = SamplingParams { logit_bias: vec![(0, 5.0)], ..Default::default() };
+        let biased = SamplingParams { logit_bias: [(0, 5.0)].into(), ..Default::default() };
         assert_eq!(sampler(biased).distribution(&logits, context(&[9])).log_prob(0), 0.0);
     }
 
     #[test]
     fn when_everything_is_banned_the_likeliest_token_is_taken_as_it_is() {
         for temperature in [0.0, 1.0] {
-            let bad_words = vec![vec![0], vec![1]];
+            let bad_words: Arc<[_]> = [vec![0], vec![1]].into();
+            let few = SamplingParams {
+                temperature,
+                bad_words: Arc::clone(&bad_words),
+                allowed_tokens: Some([0, 7].into()),
+                ..Default::default()
+            };
+            assert_eq!(sampler(few).distribution(&[1.0, 2.0], context(&[9])).log_prob(0), 0.0);
             let banned = sampler(SamplingParams { temperature, bad_words, ..Default::default() });
             assert_eq!(banned.distribution(&[1.0, 2.0], context(&[9])).log_prob(1), 0.0);
             let nothing = [f32::NAN, f32::NEG_INFINITY];

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Stands before every generated token.
 pub(crate) const PROMPT: [u32; 2] = [1, 0];
 
+/// Tokens that `min_tokens` holds back.
+pub(crate) const ENDS: [u32; 1] = [2];
+
 /// Logits after the prompt and these generated tokens.
 pub(crate) type Model = Box<dyn Fn(&[u32]) -> Vec<f32>>;
 
@@ -66,7 +69,7 @@ impl Game {
     }
 
     pub(crate) fn sampler(&self, coupling: Coupling) -> Sampler {
-        Sampler::new(self.params.clone(), coupling, vec![])
+        Sampler::new(self.params.clone(), coupling, ENDS.to_vec())
     }
 
     /// The sampler's distribution after these generated tokens, of which the last `num_drafted` are drafts.
@@ -79,7 +82,7 @@ impl Game {
         let (generated, drafted) = output.split_at(output.len() - num_drafted);
         let tokens = [&PROMPT[..], generated].concat();
         let context = Context { tokens: &tokens, prompt_len: PROMPT.len(), drafted };
-        let sampler = Sampler::new(params.clone(), Coupling::Independent(0), vec![]);
+        let sampler = Sampler::new(params.clone(), Coupling::Independent(0), ENDS.to_vec());
         sampler.distribution(&model(output), context)
     }
 
@@ -213,10 +216,15 @@ impl Game {
     }
 }
 
-/// What the sampler should do, in f64 with full sorts: penalties, temperature, top-k, top-p, min-p.
+/// What the sampler should do, in f64 with full sorts: bans, penalties, temperature, top-k, top-p, min-p.
 pub(crate) fn naive(params: &SamplingParams, logits: &[f32], output: &[u32]) -> Vec<f64> {
     let penalise = |(id, &logit): (usize, &f32)| {
         let count = output.iter().filter(|&&token| token as usize == id).count() as f64;
+        let is_allowed = |allowed: &[u32]| allowed.contains(&(id as u32));
+        let is_held_back = output.len() < params.min_tokens && ENDS.contains(&(id as u32));
+        if is_held_back || !params.allowed_tokens.as_deref().is_none_or(is_allowed) {
+            return f64::NEG_INFINITY;
+        }
         let mut logit = f64::from(logit);
         if count > 0.0 || PROMPT.contains(&(id as u32)) {
             let factor = f64::from(params.repetition_penalty);

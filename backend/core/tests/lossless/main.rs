@@ -98,6 +98,12 @@ fn processed_distributions_keep_the_joint_distribution() {
                 ..sampled()
             },
         ),
+        // In the middle of a draft the token that was held back may come.
+        ("held back", SamplingParams { min_tokens: 2, ..sampled() }),
+        (
+            "allowed",
+            SamplingParams { allowed_tokens: Some([0, 2, 3].into()), min_tokens: 1, ..sampled() },
+        ),
     ];
     for (name, params) in processed {
         let game = Game::new(params, markov(5, 1, 1.5), Drafts::Drawn(markov(5, 2, 1.5)));

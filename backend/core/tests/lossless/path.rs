@@ -50,18 +50,26 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
         prop_oneof![Just(0.0f32), 0.0f32..0.4],
         prop_oneof![Just(1.0f32), 0.7f32..1.8],
         prop_oneof![Just(0.0f32), -1f32..1.0],
+        prop::option::of(prop::collection::btree_set(0..VOCAB, 1..4)),
+        0usize..6,
     )
-        .prop_map(|(temperature, top_k, top_p, min_p, repetition, frequency)| SamplingParams {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty: repetition,
-            frequency_penalty: frequency,
-            bad_words: vec![vec![1, 2], vec![4, 4, 0]],
-            logit_bias: vec![(3, 0.5)],
-            ..Default::default()
-        })
+        .prop_map(
+            |(temperature, top_k, top_p, min_p, repetition, frequency, allowed, min_tokens)| {
+                SamplingParams {
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    repetition_penalty: repetition,
+                    frequency_penalty: frequency,
+                    bad_words: [vec![1, 2], vec![4, 4, 0]].into(),
+                    logit_bias: [(3, 0.5)].into(),
+                    allowed_tokens: allowed.map(|allowed| allowed.into_iter().collect()),
+                    min_tokens,
+                    ..Default::default()
+                }
+            },
+        )
 }
 
 fn drafters(salt: u64) -> [Drafts; 3] {

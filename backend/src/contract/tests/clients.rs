@@ -78,7 +78,7 @@ fn genai_perf_asks_for_an_exact_length() {
 fn perf_analyzers_empty_stop_and_bad_words_mean_nothing() {
     let row = hi([texts("stop_words", &[""]), texts("bad_words", &["", "no"])]).unwrap();
     assert!(row.stops.is_empty());
-    assert_eq!(row.request.sampling.bad_words, [[110, 111]]);
+    assert_eq!(*row.request.sampling.bad_words, [[110, 111]]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn the_openai_frontends_sampling_options_for_vllm_are_all_known() {
     let row = &call.rows[0];
     let sampling = &row.request.sampling;
     assert_eq!((sampling.temperature, sampling.seed), (0.5, Some(3)));
-    assert_eq!(sampling.logit_bias, [(7, 2.5)]);
+    assert_eq!(*sampling.logit_bias, [(7, 2.5)]);
     assert_eq!((row.stops.len(), row.logprobs), (2, None));
 }
 
@@ -164,7 +164,7 @@ fn the_generate_endpoint_gives_options_as_request_parameters() {
     assert_eq!((row.request.max_tokens, row.request.ignore_eos), (12, true));
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 3, Some(9)));
     assert_eq!(row.stops, ["a", "b"]);
-    assert_eq!(sampling.bad_words, [b"[no".map(u32::from).to_vec()]);
+    assert_eq!(*sampling.bad_words, [b"[no".map(u32::from).to_vec()]);
 }
 
 #[test]

@@ -91,8 +91,9 @@ fn vllm_reads_every_option() {
         repetition_penalty: 1.5,
         presence_penalty: 1.0,
         frequency_penalty: -1.0,
-        logit_bias: vec![(7, -3.0)],
-        bad_words: vec![vec![110, 111]],
+        logit_bias: [(7, -3.0)].into(),
+        bad_words: [vec![110, 111]].into(),
+        allowed_tokens: None,
         min_tokens: 2,
         seed: Some(u64::MAX),
         logprobs: Some(2),
@@ -165,7 +166,7 @@ fn biased_words_are_one_token_and_have_a_weight_each() {
         hi([texts("embedding_bias_words", words), floats("embedding_bias_weights", weights)])
     };
     let row = words(&["a", "b"], &[1.0, -2.0]).unwrap();
-    assert_eq!(row.request.sampling.logit_bias, [(97, 1.0), (98, -2.0)]);
+    assert_eq!(*row.request.sampling.logit_bias, [(97, 1.0), (98, -2.0)]);
     assert_eq!(
         refusal(words(&["a", "b"], &[1.0])),
         "embedding_bias_words has 2 entries, embedding_bias_weights 1"
@@ -187,7 +188,7 @@ fn token_lists_are_split_at_their_offsets() {
     ];
     let row = parse(Profile::Token, &inputs).unwrap().rows.remove(0);
     assert_eq!((row.request.stop_tokens, row.stop_sequences), (vec![7], vec![vec![5, 6]]));
-    assert_eq!(row.request.sampling.bad_words, [[8], [9]]);
+    assert_eq!(*row.request.sampling.bad_words, [[8], [9]]);
     assert_eq!(row.request.given_draft, [3, 4]);
 }
 

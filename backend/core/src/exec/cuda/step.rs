@@ -3,7 +3,7 @@
 //!
 //! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
 //! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
-//! log-probabilities are decided about on the host.
+//! log-probabilities, or tokens of a list alone, are decided about on the host.
 
 use super::code::StepCode;
 use super::device::{Graph, Mark};
@@ -114,7 +114,7 @@ impl Steps {
             let more = if entry.samples() { StepInput::num_words(entry) } else { 0 };
             // Without a drafter there is no room for drafts, and requests may bring some.
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
-            let is_taken = has_room && entry.sampler.params().logprobs.is_none();
+            let is_taken = has_room && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
         });
@@ -259,6 +259,12 @@ impl Steps {
         };
         launched.map_or_else(Vec::new, |launched| launched.parts.iter().map(outcome).collect())
     }
+}
+
+/// Whether a step on the device can do all that the request wants.
+fn decides_about(entry: &Entry<'_>) -> bool {
+    let params = entry.sampler.params();
+    params.logprobs.is_none() && params.allowed_tokens.is_none()
 }
 
 impl Executor for Steps {

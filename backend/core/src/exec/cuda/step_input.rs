@@ -95,7 +95,7 @@ impl StepInput {
     }
 
     fn put_biases(&mut self, params: &SamplingParams) -> Span {
-        let mut biases = params.logit_bias.clone();
+        let mut biases = params.logit_bias.to_vec();
         // Stably: biases of one token add up in their order.
         biases.sort_by_key(|&(token, _)| token);
         let span = self.put(biases.iter().flat_map(|&(token, bias)| [token, bias.to_bits()]));
@@ -178,11 +178,11 @@ mod tests {
         let history = |params: SamplingParams| told(params, |s| s.history, 1);
         let none = SamplingParams::default();
         assert_eq!(history(none.clone()), NONE);
-        assert_eq!(history(SamplingParams { bad_words: vec![vec![1]], ..none.clone() }), NONE);
-        let bad_words = vec![vec![1], vec![1, 2, 3]];
+        assert_eq!(history(SamplingParams { bad_words: [vec![1]].into(), ..none.clone() }), NONE);
+        let bad_words = [vec![1], vec![1, 2, 3]].into();
         assert_eq!(history(SamplingParams { bad_words, ..none.clone() }), [10, 11]);
         assert_eq!(
-            history(SamplingParams { bad_words: vec![vec![1; 60]], ..none.clone() }),
+            history(SamplingParams { bad_words: [vec![1; 60]].into(), ..none.clone() }),
             TOKENS
         );
         assert_eq!(history(SamplingParams { presence_penalty: 0.1, ..none }), TOKENS);
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn biases_are_sorted_by_token_and_keep_their_order() {
-        let logit_bias = vec![(5, 1.0), (3, 2.0), (5, 0.5), (3, 0.25)];
+        let logit_bias = [(5, 1.0), (3, 2.0), (5, 0.5), (3, 0.25)].into();
         let params = SamplingParams { logit_bias, ..Default::default() };
         let expected = [(3, 2.0f32), (3, 0.25), (5, 1.0), (5, 0.5)];
         let expected: Vec<u32> =
