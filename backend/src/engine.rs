@@ -196,7 +196,7 @@ impl Engine {
     }
 
     fn report_event(&mut self, event: Event, failure: Option<&str>, at: u64) {
-        let Event { id, emitted, finished } = event;
+        let Event { id, emitted, finished, .. } = event;
         let ending = finished.map(|sequence| Ending::of(&sequence, failure));
         let row = match ending {
             Some(_) => self.close(id),

@@ -93,6 +93,7 @@ fn request(args: &TryArgs, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Result<Re
             min_tokens: args.min_tokens,
             seed: args.seed,
             logprobs: args.logprobs,
+            prompt_logprobs: None,
         },
         ignore_eos: args.ignore_eos,
         ..Request::default()

@@ -18,6 +18,8 @@ pub(crate) struct Done {
     pub(crate) tokens: Vec<u32>,
     /// The bits of their log-probabilities, where asked for.
     pub(crate) logprobs: Vec<Option<u32>>,
+    /// What was told of the prompt.
+    pub(crate) prompt: Vec<Emitted>,
     /// What the sequence counted.
     pub(crate) counters: Counters,
     /// Why it ended.
@@ -51,12 +53,15 @@ pub(crate) fn run_with(
         .map(|request| runtime.add(request.clone()).expect("the request is allowed"))
         .collect();
     let (mut emitted, mut done) = (HashMap::<SequenceId, Vec<Emitted>>::new(), HashMap::new());
+    let mut told = HashMap::<SequenceId, Vec<Emitted>>::new();
     let mut open = ids.clone();
     while !runtime.is_idle() {
         meddle(runtime, &open);
         let step = runtime.step();
         assert!(step.failure.is_none(), "a step failed: {:?}", step.failure);
         for event in step.events {
+            let told = told.entry(event.id).or_default();
+            told.extend(event.prompt);
             let emitted = emitted.entry(event.id).or_default();
             emitted.extend(event.emitted);
             let Some(sequence) = event.finished else { continue };
@@ -67,7 +72,8 @@ pub(crate) fn run_with(
             open.retain(|&id| id != event.id);
             let reason = sequence.finish.expect("an ended sequence has a reason");
             let counters = sequence.counters;
-            done.insert(event.id, Done { tokens, logprobs, counters, reason });
+            let prompt = std::mem::take(told);
+            done.insert(event.id, Done { tokens, logprobs, prompt, counters, reason });
         }
     }
     ids.iter().map(|id| done.remove(id).expect("every request ends")).collect()
@@ -79,9 +85,9 @@ pub(crate) fn run_alone(runtime: &mut Runtime, requests: &[Request]) -> Vec<Vec<
     requests.iter().map(|request| run(runtime, &[plain(request)]).remove(0).tokens).collect()
 }
 
-/// Greedy and seeded, with what depends on the tokens before; the last two with what a GPU
-/// leaves to the host: log-probabilities, and tokens of a list alone.
-pub(crate) fn kinds_of_sampling() -> [SamplingParams; 6] {
+/// Greedy and seeded, with what depends on the tokens before; the last three with what a GPU
+/// leaves to the host: log-probabilities, those of the prompt, and tokens of a list alone.
+pub(crate) fn kinds_of_sampling() -> [SamplingParams; 7] {
     let seeded = SamplingParams { temperature: 1.1, seed: Some(5), ..SamplingParams::default() };
     [
         SamplingParams::default(),
@@ -96,6 +102,7 @@ pub(crate) fn kinds_of_sampling() -> [SamplingParams; 6] {
             ..seeded.clone()
         },
         SamplingParams { min_p: 0.1, logprobs: Some(2), ..seeded.clone() },
+        SamplingParams { prompt_logprobs: Some(1), ..seeded.clone() },
         SamplingParams { allowed_tokens: Some((2..30).step_by(3).collect()), ..seeded },
     ]
 }

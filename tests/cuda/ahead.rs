@@ -138,6 +138,7 @@ impl Intruding {
             given: &[],
             min_confidence: 0.0,
             pages,
+            prompt_rows: 0,
             sampler: &Sampler::new(params, Coupling::Path(0), Vec::new()),
         };
         self.inner.step(&[intruder])?;

@@ -273,6 +273,33 @@ fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
 }
 
 #[test]
+fn prompts_are_told_of_in_any_batch() {
+    let (_dir, engine) = target(Drafts::Model);
+    let sampling = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
+    let telling = |len| Request {
+        prompt: tokens(len),
+        max_tokens: 4,
+        sampling: sampling.clone(),
+        ..Request::default()
+    };
+    // The longest takes more steps than one, beside sequences that the device decides about alone.
+    let requests = [&[telling(90), telling(5)], &requests()[..2]].concat();
+    let alone = |request: &Request| {
+        let mut runtime = load(&engine, Fixed, Schedule::PLAIN);
+        running::run(&mut runtime, std::slice::from_ref(request)).remove(0)
+    };
+    let alone: Vec<Done> = requests.iter().map(alone).collect();
+    let together = running::run(&mut load(&engine, Fixed, Schedule::seeded(2)), &requests);
+    assert_eq!(texts(&together), texts(&alone));
+    for (together, alone) in together.iter().zip(&alone) {
+        assert_eq!(together.prompt, alone.prompt);
+    }
+    let told: Vec<u32> = together[0].prompt.iter().map(|told| told.token).collect();
+    assert_eq!(told, tokens(90)[1..]);
+    assert!(together[0].prompt.iter().all(|told| told.top_logprobs.len() == 2));
+}
+
+#[test]
 fn given_drafts_are_verified() {
     for drafts in [Drafts::Model, Drafts::Lookup, Drafts::None] {
         let (_dir, engine) = target(drafts);

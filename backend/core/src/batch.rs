@@ -37,6 +37,9 @@ pub struct Entry<'a> {
     /// The sequence's pages, in order, enough for `computed + chunk` positions and the drafts; and, where there are
     /// pages to spare, for as many positions more as the executor [reaches](Executor::reach).
     pub pages: &'a [PageId],
+    /// So many rows of the chunk, the last ones but for that of the last known token, tell how likely the prompt's
+    /// tokens behind them are: what the request wants to hear of them.
+    pub prompt_rows: usize,
     /// How to turn logits into tokens.
     pub sampler: &'a Sampler,
 }
@@ -48,7 +51,7 @@ impl Entry<'_> {
     }
 }
 
-/// A generated token and what is reported about it.
+/// A token and what is reported about it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Emitted {
     /// The token.
@@ -69,6 +72,8 @@ pub struct Outcome {
     pub drafted: usize,
     /// How many of them were accepted.
     pub accepted: usize,
+    /// Tokens of the prompt behind its `prompt_rows`, in order.
+    pub prompt: Vec<Emitted>,
     /// Forward passes of a drafter model that they took.
     pub draft_passes: usize,
     /// Positions whose drafter KV is valid now.

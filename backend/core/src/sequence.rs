@@ -105,6 +105,9 @@ pub struct Sequence {
     pub limits: Limits,
     /// Draft tokens that came with the request, for the step that ends the prompt.
     pub given: Vec<u32>,
+    /// Tokens of the prompt that have been told about, where the request wants to hear how likely they are. Of the
+    /// first there is nothing to tell.
+    pub told: usize,
     /// What it has counted.
     pub counters: Counters,
     /// Why it ended, once it has.
@@ -127,6 +130,7 @@ impl Sequence {
             sampler,
             limits,
             given: Vec::new(),
+            told: 1,
             counters: Counters::default(),
             finish: None,
         }
@@ -135,6 +139,30 @@ impl Sequence {
     /// What was generated.
     pub fn generated(&self) -> &[u32] {
         &self.tokens[self.prompt_len..]
+    }
+
+    /// Whether rows of its prompt have to be computed for what they tell, even if their caches were there.
+    pub(crate) fn tells_of_prompt(&self) -> bool {
+        self.sampler.params().prompt_logprobs.is_some() && self.told < self.prompt_len
+    }
+
+    /// Rows of the next `chunk` that tell of tokens of the prompt: the last ones, but for that of the last known token.
+    pub(crate) fn prompt_rows(&self, chunk: usize) -> usize {
+        // The row before a token tells of it.
+        let end = (self.computed + chunk).min(self.prompt_len - 1);
+        let first = self.computed + self.num_told_rows();
+        if self.tells_of_prompt() { end.saturating_sub(first) } else { 0 }
+    }
+
+    /// Of the next rows the first ones, which have told before: it lost their pages.
+    pub(crate) fn num_told_rows(&self) -> usize {
+        (self.told - 1).saturating_sub(self.computed)
+    }
+
+    /// The next `chunk` has told of so many tokens of the prompt.
+    pub(crate) fn tell(&mut self, chunk: usize, num_tokens: usize) {
+        assert_eq!(num_tokens, self.prompt_rows(chunk), "each token of a prompt is told of once");
+        self.told += num_tokens;
     }
 
     /// Whether it has run before and lost its pages, as long as it waits to run again.
@@ -255,8 +283,8 @@ mod tests {
             tokens: tokens.iter().map(|&token| fake::emitted(token)).collect(),
             drafted,
             accepted: tokens.len() - 1,
-            draft_passes: 0,
             draft_computed: 3,
+            ..Outcome::default()
         }
     }
 

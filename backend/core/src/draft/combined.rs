@@ -98,6 +98,7 @@ mod tests {
             given: &[],
             min_confidence: 0.0,
             pages: &[0],
+            prompt_rows: 0,
             sampler: &sampler,
         };
         let repeats = entry(&[1, 2, 3, 4, 1, 2][..], 4);

@@ -167,6 +167,7 @@ mod tests {
             given: &[],
             min_confidence: 0.0,
             pages: &[],
+            prompt_rows: 0,
             sampler: &sampler(),
         };
         let proposal = drafter.propose(&[entry]).unwrap().remove(0);

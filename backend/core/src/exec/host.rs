@@ -84,35 +84,49 @@ fn rows((entry, proposal): (&Entry<'_>, &Proposal)) -> Vec<u32> {
     [known, &proposal.tokens].concat()
 }
 
-/// The last known token's row and one a draft, once the chunk reaches it.
+/// Those that tell of the prompt; then the last known token's row and one a draft, once the chunk reaches it.
 fn num_logits(entry: &Entry<'_>, proposal: &Proposal) -> usize {
-    if entry.samples() { 1 + proposal.len() } else { 0 }
+    entry.prompt_rows + if entry.samples() { 1 + proposal.len() } else { 0 }
 }
 
 /// Settles an entry's new tokens from its rows of logits.
 fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: usize) -> Outcome {
+    let prompt = report_prompt(entry, logits, first_row);
     if !entry.samples() {
-        return Outcome::default();
+        return Outcome { prompt, ..Outcome::default() };
     }
+    let first_row = first_row + entry.prompt_rows;
     let row = |node: Option<usize>| logits.row(first_row + node.map_or(0, |node| node + 1));
     let target = |node, drafted: &[u32]| {
         let context = Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted };
         entry.sampler.distribution(row(node), context)
     };
     let verdict = verify(entry.sampler, proposal, target, entry.tokens.len());
+    let params = entry.sampler.params();
     let nodes = std::iter::once(None).chain(verdict.path.iter().map(|&node| Some(node)));
     let tokens = nodes.zip(verdict.tokens(proposal));
     Outcome {
-        tokens: tokens.map(|(node, token)| report(entry, token, row(node))).collect(),
+        tokens: tokens.map(|(node, token)| report(params.logprobs, token, row(node))).collect(),
         drafted: proposal.len(),
         accepted: verdict.accepted(),
+        prompt,
         ..Outcome::default()
     }
 }
 
+/// The prompt's tokens behind the rows that tell of them.
+fn report_prompt(entry: &Entry<'_>, logits: &Logits, first_row: usize) -> Vec<Emitted> {
+    // Behind the chunk's last row comes the next known token, or else one that is not known yet.
+    let end = entry.computed + entry.chunk + 1 - usize::from(entry.samples());
+    let tokens = &entry.tokens[end - entry.prompt_rows..end];
+    let num_top = entry.sampler.params().prompt_logprobs;
+    let told = tokens.iter().enumerate();
+    told.map(|(idx, &token)| report(num_top, token, logits.row(first_row + idx))).collect()
+}
+
 /// A token with the log-probabilities that were asked for.
-fn report(entry: &Entry<'_>, token: u32, logits: &[f32]) -> Emitted {
-    match entry.sampler.params().logprobs {
+fn report(num_top: Option<usize>, token: u32, logits: &[f32]) -> Emitted {
+    match num_top {
         Some(num_top) => {
             let (logprob, top_logprobs) = sampling::report(logits, token, num_top);
             Emitted { token, logprob: Some(logprob), top_logprobs }

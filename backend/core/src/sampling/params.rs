@@ -49,6 +49,8 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
     /// Report the log-probability of each token, and this many of the likeliest.
     pub logprobs: Option<usize>,
+    /// Report those of the prompt's tokens too, but for the first one, and this many of the likeliest.
+    pub prompt_logprobs: Option<usize>,
 }
 
 impl Default for SamplingParams {
@@ -67,6 +69,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             seed: None,
             logprobs: None,
+            prompt_logprobs: None,
         }
     }
 }
@@ -112,7 +115,9 @@ impl SamplingParams {
             }
             allowed.iter().try_for_each(|&t| in_vocabulary("allowed_tokens", t, vocab_size))?;
         }
-        at_most("logprobs", "alternatives", self.logprobs.unwrap_or(0), MAX_LOGPROBS)
+        at_most("logprobs", "alternatives", self.logprobs.unwrap_or(0), MAX_LOGPROBS)?;
+        let of_prompt = self.prompt_logprobs.unwrap_or(0);
+        at_most("prompt_logprobs", "alternatives", of_prompt, MAX_LOGPROBS)
     }
 }
 
@@ -173,7 +178,7 @@ mod tests {
             with(|p| p.logit_bias = [(99, -1e6)].into()),
             with(|p| p.bad_words = [vec![1, 2], vec![99; 64]].into()),
             with(|p| p.allowed_tokens = Some([0, 99].into())),
-            with(|p| p.logprobs = Some(20)),
+            with(|p| (p.logprobs, p.prompt_logprobs) = (Some(20), Some(20))),
         ];
         for params in allowed {
             params.validate(VOCAB).unwrap();
@@ -206,6 +211,7 @@ mod tests {
             ("allowed_tokens", with(|p| p.allowed_tokens = Some([1, 1].into()))),
             ("allowed_tokens", with(|p| p.allowed_tokens = Some([1, 100].into()))),
             ("logprobs", with(|p| p.logprobs = Some(21))),
+            ("prompt_logprobs", with(|p| p.prompt_logprobs = Some(21))),
         ];
         for (expected, params) in refused {
             match params.validate(VOCAB) {

@@ -41,7 +41,7 @@ impl Scheduler {
         each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
     }
 
-    fn commit_part(&mut self, part: &Part, outcome: Outcome) -> Option<Event> {
+    fn commit_part(&mut self, part: &Part, mut outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
         let most = if self.config.reach > 0 { self.config.max_draft_len } else { part.draft_len };
         assert!(outcome.drafted <= part.draft_len.max(most), "more drafts verified than asked for");
@@ -49,15 +49,18 @@ impl Scheduler {
             self.tuner.record(part.id, outcome.drafted, outcome.accepted);
         }
         let max_seq_len = self.config.max_seq_len;
+        let prompt = std::mem::take(&mut outcome.prompt);
+        sequence.tell(part.chunk, prompt.len());
         let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
-        let finish = sequence.finish;
+        let (finish, counters) = (sequence.finish, sequence.counters.clone());
         self.give_back(part.key);
         let finished = match finish {
             Some(reason) => self.finish(part.id, reason).map(Box::new),
             None => None,
         };
         self.keep_computed(part.key);
-        (!emitted.is_empty()).then_some(Event { id: part.id, emitted, finished })
+        let is_news = !emitted.is_empty() || !prompt.is_empty();
+        is_news.then_some(Event { id: part.id, prompt, emitted, counters, finished })
     }
 
     /// What the next plain step needs stays, and what is within reach: the pages of rejected rows go back.
@@ -74,7 +77,15 @@ impl Scheduler {
     pub fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {
         let fail = |part: &Part| {
             let sequence = self.finish(part.id, FinishReason::Failed)?;
-            Some(Event { id: part.id, emitted: Vec::new(), finished: Some(Box::new(sequence)) })
+            let (prompt, emitted) = (Vec::new(), Vec::new());
+            let counters = sequence.counters.clone();
+            Some(Event {
+                id: part.id,
+                prompt,
+                emitted,
+                counters,
+                finished: Some(Box::new(sequence)),
+            })
         };
         schedule.parts.iter().filter_map(fail).collect()
     }

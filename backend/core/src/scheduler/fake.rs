@@ -33,6 +33,12 @@ pub(crate) fn sequence(id: SequenceId, prompt: Vec<u32>, limits: Limits) -> Sequ
     Sequence::new(id, prompt, sampler, limits)
 }
 
+/// A sampler that reports on the prompt.
+pub(crate) fn telling() -> Sampler {
+    let params = SamplingParams { prompt_logprobs: Some(0), ..SamplingParams::default() };
+    Sampler::new(params, Coupling::Path(0), Vec::new())
+}
+
 /// A token with nothing reported about it.
 pub(crate) fn emitted(token: u32) -> Emitted {
     Emitted { token, logprob: None, top_logprobs: Vec::new() }
@@ -123,6 +129,15 @@ impl Fake {
         self.random % 100 < percent
     }
 
+    /// Every token of a prompt, with its place as what is reported.
+    fn tell(entry: &Entry<'_>) -> Vec<Emitted> {
+        let end = entry.computed + entry.chunk + 1 - usize::from(entry.samples());
+        let first = end - entry.prompt_rows;
+        let told = (first..end)
+            .map(|idx| Emitted { logprob: Some(idx as f32), ..emitted(entry.tokens[idx]) });
+        told.collect()
+    }
+
     fn check(entry: &Entry<'_>) {
         let Entry { tokens, computed, chunk, draft_len, given, draft_computed, pages, .. } = *entry;
         assert!(chunk >= 1 && computed + chunk <= tokens.len());
@@ -168,6 +183,7 @@ impl Fake {
             true => self.verify(entry, contexts[end - 1], draft_computed),
             false => Outcome { draft_computed, ..Outcome::default() },
         };
+        let outcome = Outcome { prompt: Self::tell(entry), ..outcome };
         self.scribble(entry.pages, end + outcome.accepted);
         self.remembered.insert(entry.id, end + outcome.accepted);
         outcome
@@ -203,7 +219,8 @@ impl Fake {
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
         let draft_computed = draft_computed + accepted.min(proposed.saturating_sub(1));
-        Outcome { tokens, drafted, accepted, draft_computed, draft_passes: proposed }
+        let draft_passes = proposed;
+        Outcome { tokens, drafted, accepted, draft_computed, draft_passes, ..Outcome::default() }
     }
 }
 

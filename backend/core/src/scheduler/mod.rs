@@ -18,7 +18,7 @@ mod tests;
 use crate::adapt::Tuner;
 use crate::batch::{Emitted, Entry};
 use crate::pages::{PagePool, pages_for};
-use crate::sequence::{Sequence, SequenceId};
+use crate::sequence::{Counters, Sequence, SequenceId};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
 
@@ -77,6 +77,8 @@ pub struct Part {
     pub given: bool,
     /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
     pub draft_rows: usize,
+    /// Rows of the chunk whose logits tell of tokens of the prompt.
+    pub prompt_rows: usize,
     key: Key,
 }
 
@@ -97,8 +99,13 @@ pub struct Schedule {
 pub struct Event {
     /// Whose event it is.
     pub id: SequenceId,
-    /// New tokens; an end token is the last of them. None if the step failed.
+    /// Tokens of the prompt, where the request wants to hear how likely they are: the next ones in order, the first
+    /// of all left out.
+    pub prompt: Vec<Emitted>,
+    /// New tokens; an end token is the last of them. None if the step failed, or told of the prompt alone.
     pub emitted: Vec<Emitted>,
+    /// What it has counted so far.
+    pub counters: Counters,
     /// The whole sequence, once it has ended; `finish` says why.
     pub finished: Option<Box<Sequence>>,
 }
@@ -226,6 +233,7 @@ impl Scheduler {
                 given: if part.given { &sequence.given[..part.draft_len] } else { &[] },
                 min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
+                prompt_rows: part.prompt_rows,
                 sampler: &sequence.sampler,
             }
         };

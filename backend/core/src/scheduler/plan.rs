@@ -14,6 +14,9 @@ use crate::sequence::{Sequence, SequenceId};
 /// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
 const MAX_DRAFT_LAG: usize = 128;
 
+/// Rows of logits in a step that tell of prompts alone: they come to the host, a vocabulary each.
+const MAX_PROMPT_ROWS: usize = 64;
+
 /// A step in the making.
 struct Plan {
     parts: Vec<Part>,
@@ -21,6 +24,8 @@ struct Plan {
     rows_left: usize,
     /// Rows left of the drafter's first pass.
     draft_rows_left: usize,
+    /// Rows left that may tell of prompts.
+    prompt_rows_left: usize,
     preempted: bool,
     /// Sequences that are let in for the first time.
     started: Vec<SequenceId>,
@@ -30,6 +35,7 @@ impl Plan {
     fn push(&mut self, part: Part) {
         self.rows_left -= part.chunk + part.draft_len;
         self.draft_rows_left -= part.draft_rows;
+        self.prompt_rows_left -= part.prompt_rows;
         self.parts.push(part);
     }
 
@@ -38,6 +44,7 @@ impl Plan {
             let part = self.parts.remove(idx);
             self.rows_left += part.chunk + part.draft_len;
             self.draft_rows_left += part.draft_rows;
+            self.prompt_rows_left += part.prompt_rows;
         }
     }
 
@@ -57,6 +64,7 @@ impl Scheduler {
             parts: Vec::new(),
             rows_left: budget,
             draft_rows_left: budget,
+            prompt_rows_left: MAX_PROMPT_ROWS,
             preempted: false,
             started: Vec::new(),
         };
@@ -76,7 +84,16 @@ impl Scheduler {
         let decoding = self.running.iter().filter(|(_, sequence)| decodes(sequence));
         for (&key, sequence) in decoding.take(plan.rows_left) {
             let id = sequence.id;
-            plan.push(Part { id, chunk: 1, draft_len: 0, given: false, draft_rows: 0, key });
+            let prompt_rows = sequence.prompt_rows(1);
+            plan.push(Part {
+                id,
+                chunk: 1,
+                draft_len: 0,
+                given: false,
+                draft_rows: 0,
+                prompt_rows,
+                key,
+            });
         }
     }
 
@@ -182,6 +199,9 @@ impl Scheduler {
         // A lag that no pass can make up would keep the sequence waiting for ever.
         let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
         let mut chunk = pending.min(plan.rows_left);
+        if sequence.prompt_rows(chunk) > plan.prompt_rows_left {
+            chunk = sequence.num_told_rows() + plan.prompt_rows_left;
+        }
         if speculates {
             chunk = chunk.min(plan.draft_rows_left.saturating_sub(lag));
         }
@@ -205,7 +225,9 @@ impl Scheduler {
             false => 0,
         };
         let draft_rows = if speculates { lag + chunk } else { 0 };
-        let part = Part { id, chunk, draft_len, given: draft_len > 0, draft_rows, key };
+        let prompt_rows = self.running.get(&key).map_or(0, |sequence| sequence.prompt_rows(chunk));
+        let part =
+            Part { id, chunk, draft_len, given: draft_len > 0, draft_rows, prompt_rows, key };
         self.lend(&part);
         plan.push(part);
     }
@@ -216,12 +238,13 @@ impl Scheduler {
         while plan.rows_left > 0 && !plan.preempted {
             let Some(next) = self.waiting.first_entry() else { return };
             let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
+            let is_heard = plan.prompt_rows_left > 0 || !next.get().tells_of_prompt();
             let has_place = self.running.len() < self.config.max_batch_size;
             let fits = self.admits(&self.waiting[&key])
                 || (has_place
                     && self.take_back_reach(&plan.parts)
                     && self.admits(&self.waiting[&key]));
-            if !fits || (speculates && plan.draft_rows_left == 0) {
+            if !fits || !is_heard || (speculates && plan.draft_rows_left == 0) {
                 return;
             }
             if let Some(mut sequence) = self.leave_queue(key) {

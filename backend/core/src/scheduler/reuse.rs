@@ -19,8 +19,11 @@ struct Upgrade {
 
 impl Scheduler {
     /// The kept pages that a waiting sequence can start with. The last known token is left to be
-    /// computed: its logits are needed.
+    /// computed: its logits are needed. So are those of the whole prompt where they tell of it.
     pub(super) fn prefix(&self, sequence: &Sequence) -> Vec<PageId> {
+        if sequence.tells_of_prompt() {
+            return Vec::new();
+        }
         let limit = (sequence.tokens.len() - 1) / PAGE_TOKENS;
         let drafted = self.needs_draft_half(sequence);
         let keys = sequence.page_keys.iter().take(limit);

@@ -97,6 +97,7 @@ fn vllm_reads_every_option() {
         min_tokens: 2,
         seed: Some(u64::MAX),
         logprobs: Some(2),
+        prompt_logprobs: None,
     };
     assert_eq!(row.request.sampling, expected);
     assert_eq!((row.request.stop_tokens.as_slice(), row.stops), (&[5, 6][..], vec!["x".into()]));

@@ -73,6 +73,7 @@ impl Sequence {
             given: &self.given,
             min_confidence: self.min_confidence,
             pages: &[],
+            prompt_rows: 0,
             sampler: &self.sampler,
         }
     }

@@ -123,6 +123,7 @@ mod tests {
             given: &[],
             min_confidence: 0.5,
             pages,
+            prompt_rows: 0,
             sampler,
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
 //! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
-//! log-probabilities, or tokens of a list alone, are decided about on the host.
+//! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host.
 
 use super::code::StepCode;
 use super::device::{Graph, Mark};
@@ -264,7 +264,7 @@ impl Steps {
 /// Whether a step on the device can do all that the request wants.
 fn decides_about(entry: &Entry<'_>) -> bool {
     let params = entry.sampler.params();
-    params.logprobs.is_none() && params.allowed_tokens.is_none()
+    params.logprobs.is_none() && params.allowed_tokens.is_none() && entry.prompt_rows == 0
 }
 
 impl Executor for Steps {

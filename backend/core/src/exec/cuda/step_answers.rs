@@ -32,6 +32,7 @@ impl Answers {
             tokens: self.tokens(place),
             drafted,
             accepted,
+            prompt: Vec::new(),
             draft_passes: drafted - given.min(drafted),
             draft_computed: match has_model {
                 true => result.draft_computed as usize,

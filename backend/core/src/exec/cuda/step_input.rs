@@ -160,6 +160,7 @@ mod tests {
             given: &[],
             min_confidence: 0.0,
             pages: &[],
+            prompt_rows: 0,
             sampler,
         }
     }

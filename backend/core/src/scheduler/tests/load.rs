@@ -18,6 +18,7 @@ enum Action {
         given: Option<(usize, usize)>,
         priority: u32,
         ends: bool,
+        told: bool,
     },
     Step,
     Cancel(u64),
@@ -28,8 +29,9 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     // Prompts of a family begin alike.
     let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3);
     let given = prop::option::weighted(0.3, (1usize..8, 0usize..8));
-    let add = (numbers, given, any::<bool>()).prop_map(
-        |((family, prompt_len, max_tokens, draft_len, priority), given, ends)| Action::Add {
+    let told = prop::bool::weighted(0.3);
+    let add = (numbers, given, any::<bool>(), told).prop_map(
+        |((family, prompt_len, max_tokens, draft_len, priority), given, ends, told)| Action::Add {
             family,
             prompt_len,
             max_tokens,
@@ -37,6 +39,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
             given,
             priority,
             ends,
+            told,
         },
     );
     let action = prop_oneof![
@@ -101,12 +104,15 @@ proptest! {
         let mut id = 0;
         for action in actions {
             match action {
-                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, ends } => {
+                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, ends, told } => {
                     id += 1;
                     let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
                     let limits =
                         Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
                     let mut sequence = fake::sequence(id, prompt(family, prompt_len), limits);
+                    if told {
+                        sequence.sampler = fake::telling();
+                    }
                     sequence.given = given.map_or_else(Vec::new, |kind| self::given(&sequence, kind));
                     // Refused where it cannot fit; what is admitted must finish.
                     let _ = world.add_sequence(sequence);
@@ -119,6 +125,7 @@ proptest! {
         }
         world.run();
         world.check_texts(&cancelled);
+        world.check_told();
         world.check_started(&cancelled);
         if world.config.admission == AdmissionPolicy::GuaranteedNoEvict && !forced {
             prop_assert_eq!(world.scheduler.usage().preemptions, 0);

@@ -10,7 +10,7 @@ use crate::adapt::DraftPolicy;
 use crate::batch::Executor;
 use crate::sequence::{FinishReason, Limits};
 use std::collections::BTreeSet;
-use world::{World, config};
+use world::{World, config, prompt};
 
 #[test]
 fn texts_are_the_same_for_every_draft_length() {
@@ -276,5 +276,47 @@ fn a_given_draft_waits_for_the_prompt_to_be_computed() {
         assert_eq!(world.finished[&id].counters.accepted, 4);
     }
     assert_eq!(world.finished[&2].counters.reused_tokens, 16);
+    world.check_texts(&BTreeSet::new());
+}
+
+/// Whoever wants to hear of its prompt computes all of it, a bounded part in a step; others go on sharing.
+#[test]
+fn prompts_that_are_told_of_are_computed_whole() {
+    let mut world =
+        World::fixed(SchedulerConfig { max_num_tokens: 200, max_seq_len: 256, ..config() });
+    let telling = |id| Sequence {
+        sampler: fake::telling(),
+        ..fake::sequence(id, prompt(1, 100), limits(5, 3))
+    };
+    world.add_sequence(telling(1)).unwrap();
+    world.add_sequence(telling(2)).unwrap();
+    let chunks: Vec<usize> = world.step().parts.iter().map(|part| part.chunk).collect();
+    // The second one comes when there are rows left to be told of.
+    assert_eq!(chunks, [64]);
+    world.run();
+    world.add_prompt(3, prompt(1, 100), limits(5, 3)).unwrap();
+    world.run();
+    let reused = |id| world.finished[&id].counters.reused_tokens;
+    assert_eq!([reused(1), reused(2), reused(3)], [0, 0, 96]);
+    world.check_told();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn what_was_told_before_a_preemption_is_not_told_again() {
+    let mut world = World::fixed(SchedulerConfig { max_seq_len: 256, ..config() });
+    let sequence = fake::sequence(1, prompt(1, 100), limits(40, 3));
+    world.add_sequence(Sequence { sampler: fake::telling(), ..sequence }).unwrap();
+    world.step();
+    assert_eq!(world.told[&1].len(), 64);
+    world.scheduler.preempt(1);
+    // What is known is computed again beside what is not, as it need not be told.
+    let chunks: Vec<usize> = (0..2).map(|_| world.step().parts[0].chunk).collect();
+    assert_eq!(chunks, [64, 36]);
+    world.step();
+    world.scheduler.preempt(1);
+    world.run();
+    assert_eq!(world.finished[&1].counters.reused_tokens, 96);
+    world.check_told();
     world.check_texts(&BTreeSet::new());
 }

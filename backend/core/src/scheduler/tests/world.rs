@@ -18,6 +18,8 @@ pub(super) struct World {
     pub(super) executor: Fake,
     pub(super) expected: BTreeMap<SequenceId, Vec<u32>>,
     pub(super) texts: BTreeMap<SequenceId, Vec<u32>>,
+    /// Tokens of prompts that were told about, with their places.
+    pub(super) told: BTreeMap<SequenceId, Vec<(u32, f32)>>,
     pub(super) finished: BTreeMap<SequenceId, Sequence>,
     /// In the order in which they first took part.
     pub(super) started: Vec<SequenceId>,
@@ -54,6 +56,7 @@ impl World {
             config,
             expected: BTreeMap::new(),
             texts: BTreeMap::new(),
+            told: BTreeMap::new(),
             finished: BTreeMap::new(),
             started: Vec::new(),
             priorities: BTreeMap::new(),
@@ -105,6 +108,11 @@ impl World {
         for event in self.scheduler.commit(&schedule, outcomes) {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
+            let told = event.prompt.iter().map(|told| (told.token, told.logprob.unwrap()));
+            self.told.entry(event.id).or_default().extend(told);
+            let generated = self.texts[&event.id].len() as u64;
+            assert!(event.emitted.is_empty() || event.counters.steps > 0);
+            assert!(event.counters.accepted <= generated);
             if let Some(sequence) = event.finished {
                 let before = self.finished.insert(event.id, *sequence);
                 assert!(before.is_none(), "sequence {} ends twice", event.id);
@@ -120,6 +128,7 @@ impl World {
         assert!(schedule.parts.len() <= max_batch_size);
         assert!(sum(|part| part.chunk + part.draft_len) <= max_num_tokens);
         assert!(sum(|part| part.draft_rows) <= max_num_tokens);
+        assert!(sum(|part| part.prompt_rows) <= 64);
         for (part, entry) in schedule.parts.iter().zip(self.scheduler.entries(schedule)) {
             let sequence = &self.scheduler.running[&part.key];
             let useful = match part.given {
@@ -190,6 +199,18 @@ impl World {
         let known: Vec<bool> =
             page_keys.iter().map(|key| pool.find(key, false).is_some()).collect();
         assert!(known.is_sorted_by(|a, b| a >= b), "kept without its beginning: {known:?}");
+    }
+
+    /// Every token of a prompt is told of once, in order and in its place, before the text begins.
+    pub(super) fn check_told(&self) {
+        for (id, sequence) in &self.finished {
+            let wants = sequence.sampler.params().prompt_logprobs.is_some();
+            let prompt = &sequence.tokens[..sequence.prompt_len];
+            let expected =
+                prompt.iter().enumerate().map(|(idx, &token)| (token, idx as f32)).skip(1);
+            let expected: Vec<_> = expected.filter(|_| wants).collect();
+            assert_eq!(self.told[id], expected, "sequence {id}");
+        }
     }
 
     pub(super) fn run(&mut self) {
