@@ -10,7 +10,7 @@ use crate::triton::{
     self, CancelProbe, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns,
 };
 use spec_core::batch::Emitted;
-use spec_core::runtime::{TextChunk, TextStream};
+use spec_core::runtime::{TextChunk, TextRules, TextStream};
 use spec_core::sequence::FinishReason;
 use spec_core::tokenizer::Tokenizer;
 use std::time::Duration;
@@ -250,7 +250,10 @@ impl Home<'_> {
 impl Progress {
     fn new(row_idx: usize, row: &Row) -> Self {
         Self {
-            text: TextStream::new(&row.stops, true),
+            text: TextStream::new(&TextRules {
+                stops: row.stops.clone().into(),
+                ..TextRules::default()
+            }),
             next: RowReply { row_idx, is_first: true, ..RowReply::default() },
             num_tokens: 0,
             stop_sequences: StopSequences::new(&row.stop_sequences),

@@ -187,7 +187,7 @@ pub struct TryArgs {
     /// Text that ends the generation and is not printed; may be repeated.
     #[arg(long)]
     pub stop: Vec<String>,
-    /// No end token before this many tokens.
+    /// Nothing ends the text before this many tokens.
     #[arg(long, default_value_t = 0)]
     pub min_tokens: usize,
     /// Go on after the model's end tokens.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use spec_core::adapt::DraftPolicy;
 use spec_core::batch::Emitted;
-use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextStream};
+use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextRules, TextStream};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason};
 use spec_core::tokenizer::{Conversation, Tokenizer, check_stops};
@@ -216,7 +216,11 @@ impl<'a> Screen<'a> {
     fn new(args: &TryArgs, tokenizer: &'a Tokenizer) -> Self {
         Self {
             tokenizer,
-            stream: TextStream::new(&args.stop, true),
+            stream: TextStream::new(&TextRules {
+                stops: args.stop.clone().into(),
+                min_tokens: args.min_tokens,
+                ..TextRules::default()
+            }),
             text: String::new(),
             stopped: false,
             streams: !args.json,

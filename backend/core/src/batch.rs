@@ -58,6 +58,8 @@ pub struct Emitted {
     pub token: u32,
     /// Its log-probability in the target's own distribution, if asked for.
     pub logprob: Option<f32>,
+    /// Its place among all tokens by that, 1 for the likeliest, if asked for.
+    pub rank: Option<u32>,
     /// The most likely tokens and their log-probabilities, best first, as many as asked for.
     pub top_logprobs: Vec<(u32, f32)>,
 }

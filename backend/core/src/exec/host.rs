@@ -129,8 +129,9 @@ fn report(num_top: Option<usize>, token: u32, logits: &[f32]) -> Emitted {
     match num_top {
         Some(num_top) => {
             let (logprob, top_logprobs) = sampling::report(logits, token, num_top);
-            Emitted { token, logprob: Some(logprob), top_logprobs }
+            let rank = Some(sampling::rank(logits, token));
+            Emitted { token, logprob: Some(logprob), rank, top_logprobs }
         }
-        None => Emitted { token, logprob: None, top_logprobs: Vec::new() },
+        None => Emitted { token, logprob: None, rank: None, top_logprobs: Vec::new() },
     }
 }

@@ -11,7 +11,7 @@ mod tests;
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
 pub use memory::Memory;
 pub use placement::OpenGpu;
-pub use text::{TextChunk, TextStream};
+pub use text::{TextChunk, TextRules, TextStream};
 
 use placement::Placement;
 

@@ -3,6 +3,26 @@
 
 use crate::Result;
 use crate::tokenizer::{Detokenizer, StopMatcher, Tokenizer};
+use std::sync::Arc;
+
+/// What of a sequence's tokens is its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextRules {
+    /// It ends before the first of these.
+    pub stops: Arc<[String]>,
+    /// It ends with the stop string instead.
+    pub includes_stop: bool,
+    /// Special tokens are no text.
+    pub skips_special: bool,
+    /// Stop strings that end within the text of so many first tokens do not count.
+    pub min_tokens: usize,
+}
+
+impl Default for TextRules {
+    fn default() -> Self {
+        Self { stops: Arc::default(), includes_stop: false, skips_special: true, min_tokens: 0 }
+    }
+}
 
 /// Text that became final.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,25 +37,33 @@ pub struct TextChunk {
 pub struct TextStream {
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    /// Tokens in whose text no stop string that ends there counts, of those that are to come.
+    num_free: usize,
 }
 
 impl TextStream {
-    /// A stream that ends at the first of `stops`.
-    pub fn new(stops: &[String], skip_special: bool) -> Self {
-        Self { detokenizer: Detokenizer::new(skip_special), stops: StopMatcher::new(stops) }
+    /// A text at its start.
+    pub fn new(rules: &TextRules) -> Self {
+        let stops = StopMatcher::new(&rules.stops);
+        Self {
+            detokenizer: Detokenizer::new(rules.skips_special),
+            stops: if rules.includes_stop { stops.including() } else { stops },
+            num_free: rules.min_tokens,
+        }
     }
 
     /// Takes the next token.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<TextChunk> {
         let text = self.detokenizer.push(tokenizer, token)?;
-        let outcome = self.stops.push(&text);
+        let outcome = self.stops.push(&text, self.num_free == 0);
+        self.num_free = self.num_free.saturating_sub(1);
         Ok(TextChunk { text: outcome.emit, stopped: outcome.stopped })
     }
 
     /// What was held back, once no token follows.
     pub fn finish(&mut self) -> TextChunk {
         let text = self.detokenizer.finish();
-        let mut outcome = self.stops.push(&text);
+        let mut outcome = self.stops.push(&text, self.num_free == 0);
         if !outcome.stopped {
             outcome.emit.push_str(&self.stops.finish());
         }

@@ -22,6 +22,15 @@ pub fn report(logits: &[f32], token: u32, num_top: usize) -> (f32, Vec<(u32, f32
     (own, top)
 }
 
+/// The place of `token` among all tokens, the likeliest first, lower ids first on ties: 1 for the likeliest.
+pub fn rank(logits: &[f32], token: u32) -> u32 {
+    let own =
+        logits.get(token as usize).map_or(f32::NEG_INFINITY, |own| own.max(f32::NEG_INFINITY));
+    let before = (0..token).zip(logits).filter(|&(_, &logit)| logit >= own);
+    let behind = logits.iter().skip(token as usize + 1).filter(|&&logit| logit > own);
+    1 + (before.count() + behind.count()) as u32
+}
+
 /// The probability of the likeliest token in the softmax of the raw logits; 0 if there is none.
 pub fn confidence(logits: &[f32]) -> f32 {
     let max = max(logits);
@@ -56,6 +65,8 @@ mod tests {
 
             let mut order: Vec<usize> = (0..logits.len()).collect();
             order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+            let place = order.iter().position(|&id| id == token).unwrap();
+            prop_assert_eq!(rank(&logits, token as u32) as usize, place + 1);
             order.truncate(num_top);
             prop_assert_eq!(top.len(), order.len());
             for ((id, value), &expected_id) in top.into_iter().zip(&order) {
@@ -75,5 +86,6 @@ mod tests {
         assert_eq!(report(&[f32::NAN, 0.0], 0, 2), (f32::NEG_INFINITY, vec![(1, 0.0)]));
         assert_eq!(report(&[f32::NAN], 0, 0).0, f32::NEG_INFINITY);
         assert_eq!(report(&[0.0], 5, 0).0, f32::NEG_INFINITY);
+        assert_eq!([rank(&[f32::NAN, 0.0], 0), rank(&[0.0], 5)], [2, 2]);
     }
 }

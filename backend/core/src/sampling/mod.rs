@@ -16,6 +16,6 @@ mod truncate;
 
 pub use context::Context;
 pub use distribution::Distribution;
-pub use logprob::{confidence, report};
+pub use logprob::{confidence, rank, report};
 pub use params::SamplingParams;
 pub use sampler::{Coupling, Sampler, Stream};

@@ -41,7 +41,7 @@ pub(crate) fn telling() -> Sampler {
 
 /// A token with nothing reported about it.
 pub(crate) fn emitted(token: u32) -> Emitted {
-    Emitted { token, logprob: None, top_logprobs: Vec::new() }
+    Emitted { token, logprob: None, rank: None, top_logprobs: Vec::new() }
 }
 
 /// What the model generates, without caches, drafts or batches.

@@ -40,6 +40,8 @@ pub struct StopOutcome {
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<Stop>,
+    /// Whether a stop belongs to the text that it ends. Then nothing need be held back.
+    includes: bool,
     /// Text not emitted yet: the longest suffix of the text so far that is the start of a stop.
     held: String,
     stopped: bool,
@@ -60,11 +62,17 @@ impl StopMatcher {
     /// A matcher at the start of a text. Empty strings stop nothing.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
         let stops = stops.iter().map(AsRef::as_ref).filter(|stop| !stop.is_empty());
-        Self { stops: stops.map(Stop::new).collect(), held: String::new(), stopped: false }
+        let stops = stops.map(Stop::new).collect();
+        Self { stops, includes: false, held: String::new(), stopped: false }
     }
 
-    /// Takes the next text of the stream.
-    pub fn push(&mut self, text: &str) -> StopOutcome {
+    /// The same, with the stop that was met as the end of the text.
+    pub fn including(self) -> Self {
+        Self { includes: true, ..self }
+    }
+
+    /// Takes the next text of the stream. Stops that end in it count if it `counts`.
+    pub fn push(&mut self, text: &str, counts: bool) -> StopOutcome {
         if self.stopped {
             return StopOutcome { emit: String::new(), stopped: true };
         }
@@ -72,14 +80,15 @@ impl StopMatcher {
         self.held.push_str(text);
         for (idx, byte) in text.bytes().enumerate() {
             let longest = self.stops.iter_mut().filter_map(|stop| stop.step(byte)).max();
-            if let Some(len) = longest {
+            if let Some(len) = longest.filter(|_| counts) {
                 self.stopped = true;
                 let mut emit = std::mem::take(&mut self.held);
-                emit.truncate(start + idx + 1 - len);
+                emit.truncate(start + idx + 1 - if self.includes { 0 } else { len });
                 return StopOutcome { emit, stopped: true };
             }
         }
-        let keep = self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0);
+        let keep = self.stops.iter().map(|stop| stop.matched).max().filter(|_| !self.includes);
+        let keep = keep.unwrap_or(0);
         let tail = self.held.split_off(self.held.len() - keep);
         StopOutcome { emit: std::mem::replace(&mut self.held, tail), stopped: false }
     }
@@ -113,7 +122,12 @@ impl Stop {
             self.matched = self.fallback[self.matched - 1];
         }
         self.matched += usize::from(self.bytes[self.matched] == byte);
-        (self.matched == self.bytes.len()).then_some(self.matched)
+        let len = self.bytes.len();
+        if self.matched < len {
+            return None;
+        }
+        self.matched = self.fallback[len - 1];
+        Some(len)
     }
 }
 
@@ -122,9 +136,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Tries every end and every start: the text before the stop that ends first.
-    fn naive(text: &str, stops: &[String]) -> (String, bool) {
-        for end in 0..=text.len() {
+    /// Tries every end from `first` on and every start: the text before the stop that ends first.
+    fn naive(text: &str, stops: &[String], first: usize) -> (String, bool) {
+        for end in first..=text.len() {
             for start in 0..end {
                 if stops.iter().any(|stop| stop.as_bytes() == &text.as_bytes()[start..end]) {
                     return (text[..start].to_string(), true);
@@ -156,31 +170,50 @@ mod tests {
     #[test]
     fn a_stop_across_chunks_is_never_leaked() {
         let mut stops = StopMatcher::new(&["<|end|>"]);
-        assert_eq!(stops.push("one <|e"), StopOutcome { emit: "one ".into(), stopped: false });
-        assert_eq!(stops.push("nd|"), StopOutcome::default());
-        assert_eq!(stops.push("> two"), StopOutcome { emit: String::new(), stopped: true });
-        assert_eq!(stops.push("three"), StopOutcome { emit: String::new(), stopped: true });
+        assert_eq!(
+            stops.push("one <|e", true),
+            StopOutcome { emit: "one ".into(), stopped: false }
+        );
+        assert_eq!(stops.push("nd|", true), StopOutcome::default());
+        assert_eq!(stops.push("> two", true), StopOutcome { emit: String::new(), stopped: true });
+        assert_eq!(stops.push("three", true), StopOutcome { emit: String::new(), stopped: true });
         assert_eq!(stops.finish(), "");
     }
 
     #[test]
     fn text_that_turns_out_to_be_no_stop_is_given_back() {
         let mut stops = StopMatcher::new(&["aab"]);
-        assert_eq!(stops.push("aa").emit, "");
-        assert_eq!(stops.push("a").emit, "a");
+        assert_eq!(stops.push("aa", true).emit, "");
+        assert_eq!(stops.push("a", true).emit, "a");
         assert_eq!(stops.finish(), "aa");
     }
 
     #[test]
     fn the_stop_that_ends_first_counts_and_of_equals_the_longest() {
-        assert_eq!(StopMatcher::new(&["abcd", "bc"]).push("xabcd").emit, "xa");
-        assert_eq!(StopMatcher::new(&["c", "abc"]).push("xabc").emit, "x");
+        assert_eq!(StopMatcher::new(&["abcd", "bc"]).push("xabcd", true).emit, "xa");
+        assert_eq!(StopMatcher::new(&["c", "abc"]).push("xabc", true).emit, "x");
+    }
+
+    #[test]
+    fn a_stop_that_belongs_to_the_text_holds_nothing_back() {
+        let mut stops = StopMatcher::new(&["abc"]).including();
+        assert_eq!(stops.push("xab", true).emit, "xab");
+        assert_eq!(stops.push("cd", true), StopOutcome { emit: "c".into(), stopped: true });
+    }
+
+    #[test]
+    fn a_stop_counts_where_it_ends() {
+        let mut stops = StopMatcher::new(&["aba"]);
+        assert_eq!(stops.push("xab", false), StopOutcome { emit: "x".into(), stopped: false });
+        // It ends too early; what it ends with may begin another.
+        assert_eq!(stops.push("a", false), StopOutcome { emit: "ab".into(), stopped: false });
+        assert_eq!(stops.push("ba", true), StopOutcome { emit: String::new(), stopped: true });
     }
 
     #[test]
     fn empty_stops_stop_nothing() {
-        assert_eq!(StopMatcher::new(&[""]).push("text").emit, "text");
-        assert_eq!(StopMatcher::new::<&str>(&[]).push("text").emit, "text");
+        assert_eq!(StopMatcher::new(&[""]).push("text", true).emit, "text");
+        assert_eq!(StopMatcher::new::<&str>(&[]).push("text", true).emit, "text");
     }
 
     proptest! {
@@ -190,13 +223,16 @@ mod tests {
         fn any_chunking_gives_what_the_naive_search_gives(
             chunks in prop::collection::vec("[abé☃]{0,5}", 0..12),
             stops in prop::collection::vec("[abé☃]{1,4}", 0..5),
+            num_free in 0usize..4,
         ) {
             let text = chunks.concat();
-            let (expected, expected_stopped) = naive(&text, &stops);
+            let num_free = num_free.min(chunks.len());
+            let first = chunks[..num_free].concat().len() + 1;
+            let (expected, expected_stopped) = naive(&text, &stops, first);
             let mut matcher = StopMatcher::new(&stops);
             let (mut got, mut seen, mut stopped) = (String::new(), String::new(), false);
-            for chunk in &chunks {
-                let outcome = matcher.push(chunk);
+            for (idx, chunk) in chunks.iter().enumerate() {
+                let outcome = matcher.push(chunk, idx >= num_free);
                 got.push_str(&outcome.emit);
                 seen.push_str(chunk);
                 stopped = outcome.stopped;

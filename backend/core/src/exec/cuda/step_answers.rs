@@ -13,7 +13,7 @@ pub(super) struct Answers {
 
 impl Answers {
     fn tokens(&self, place: usize) -> Vec<Emitted> {
-        let emit = |&token| Emitted { token, logprob: None, top_logprobs: Vec::new() };
+        let emit = |&token| Emitted { token, logprob: None, rank: None, top_logprobs: Vec::new() };
         let tokens = &self.tokens[place * self.width..][..self.width];
         tokens[..self.results[place].num_tokens as usize].iter().map(emit).collect()
     }
