@@ -40,6 +40,8 @@ pub struct Limits {
     pub draft_len: usize,
     /// Lower is served first.
     pub priority: u32,
+    /// Its index among the rows of one request, which share that request's turn.
+    pub row: usize,
 }
 
 /// What a sequence has counted.
@@ -91,6 +93,8 @@ pub struct Sequence {
     pub computed: usize,
     /// Positions whose drafter KV is valid, at most `computed`.
     pub draft_computed: usize,
+    /// Positions that it found computed when it started, or started again.
+    pub(crate) found: usize,
     /// Its pages, in order.
     pub pages: Vec<PageId>,
     /// How many of `pages` are kept for others, the first ones: they are not written any more.
@@ -120,6 +124,7 @@ impl Sequence {
             tokens: prompt,
             computed: 0,
             draft_computed: 0,
+            found: 0,
             pages: Vec::new(),
             kept_pages: 0,
             page_keys: Vec::new(),

@@ -65,6 +65,7 @@ impl Form {
             ignore_eos: self.ignore_eos,
             stop_tokens: self.stop_tokens,
             priority: 0,
+            row: 0,
             cache_salt: String::new(),
             given_draft: self.given_draft,
             prompt,

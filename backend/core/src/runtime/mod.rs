@@ -120,6 +120,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Lower is served first.
     pub priority: u32,
+    /// Its index among requests that were sent together, which share one turn.
+    pub row: usize,
     /// Only requests with the same salt share the KV cache of their beginnings.
     pub cache_salt: String,
 }
@@ -220,6 +222,7 @@ impl Runtime {
             ignore_eos,
             stop_tokens,
             priority,
+            row,
             cache_salt,
         } = request;
         sampling.validate(self.vocab_size)?;
@@ -235,6 +238,7 @@ impl Runtime {
             stop_tokens,
             draft_len: draft_len.unwrap_or(self.limits.max_draft_len),
             priority,
+            row,
         };
         let coupling = match sampling.seed {
             Some(seed) => Coupling::Path(seed),
@@ -299,6 +303,11 @@ impl Runtime {
     /// As `cancel`, for a reason that the caller found.
     pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
         self.scheduler.finish(id, reason)
+    }
+
+    /// Puts a sequence that waits for its first turn behind all others of its priority.
+    pub fn delay(&mut self, id: SequenceId) {
+        self.scheduler.delay(id);
     }
 
     /// Takes a running sequence's pages away; it is computed again when its turn comes.

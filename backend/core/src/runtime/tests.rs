@@ -183,7 +183,11 @@ fn usage_tells_what_the_last_step_left() {
             ..Usage::default()
         }
     );
-    (0..3).for_each(|_| drop(runtime.add(Request { draft_len: Some(0), ..request(20, 5) })));
+    for first in 0..3 {
+        let mut prompt = request(20, 5).prompt;
+        prompt[0] = first;
+        runtime.add(Request { prompt, draft_len: Some(0), ..request(20, 5) }).unwrap();
+    }
     runtime.step();
     let usage = runtime.usage();
     assert_eq!((usage.context_tokens, usage.iterations), (32, 1));
@@ -196,8 +200,8 @@ fn usage_tells_what_the_last_step_left() {
     assert_eq!(runtime.usage().context_tokens, 0);
     run(&mut runtime);
     let usage = runtime.usage();
-    // All three begin with the same page, and none fills a second one.
-    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
+    // Each has filled a page, and none a second one.
+    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 3, NUM_PAGES - 3));
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Who takes part in the next step, with how many tokens and drafts. First come first served within a
-//! priority; sequences that decode go before chunks of prompts; pages are lent before a step starts,
-//! so that none fails for memory half way. Pure: it knows neither device nor clock.
+//! Who takes part in the next step, with how many tokens and drafts. Requests take turns within a priority; sequences
+//! that decode go before chunks of prompts; pages are lent before a step starts, so that none fails for memory half
+//! way. Pure: it knows neither device nor clock.
 
 mod commit;
+mod order;
 mod plan;
 mod reach;
 mod reuse;
@@ -14,6 +15,8 @@ pub use usage::Usage;
 pub(crate) mod fake;
 #[cfg(test)]
 mod tests;
+
+use order::Key;
 
 use crate::adapt::Tuner;
 use crate::batch::{Emitted, Entry};
@@ -60,9 +63,6 @@ pub struct SchedulerConfig {
     /// [`Executor::reach`](crate::batch::Executor::reach).
     pub reach: usize,
 }
-
-/// Place in the order of service: priority, then arrival.
-type Key = (u32, u64);
 
 /// One sequence's part in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +125,7 @@ pub struct Scheduler {
     /// How many of those that wait were preempted.
     num_paused: usize,
     num_arrived: u64,
+    num_requests: u64,
     /// To be told with the next schedule.
     forgotten: Vec<SequenceId>,
     tally: Tally,
@@ -147,6 +148,7 @@ impl Scheduler {
             keys: HashMap::new(),
             num_paused: 0,
             num_arrived: 0,
+            num_requests: 0,
             forgotten: Vec::new(),
             tally: Tally::default(),
         }
@@ -162,8 +164,7 @@ impl Scheduler {
             )));
         }
         self.name_pages(&mut sequence);
-        self.num_arrived += 1;
-        let key = (sequence.limits.priority, self.num_arrived);
+        let key = self.next_key(&sequence);
         let before = self.keys.insert(sequence.id, key);
         assert!(before.is_none(), "sequence {} is added twice", sequence.id);
         self.waiting.insert(key, sequence);

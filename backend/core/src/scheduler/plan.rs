@@ -1,5 +1,5 @@
 //! The parts of a step. Decoding sequences get a row each and then their drafts; what is left of the
-//! budget goes to prompts that are being computed, then to requests that wait.
+//! budget goes to prompts, of those that run and of those that wait, in turn.
 //!
 //! When pages run out, the newest give up their drafts; then the newest of the lowest priority is
 //! preempted. The first in the order of service is never preempted, and was only accepted because it
@@ -63,8 +63,7 @@ impl Scheduler {
         self.plan_decodes(&mut plan);
         self.plan_drafts(&mut plan);
         self.lend_pages(&mut plan);
-        self.plan_prefills(&mut plan);
-        self.admit(&mut plan);
+        self.plan_prompts(&mut plan);
         self.lend_reach(&plan.parts);
         (plan.parts, plan.started)
     }
@@ -113,7 +112,8 @@ impl Scheduler {
     fn backlog(&self) -> usize {
         let pending = |sequence: &Sequence| Some(sequence.pending()).filter(|&num| num > 1);
         let running: usize = self.running.values().filter_map(pending).sum();
-        let next = self.waiting.values().next().filter(|sequence| self.admits(sequence));
+        let next = self.next_waiting().map(|key| &self.waiting[&key]);
+        let next = next.filter(|sequence| self.admits(sequence));
         let unknown = |next| Sequence::pending(next) - self.prefix(next).len() * PAGE_TOKENS;
         running + next.map_or(0, unknown)
     }
@@ -163,13 +163,34 @@ impl Scheduler {
         }
     }
 
-    /// Chunks for the running sequences that have no part yet.
-    fn plan_prefills(&mut self, plan: &mut Plan) {
+    /// Chunks of prompts, in turn: of running sequences that have no part yet, and of waiting ones that are let in.
+    fn plan_prompts(&mut self, plan: &mut Plan) {
         let planned = |key: &Key| plan.parts.iter().any(|part| part.key == *key);
-        let keys: Vec<Key> = self.running.keys().copied().filter(|key| !planned(key)).collect();
-        for key in keys {
-            self.plan_chunk(plan, key);
+        let running = self.running.iter().filter(|(key, _)| !planned(key));
+        let mut running: Vec<(Key, Key)> =
+            running.map(|(&key, sequence)| (self.prompt_key(key, sequence), key)).collect();
+        running.sort_unstable();
+        let mut running = running.into_iter().peekable();
+        let mut lets_in = true;
+        while plan.rows_left > 0 {
+            let waiting = self.next_waiting().filter(|_| lets_in);
+            match (running.peek(), waiting) {
+                (Some(&(turn, _)), Some(key)) if key < turn => lets_in = self.let_in(plan, key),
+                (Some(&(_, key)), _) => {
+                    running.next();
+                    self.plan_chunk(plan, key);
+                }
+                (None, Some(key)) => lets_in = self.let_in(plan, key),
+                (None, None) => return,
+            }
         }
+    }
+
+    /// The waiting sequence whose turn it is. One whose first page is about to be computed by another lets the next go
+    /// first.
+    fn next_waiting(&self) -> Option<Key> {
+        let ready = |(_, sequence): &(&Key, &Sequence)| !self.prefix_is_coming(sequence);
+        self.waiting.iter().find(ready).map(|(&key, _)| key)
     }
 
     /// As many of the sequence's next tokens as rows and pages allow, and at the end of the prompt as
@@ -210,29 +231,26 @@ impl Scheduler {
         plan.push(part);
     }
 
-    /// Lets waiting requests in, strictly in order. None in a step that preempted: it would only
-    /// bring back what had to go.
-    fn admit(&mut self, plan: &mut Plan) {
-        while plan.rows_left > 0 && !plan.preempted {
-            let Some(next) = self.waiting.first_entry() else { return };
-            let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
-            let has_place = self.running.len() < self.config.max_batch_size;
-            let fits = self.admits(&self.waiting[&key])
-                || (has_place
-                    && self.take_back_reach(&plan.parts)
-                    && self.admits(&self.waiting[&key]));
-            if !fits || (speculates && plan.draft_rows_left == 0) {
-                return;
-            }
-            if let Some(mut sequence) = self.leave_queue(key) {
-                if !sequence.is_paused() {
-                    plan.started.push(sequence.id);
-                }
-                self.take_prefix(&mut sequence);
-                self.running.insert(key, sequence);
-                self.plan_chunk(plan, key);
-            }
+    /// Lets a waiting sequence in, if it may start; else those behind it wait as well. None in a step that preempted: it
+    /// would only bring back what had to go.
+    fn let_in(&mut self, plan: &mut Plan, key: Key) -> bool {
+        let speculates = self.waiting[&key].limits.draft_len > 0;
+        if plan.preempted || (speculates && plan.draft_rows_left == 0) {
+            return false;
         }
+        let has_place = self.running.len() < self.config.max_batch_size;
+        let fits = self.admits(&self.waiting[&key])
+            || (has_place && self.take_back_reach(&plan.parts) && self.admits(&self.waiting[&key]));
+        let Some(mut sequence) = fits.then(|| self.leave_queue(key)).flatten() else {
+            return false;
+        };
+        if !sequence.is_paused() {
+            plan.started.push(sequence.id);
+        }
+        self.take_prefix(&mut sequence);
+        self.running.insert(key, sequence);
+        self.plan_chunk(plan, key);
+        true
     }
 
     /// Whether a waiting sequence may start: what the policy wants it and the running ones to have

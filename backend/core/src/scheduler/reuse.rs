@@ -32,6 +32,7 @@ impl Scheduler {
         let pages = self.prefix(sequence);
         pages.iter().for_each(|&page| self.pool.hold(page));
         sequence.computed = pages.len() * PAGE_TOKENS;
+        sequence.found = sequence.computed;
         if sequence.limits.draft_len > 0 {
             sequence.draft_computed = sequence.computed;
         }
@@ -39,6 +40,20 @@ impl Scheduler {
         sequence.counters.reused_pages += pages.len() as u64;
         sequence.counters.reused_tokens += sequence.computed as u64;
         sequence.pages = pages;
+    }
+
+    /// Whether a running sequence is about to compute the page that a waiting one would have to compute first. To wait
+    /// for it costs the waiting one nothing, since it would be computing the same, and spares the page and the work.
+    pub(super) fn prefix_is_coming(&self, sequence: &Sequence) -> bool {
+        let idx = self.prefix(sequence).len();
+        let drafted = self.needs_draft_half(sequence);
+        let Some(key) = sequence.page_keys.get(idx) else { return false };
+        let computes = |other: &Sequence| {
+            other.page_keys.get(idx) == Some(key)
+                && other.computed < (idx + 1) * PAGE_TOKENS
+                && (!drafted || self.needs_draft_half(other))
+        };
+        (idx + 1) * PAGE_TOKENS < sequence.tokens.len() && self.running.values().any(computes)
     }
 
     fn needs_draft_half(&self, sequence: &Sequence) -> bool {

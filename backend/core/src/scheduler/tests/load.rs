@@ -17,6 +17,7 @@ enum Action {
         draft_len: usize,
         given: Option<(usize, usize)>,
         priority: u32,
+        row: usize,
         ends: bool,
     },
     Step,
@@ -26,16 +27,18 @@ enum Action {
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     // Prompts of a family begin alike.
-    let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3);
+    let row = prop_oneof![3 => Just(0usize), 1 => 1usize..4];
+    let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3, row);
     let given = prop::option::weighted(0.3, (1usize..8, 0usize..8));
     let add = (numbers, given, any::<bool>()).prop_map(
-        |((family, prompt_len, max_tokens, draft_len, priority), given, ends)| Action::Add {
+        |((family, prompt_len, max_tokens, draft_len, priority, row), given, ends)| Action::Add {
             family,
             prompt_len,
             max_tokens,
             draft_len,
             given,
             priority,
+            row,
             ends,
         },
     );
@@ -101,11 +104,11 @@ proptest! {
         let mut id = 0;
         for action in actions {
             match action {
-                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, ends } => {
+                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, row, ends } => {
                     id += 1;
                     let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
                     let limits =
-                        Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
+                        Limits { priority, row, end_tokens, ..fake::limits(max_tokens, draft_len) };
                     let mut sequence = fake::sequence(id, prompt(family, prompt_len), limits);
                     sequence.given = given.map_or_else(Vec::new, |kind| self::given(&sequence, kind));
                     // Refused where it cannot fit; what is admitted must finish.
@@ -119,7 +122,6 @@ proptest! {
         }
         world.run();
         world.check_texts(&cancelled);
-        world.check_started(&cancelled);
         if world.config.admission == AdmissionPolicy::GuaranteedNoEvict && !forced {
             prop_assert_eq!(world.scheduler.usage().preemptions, 0);
         }

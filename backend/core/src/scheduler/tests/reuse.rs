@@ -84,16 +84,41 @@ fn texts_share_pages_while_they_run() {
 }
 
 #[test]
-fn texts_that_start_in_the_same_step_come_to_share_their_pages() {
-    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 128, ..config() });
+fn a_text_waits_for_the_pages_that_another_is_computing_and_lets_others_go_first() {
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 40, ..config() });
     for id in 1..=2 {
-        world.add_prompt(id, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+        world.add_prompt(id, prompt(1, PROMPT_LEN + 10), limits(60, 4)).unwrap();
     }
-    world.step();
-    assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
+    world.add(3, 5, limits(60, 4)).unwrap();
+    assert_eq!(world.step().started, [1]);
+    // Two pages of three are there, but the third is on its way.
+    assert_eq!(world.step().started, [3]);
+    assert_eq!(world.step().started, [2]);
+    assert_eq!(pages(&world, 1)[..3], pages(&world, 2)[..3]);
     world.run();
-    assert_eq!(world.finished[&2].counters.reused_tokens, 0);
+    assert_eq!(world.finished[&2].counters.reused_tokens, 48);
     world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_text_does_not_wait_for_pages_that_it_could_not_use() {
+    let started = |first, second, config: SchedulerConfig| {
+        let mut world = World::fixed(config);
+        world.add_prompt(1, prompt(1, PROMPT_LEN), first).unwrap();
+        world.add_prompt(2, prompt(1, PROMPT_LEN), second).unwrap();
+        let started = world.step().started.len();
+        world.run();
+        world.check_texts(&BTreeSet::new());
+        started
+    };
+    let config = || SchedulerConfig { max_num_tokens: 128, ..config() };
+    // The first leaves out the drafter's half, or nothing is shared at all.
+    assert_eq!(started(limits(9, 0), limits(9, 4), config()), 2);
+    assert_eq!(
+        started(limits(9, 4), limits(9, 4), SchedulerConfig { reuse: false, ..config() }),
+        2
+    );
+    assert_eq!(started(limits(9, 4), limits(9, 0), config()), 1);
 }
 
 #[test]
