@@ -89,9 +89,16 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "max_queue_size",
         "number",
-        "`64`",
+        "`1024`",
         |s, v| write(&mut s.max_queue_size, positive(v)),
-        "requests that wait inside the backend; while they are as many, further ones wait in Triton's queue, by its policy",
+        "requests that may wait; more are answered with UNAVAILABLE. `dynamic_batching` may bound them by priority",
+    ),
+    key(
+        "max_running",
+        "number",
+        "the engine's `max_batch_size`",
+        |s, v| put(&mut s.max_running, positive(v)),
+        "sequences that an instance runs at once; `max_batch_size` of the configuration bounds the rows of one request",
     ),
     key(
         "enable_kv_cache_reuse",
@@ -241,9 +248,10 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "drain_timeout_ms",
         "number",
-        "`30000`",
+        "`10000`",
         |s, v| write(&mut s.drain_timeout_ms, milliseconds(v)),
-        "how long an instance that is taken away may finish its requests",
+        "how long an instance that is taken away, or whose server ends, may finish its requests; of a server's \
+         `--exit-timeout-secs` at most half",
     ),
     key(
         "gpt_model_type",
