@@ -181,14 +181,15 @@ fn closed(inside: &Inside) -> Option<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parameters::{LevelPolicy, QueuePolicy};
+    use crate::parameters::{LevelPolicy, QueuePolicy, WhenFull};
     use crate::room::Room;
     use std::sync::Arc;
     use std::thread;
 
     fn job(ticket: TicketId) -> Job {
         let watch = Watch::new(Box::new(|| false), 0, None, None, &LevelPolicy::default());
-        let place = Room::new(QueuePolicy::default(), 1).enter(1).unwrap();
+        let room = Room::new(QueuePolicy::default(), 1, WhenFull::Refuse);
+        let place = room.enter(1, || None).unwrap();
         Job { ticket, requests: vec![Request::default()], watch, place }
     }
 

@@ -67,7 +67,7 @@ impl Model {
             verify(&folder).map_err(|error| named(error.to_string()))?;
         }
         let metrics = Metrics::of(&name, version)?;
-        let room = Room::new(settings.queue.clone(), settings.max_queue_size);
+        let room = Room::new(settings.queue.clone(), settings.max_queue_size, settings.when_full);
         log(Level::Info, &format!("model '{name}' version {version}: {}", folder.path.display()));
         Ok(Self {
             name,

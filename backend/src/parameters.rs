@@ -26,6 +26,16 @@ pub enum Policy {
     MaxUtilization,
 }
 
+/// What becomes of a request when as many wait as may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// It waits in Triton's queue, and so does everything behind it.
+    HoldBack,
+}
+
 /// Which responses Triton counts in its response statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseStatistics {
@@ -61,6 +71,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Requests that may wait.
     pub max_queue_size: usize,
+    /// What becomes of more.
+    pub when_full: WhenFull,
     /// In which order, and how long (`dynamic_batching`).
     pub queue: QueuePolicy,
     /// Whether the pages of equal prompt beginnings are shared.
@@ -125,6 +137,7 @@ impl Default for Settings {
             max_kv_tokens: None,
             policy: Policy::default(),
             max_queue_size: 1024,
+            when_full: WhenFull::default(),
             queue: QueuePolicy::default(),
             kv_reuse: true,
             max_num_tokens: None,

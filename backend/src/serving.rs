@@ -16,7 +16,7 @@ use crate::triton::{
     Error, Instance, Level, OnExit, Request, Result, log, lower_thread_priority, monotonic_ns,
     panic_message,
 };
-use crate::watch::Watch;
+use crate::watch::{Verdict, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -162,14 +162,18 @@ impl Door {
         let level = room.policy().level(brief.priority, request.priority());
         let limit = settings.request_timeout_ms;
         let probe = request.cancel_probe();
-        let watch = Watch::new(
+        let mut watch = Watch::new(
             Box::new(move || probe.is_cancelled()),
             at,
             [request.timeout(), brief.timeout].into_iter().flatten().min(),
             (limit > 0).then(|| Duration::from_millis(limit)),
             room.policy().of(level),
         );
-        let place = room.enter(level)?;
+        let place = room.enter(level, || match watch.look_waiting(monotonic_ns()) {
+            _ if self.exits.load(Ordering::Acquire) => Some(server_ends()),
+            Verdict::Ends(error) => Some(error),
+            Verdict::Stays | Verdict::Delayed => None,
+        })?;
         Ok(Look::Waits { name, level, bytes, watch, place })
     }
 

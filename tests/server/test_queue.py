@@ -32,6 +32,8 @@ def server(serve, small_engine):
         Model("ranked", small_engine, parameters=ONE, extra=policy("max_queue_size: 100", levels)),
         Model("plain", small_engine, parameters={**ONE, "max_queue_size": 100}),
         Model("token", small_engine, parameters={**ONE, "profile": "token"}),
+        Model("held_back", small_engine, parameters={**ONE, "max_queue_size": 1, "when_full": "hold_back"},
+              extra=policy("max_queue_size: 2")),
     ], gates=True)
 
 
@@ -68,6 +70,23 @@ def test_requests_beyond_the_queue_are_refused_as_unavailable_and_the_others_fin
         assert stream.rest().good().finals == 1
         stream.close()
     assert client.grpc_stream(server, "bounded", {**BRIEF, "stream": False}).good().finals == 1
+
+
+def test_a_model_that_holds_triton_back_lets_its_queue_refuse(server):
+    """With status 503 of the generate endpoint. One waits in the backend, one keeps Triton's thread, two wait in Triton."""
+    pending = lambda: server.metric("nv_inference_pending_request_count", model="held_back")
+    with held(server, "held_back") as full:
+        waiting = [client.Stream(server, "held_back", BRIEF)]
+        full.waiting(1)
+        for count in [0, 1, 2]:
+            # They come one by one: the first is no longer pending when the second is.
+            waiting.append(client.Stream(server, "held_back", BRIEF))
+            eventually(lambda: pending() >= count, what=f"{count} pend in Triton")
+        refused = client.generate(server, "held_back", {**BRIEF, "stream": False})
+        assert refused.status == "503" and "maximum queue size" in refused.error
+    for stream in waiting:
+        assert stream.rest().good().finals == 1
+        stream.close()
 
 
 def test_a_place_in_the_queue_is_free_again_when_its_client_leaves(server):

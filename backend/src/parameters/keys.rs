@@ -1,6 +1,6 @@
 //! The table of configuration parameters.
 
-use super::{Policy, ResponseStatistics, Settings};
+use super::{Policy, ResponseStatistics, Settings, WhenFull};
 use crate::contract::Profile;
 use spec_core::runtime::ManyRows;
 use std::str::FromStr;
@@ -91,7 +91,16 @@ pub(crate) static KEYS: &[Key] = &[
         "number",
         "`1024`",
         |s, v| write(&mut s.max_queue_size, positive(v)),
-        "requests that may wait; more are answered with UNAVAILABLE. `dynamic_batching` may bound them by priority",
+        "requests that may wait; `dynamic_batching` may bound them by priority too",
+    ),
+    key(
+        "when_full",
+        "`refuse`, `hold_back`",
+        "`refuse`",
+        when_full,
+        "what becomes of more requests than may wait: they are answered with UNAVAILABLE; or Triton is held back, so that \
+         they wait in its queue and are refused by that, which the generate endpoint tells with status 503 in place of \
+         400. Stop requests and priorities then have no effect on what is in Triton's queue",
     ),
     key(
         "max_running",
@@ -412,6 +421,15 @@ fn policy(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
         "guaranteed_no_evict" => Policy::GuaranteedNoEvict,
         "max_utilization" => Policy::MaxUtilization,
         _ => return Err("guaranteed_no_evict or max_utilization"),
+    };
+    Ok(())
+}
+
+fn when_full(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.when_full = match value {
+        "refuse" => WhenFull::Refuse,
+        "hold_back" => WhenFull::HoldBack,
+        _ => return Err("refuse or hold_back"),
     };
     Ok(())
 }
