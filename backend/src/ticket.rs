@@ -82,9 +82,10 @@ impl Ticket {
 
     /// What is to be computed, a row each, on this level of priority.
     pub(crate) fn take_requests(&mut self, level: u32) -> Vec<spec_core::runtime::Request> {
+        let num_rows = self.call.rows.len();
         let take = |(idx, row): (usize, &mut Row)| {
             let request = std::mem::take(&mut row.request);
-            spec_core::runtime::Request { priority: level, row: idx, ..request }
+            spec_core::runtime::Request { priority: level, row: idx, num_rows, ..request }
         };
         self.call.rows.iter_mut().enumerate().map(take).collect()
     }

@@ -44,6 +44,18 @@ pub struct Limits {
     pub row: usize,
 }
 
+/// With whom a sequence shares the pages that it begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shares {
+    /// With no other.
+    NoOne,
+    /// With all that share so and begin alike.
+    #[default]
+    All,
+    /// With those of them that have the same key in front of their first page.
+    Behind(PageKey),
+}
+
 /// What a sequence has counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -101,8 +113,8 @@ pub struct Sequence {
     pub(crate) kept_pages: usize,
     /// What its first pages hold, once full; known before they are computed.
     pub(crate) page_keys: Vec<PageKey>,
-    /// Stands in front of its first page: only sequences with the same one share pages with it.
-    pub salt: Option<PageKey>,
+    /// With whom it shares the pages that it begins with.
+    pub shares: Shares,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
@@ -128,7 +140,7 @@ impl Sequence {
             pages: Vec::new(),
             kept_pages: 0,
             page_keys: Vec::new(),
-            salt: None,
+            shares: Shares::default(),
             sampler,
             limits,
             given: Vec::new(),

@@ -37,7 +37,6 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         num_pages: NUM_PAGES,
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,
-        reuse: true,
         drafter_caches: true,
         reach: 0,
     };
@@ -55,6 +54,8 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
         next_id: 0,
+        first_row: 0,
+        kv_reuse: true,
         entropy: RandomState::new(),
     };
     (runtime, fails)
@@ -216,4 +217,24 @@ fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
     let mut add = |len| runtime.add(Request { given_draft: vec![1; len], ..request(5, 9) });
     assert!(add(MAX_GIVEN_LEN).is_ok() && add(MAX_GIVEN_LEN + 1).is_err());
     assert_eq!(run(&mut runtime)[0].generated().len(), 9);
+}
+
+#[test]
+fn rows_of_one_request_share_their_beginning_even_where_requests_do_not() {
+    let reused = |kv_reuse: bool, num_rows: usize| {
+        let (mut runtime, _) = runtime();
+        runtime.kv_reuse = kv_reuse;
+        let mut reused = Vec::new();
+        for _ in 0..2 {
+            for row in 0..num_rows {
+                runtime.add(Request { row, num_rows, ..request(20, 3) }).unwrap();
+            }
+            let ended = run(&mut runtime);
+            reused.extend(ended.iter().map(|sequence| sequence.counters.reused_pages));
+        }
+        reused
+    };
+    assert_eq!(reused(false, 1), [0, 0]);
+    assert_eq!(reused(false, 2), [0, 1, 0, 1]);
+    assert_eq!(reused(true, 2), [0, 1, 1, 1]);
 }

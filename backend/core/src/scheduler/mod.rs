@@ -55,8 +55,6 @@ pub struct SchedulerConfig {
     pub max_queue: usize,
     /// When a request leaves the queue.
     pub admission: AdmissionPolicy,
-    /// Whether texts that begin alike share the pages of their beginning.
-    pub reuse: bool,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
     /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
@@ -163,7 +161,7 @@ impl Scheduler {
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
-        self.name_pages(&mut sequence);
+        Self::name_pages(&mut sequence);
         let key = self.next_key(&sequence);
         let before = self.keys.insert(sequence.id, key);
         assert!(before.is_none(), "sequence {} is added twice", sequence.id);

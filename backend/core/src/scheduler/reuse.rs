@@ -8,7 +8,7 @@
 
 use super::{Key, Scheduler, reach};
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Shares};
 
 /// A page of running sequences that is to make way for a better one, at this place in their tables.
 struct Upgrade {
@@ -61,10 +61,12 @@ impl Scheduler {
     }
 
     /// Names the full pages of a sequence.
-    pub(super) fn name_pages(&self, sequence: &mut Sequence) {
-        if self.config.reuse {
-            let Sequence { page_keys, salt, tokens, .. } = sequence;
-            PageKey::extend(page_keys, salt.as_ref(), tokens);
+    pub(super) fn name_pages(sequence: &mut Sequence) {
+        let Sequence { page_keys, shares, tokens, .. } = sequence;
+        match shares {
+            Shares::NoOne => {}
+            Shares::All => PageKey::extend(page_keys, None, tokens),
+            Shares::Behind(key) => PageKey::extend(page_keys, Some(key), tokens),
         }
     }
 
@@ -75,7 +77,7 @@ impl Scheduler {
             true => sequence.draft_computed,
             false => sequence.computed,
         };
-        if self.config.reuse && end / PAGE_TOKENS > sequence.kept_pages {
+        if sequence.shares != Shares::NoOne && end / PAGE_TOKENS > sequence.kept_pages {
             let Some(mut sequence) = self.running.remove(&key) else { return };
             self.keep(&mut sequence, end);
             self.running.insert(key, sequence);
@@ -92,7 +94,7 @@ impl Scheduler {
 
     /// Keeps the full pages of a sequence's first `end` positions.
     fn keep(&mut self, sequence: &mut Sequence, end: usize) {
-        self.name_pages(sequence);
+        Self::name_pages(sequence);
         let mut upgrades = Vec::new();
         let end = (end / PAGE_TOKENS).min(sequence.page_keys.len());
         for idx in sequence.kept_pages..end {

@@ -34,7 +34,6 @@ pub(super) fn config() -> SchedulerConfig {
         num_pages: 64,
         max_queue: 100,
         admission: AdmissionPolicy::MaxUtilization,
-        reuse: true,
         drafter_caches: true,
         reach: 0,
     }
