@@ -14,6 +14,13 @@ use crate::sequence::{Sequence, SequenceId};
 /// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
 const MAX_DRAFT_LAG: usize = 128;
 
+/// A prompt that takes more than so many steps is long: it gets a part of each, so that steps stay short for whoever comes
+/// or decodes in the meantime. A quarter costs it a fifth of its speed or so, on a CPU.
+const LONG_STEPS: usize = 8;
+const PART_OF_LONG: usize = 4;
+/// Its part beside others.
+const PART_BESIDE_OTHERS: usize = 8;
+
 /// A step in the making.
 struct Plan {
     parts: Vec<Part>,
@@ -202,7 +209,7 @@ impl Scheduler {
         let lag = sequence.draft_lag();
         // A lag that no pass can make up would keep the sequence waiting for ever.
         let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
-        let mut chunk = pending.min(plan.rows_left);
+        let mut chunk = pending.min(plan.rows_left).min(self.most_of_prompt(plan, pending));
         if speculates {
             chunk = chunk.min(plan.draft_rows_left.saturating_sub(lag));
         }
@@ -229,6 +236,17 @@ impl Scheduler {
         let part = Part { id, chunk, draft_len, given: draft_len > 0, draft_rows, key };
         self.lend(&part);
         plan.push(part);
+    }
+
+    /// Rows of a step that a prompt gets at most that has so many tokens to be computed.
+    fn most_of_prompt(&self, plan: &Plan, pending: usize) -> usize {
+        let budget = self.config.max_num_tokens;
+        let part = match pending > LONG_STEPS * budget {
+            true if plan.parts.is_empty() => PART_OF_LONG,
+            true => PART_BESIDE_OTHERS,
+            false => 1,
+        };
+        budget.div_ceil(part)
     }
 
     /// Lets a waiting sequence in, if it may start; else those behind it wait as well. None in a step that preempted: it

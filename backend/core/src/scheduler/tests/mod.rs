@@ -89,6 +89,27 @@ fn a_prompt_of_many_steps_gives_way_to_later_ones_of_few() {
 }
 
 #[test]
+fn a_very_long_prompt_gets_a_part_of_each_step() {
+    let config = SchedulerConfig { max_num_tokens: 8, num_pages: 20, max_seq_len: 200, ..config() };
+    let mut world = World::fixed(config);
+    world.add(1, 80, limits(5, 0)).unwrap();
+    let chunk = |world: &mut World| {
+        let schedule = world.step();
+        schedule.parts.iter().find(|part| part.id == 1).map(|part| part.chunk)
+    };
+    assert_eq!(chunk(&mut world), Some(2), "a quarter of the step");
+    world.add(2, 3, limits(20, 0)).unwrap();
+    assert_eq!(chunk(&mut world), Some(2));
+    assert_eq!(chunk(&mut world), Some(1), "an eighth beside the other");
+    for _ in 0..11 {
+        chunk(&mut world);
+    }
+    assert_eq!(chunk(&mut world), Some(7), "the rest is not long any more");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
 fn a_sequence_that_is_delayed_goes_behind_those_that_come_later() {
     let mut world = World::fixed(SchedulerConfig { max_batch_size: 1, ..config() });
     (1..=3).for_each(|id| world.add(id, 5, limits(5, 0)).unwrap());
