@@ -8,11 +8,13 @@
 
 struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Error;
+struct TRITONSERVER_InferenceRequest;
 struct TRITONSERVER_Message;
 struct TRITONSERVER_Metric;
 struct TRITONSERVER_MetricArgs;
 struct TRITONSERVER_MetricFamily;
 struct TRITONSERVER_Parameter;
+struct TRITONSERVER_Server;
 struct TRITONBACKEND_Backend;
 struct TRITONBACKEND_BackendAttribute;
 struct TRITONBACKEND_Input;
@@ -160,6 +162,9 @@ struct TRITONSERVER_Error* TRITONBACKEND_BackendAttributeAddPreferredInstanceGro
     const uint64_t count, const uint64_t* device_ids, const uint64_t id_count);
 
 /* Model */
+struct TRITONSERVER_Error* TRITONBACKEND_ModelServer(
+    struct TRITONBACKEND_Model* model, struct TRITONSERVER_Server** server);
+struct TRITONSERVER_Error* TRITONSERVER_ServerIsLive(struct TRITONSERVER_Server* server, bool* live);
 struct TRITONSERVER_Error* TRITONBACKEND_ModelName(struct TRITONBACKEND_Model* model, const char** name);
 struct TRITONSERVER_Error* TRITONBACKEND_ModelVersion(struct TRITONBACKEND_Model* model, uint64_t* version);
 struct TRITONSERVER_Error* TRITONBACKEND_ModelRepository(
@@ -231,6 +236,8 @@ struct TRITONSERVER_Error* TRITONBACKEND_RequestParameter(
     TRITONSERVER_ParameterType* type, const void** vvalue);
 struct TRITONSERVER_Error* TRITONBACKEND_InferenceRequestTimeoutMicroseconds(
     struct TRITONBACKEND_Request* request, uint64_t* timeout);
+struct TRITONSERVER_Error* TRITONSERVER_InferenceRequestPriorityUInt64(
+    struct TRITONSERVER_InferenceRequest* inference_request, uint64_t* priority);
 struct TRITONSERVER_Error* TRITONBACKEND_RequestRelease(
     struct TRITONBACKEND_Request* request, uint32_t release_flags);
 struct TRITONSERVER_Error* TRITONBACKEND_InputProperties(

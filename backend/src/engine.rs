@@ -2,10 +2,13 @@
 //! It touches no object of Triton's but the probes that tell whether a client is still there; what it has
 //! to say goes to the responder.
 
-use crate::mailbox::{Job, Mail, Mailbox, Probe, RowId, Stop, TicketId, deadline_passed};
+use crate::fault::Gate;
+use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId};
 use crate::metrics::Slot;
 use crate::responder::{Ending, News};
+use crate::room::Place;
 use crate::triton::{Error, Level, log, monotonic_ns, panic_message};
+use crate::watch::{Verdict, Watch};
 use spec_core::runtime::{Event, Runtime, Step};
 use spec_core::sequence::{FinishReason, Sequence, SequenceId};
 use std::collections::{BTreeMap, HashMap};
@@ -18,12 +21,11 @@ const PUBLISH_PERIOD: u64 = 100_000_000;
 
 /// A request with rows in the runtime.
 struct Open {
-    is_cancelled: Probe,
-    deadline: Option<u64>,
+    watch: Watch,
     /// Its rows that have not ended.
     sequences: Vec<SequenceId>,
-    /// Whether one of them has run.
-    started: bool,
+    /// Its place among those that wait, until one of the rows has run.
+    place: Option<Place>,
 }
 
 /// The engine thread's state.
@@ -35,6 +37,7 @@ pub(crate) struct Engine {
     rows: HashMap<SequenceId, RowId>,
     open: BTreeMap<TicketId, Open>,
     published_at: u64,
+    gate: Gate,
 }
 
 impl Engine {
@@ -43,6 +46,7 @@ impl Engine {
         mailbox: Arc<Mailbox>,
         news: Sender<News>,
         slot: Arc<Slot>,
+        gate: Gate,
     ) -> Self {
         Self {
             runtime,
@@ -52,6 +56,7 @@ impl Engine {
             rows: HashMap::new(),
             open: BTreeMap::new(),
             published_at: 0,
+            gate,
         }
     }
 
@@ -71,11 +76,12 @@ impl Engine {
                 self.slot.publish(usage);
                 self.published_at = monotonic_ns();
             }
-            let Some(mail) = self.mailbox.collect(usage.waiting, self.runtime.is_idle()) else {
-                return;
-            };
+            let Some(mail) = self.mailbox.collect(self.runtime.is_idle()) else { return };
             self.take(mail);
             self.drop_unwanted();
+            if !self.runtime.is_idle() && !self.gate.lets_pass() {
+                continue;
+            }
             let began = monotonic_ns();
             let step = self.runtime.step();
             self.report(step, began);
@@ -106,8 +112,8 @@ impl Engine {
     }
 
     fn admit(&mut self, job: Job) {
-        let Job { ticket, requests, is_cancelled, deadline } = job;
-        let mut open = Open { is_cancelled, deadline, sequences: Vec::new(), started: false };
+        let Job { ticket, requests, watch, place } = job;
+        let mut open = Open { watch, sequences: Vec::new(), place: Some(place) };
         for (row_idx, request) in requests.into_iter().enumerate() {
             let row = RowId { ticket, row_idx };
             match self.runtime.add(request) {
@@ -123,15 +129,19 @@ impl Engine {
         }
     }
 
-    /// Ends what nobody waits for any more.
+    /// Ends what nobody waits for any more, and puts off what has waited as long as it may.
     fn drop_unwanted(&mut self) {
         let now = monotonic_ns();
         let mut unwanted = Vec::new();
-        for (&ticket, open) in &self.open {
-            if (open.is_cancelled)() {
-                unwanted.push((ticket, Error::cancelled()));
-            } else if open.deadline.is_some_and(|deadline| deadline <= now) {
-                unwanted.push((ticket, deadline_passed()));
+        for (&ticket, open) in &mut self.open {
+            let verdict = match open.place {
+                Some(_) => open.watch.look_waiting(now),
+                None => open.watch.look(now).map_or(Verdict::Stays, Verdict::Ends),
+            };
+            match verdict {
+                Verdict::Stays => {}
+                Verdict::Delayed => open.sequences.iter().for_each(|&id| self.runtime.delay(id)),
+                Verdict::Ends(error) => unwanted.push((ticket, error)),
             }
         }
         for (ticket, error) in unwanted {
@@ -176,9 +186,7 @@ impl Engine {
     fn report(&mut self, step: Step, began: u64) {
         for id in step.started {
             let Some(ticket) = self.rows.get(&id).map(|row| row.ticket) else { continue };
-            let first = self.open.get_mut(&ticket).filter(|open| !open.started);
-            if let Some(open) = first {
-                open.started = true;
+            if self.open.get_mut(&ticket).and_then(|open| open.place.take()).is_some() {
                 self.tell(News::Started { ticket, at: began });
             }
         }

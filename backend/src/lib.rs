@@ -1,21 +1,26 @@
 //! `libtriton_spec.so`: serves the engines of `spec-build` from NVIDIA Triton.
 //!
 //! `triton` is a safe layer over Triton's C interface, `contract` and `parameters` are what clients and operators
-//! say; the rest is the life of a request: `serving` takes it, `mailbox` holds it, `engine` computes it,
-//! `responder` and `ticket` answer it.
+//! say; the rest is the life of a request: `serving` takes it, `intake` holds it until it is read, `mailbox` until the
+//! engine thread takes it, `engine` computes it, `responder` and `ticket` answer it. While it waits it has a place in
+//! the `room`, and a `watch` looks after its client and its time.
 
 pub mod contract;
 mod engine;
-#[cfg(feature = "fault-injection")]
+#[cfg_attr(not(feature = "fault-injection"), path = "no_fault.rs")]
 mod fault;
+mod intake;
 mod mailbox;
 mod metrics;
 mod model;
 pub mod parameters;
 mod responder;
+mod room;
+mod running;
 mod serving;
 mod ticket;
 pub mod triton;
+mod watch;
 
 use crate::model::Model;
 use crate::serving::Serving;

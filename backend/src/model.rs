@@ -1,29 +1,33 @@
 //! A loaded model: engine files, tokenizer, settings, and the contract with its clients. Its instances share it.
 
 use crate::contract::Contract;
+use crate::fault;
+use crate::mailbox::TicketId;
 use crate::metrics::{Metrics, Sweeper};
 use crate::parameters::{Policy, Settings};
-use crate::responder::News;
+use crate::room::Room;
+use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Rows of a step on a CPU.
 const CPU_STEP_ROWS: usize = 128;
 
 /// A loaded model.
 pub(crate) struct Model {
+    pub(crate) name: String,
     pub(crate) folder: ModelFolder,
     pub(crate) settings: Settings,
     pub(crate) contract: Contract,
     pub(crate) metrics: Arc<Metrics>,
-    /// To the responders of its instances: a request can be ended through any of them.
-    doors: Mutex<BTreeMap<usize, Sender<News>>>,
+    pub(crate) running: Running,
+    pub(crate) room: Arc<Room>,
+    /// Requests so far, of all instances.
+    num_tickets: AtomicU64,
     /// Instances so far that Triton has not placed on a GPU.
     num_unplaced: AtomicUsize,
     /// Dropped last, after `metrics`.
@@ -34,6 +38,7 @@ impl Model {
     /// Opens the model's folder, completes its configuration and reads its parameters.
     pub(crate) fn load(model: &triton::Model<'_>) -> Result<Self> {
         let (name, version) = (model.name()?, model.version()?);
+        fault::hold_load(&name);
         let named = |error: String| Error::internal(format!("model '{name}': {error}"));
         let folder =
             ModelFolder::open(&model.folder()?).map_err(|error| named(error.to_string()))?;
@@ -62,13 +67,17 @@ impl Model {
             verify(&folder).map_err(|error| named(error.to_string()))?;
         }
         let metrics = Metrics::of(&name, version)?;
+        let room = Room::new(settings.queue.clone(), settings.max_queue_size, settings.when_full);
         log(Level::Info, &format!("model '{name}' version {version}: {}", folder.path.display()));
         Ok(Self {
+            name,
             folder,
             settings,
             contract,
             metrics,
-            doors: Mutex::default(),
+            running: Running::default(),
+            room,
+            num_tickets: AtomicU64::new(0),
             num_unplaced: AtomicUsize::new(0),
             _sweeper: Sweeper,
         })
@@ -82,29 +91,13 @@ impl Model {
         if manifest.device != Device::Cpu {
             return limits.max_num_tokens;
         }
-        let at_once = self.settings.max_batch_size.unwrap_or(usize::MAX).min(limits.max_batch_size);
+        let at_once = self.settings.max_running.unwrap_or(usize::MAX).min(limits.max_batch_size);
         CPU_STEP_ROWS.max(2 * at_once)
     }
 
-    /// Lets an instance's responder be reached; returns its name.
-    pub(crate) fn open_door(&self, news: Sender<News>) -> usize {
-        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
-        let door = doors.last_key_value().map_or(0, |(last, _)| last + 1);
-        doors.insert(door, news);
-        door
-    }
-
-    /// The instance is going away.
-    pub(crate) fn close_door(&self, door: usize) {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner).remove(&door);
-    }
-
-    /// Ends the requests of this name, whichever instance has them.
-    pub(crate) fn end_named(&self, name: &str) {
-        for news in self.doors.lock().unwrap_or_else(PoisonError::into_inner).values() {
-            // A responder lives as long as its door is open.
-            let _ = news.send(News::EndNamed(name.to_string()));
-        }
+    /// Names a request: no two have the same name, whichever instance serves them.
+    pub(crate) fn next_ticket(&self) -> TicketId {
+        self.num_tickets.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A runtime for an instance.
@@ -124,7 +117,7 @@ impl Model {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
             },
-            max_batch_size: settings.max_batch_size,
+            max_batch_size: settings.max_running,
             kv_free_fraction: settings.kv_memory_fraction,
             kv_tokens: settings.max_kv_tokens,
             kv_reuse: settings.kv_reuse,
@@ -143,9 +136,7 @@ impl Model {
         };
         let runtime = Runtime::load(&self.folder.target, &options);
         let runtime = runtime.map_err(|error| self.contract.error(error))?;
-        #[cfg(feature = "fault-injection")]
-        let runtime = crate::fault::inject(runtime)?;
-        Ok(runtime)
+        fault::inject(&self.name, runtime)
     }
 }
 

@@ -9,10 +9,12 @@ use serde_json::Value;
 use spec_core::runtime::ManyRows;
 
 mod keys;
+mod queue;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use keys::{KEYS, Meaning};
+pub use queue::{LevelPolicy, QueuePolicy};
 
 /// When a request's pages are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +24,16 @@ pub enum Policy {
     GuaranteedNoEvict,
     /// A request starts when its prompt fits, and may lose its pages for a while.
     MaxUtilization,
+}
+
+/// What becomes of a request when as many wait as may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// It waits in Triton's queue, and so does everything behind it.
+    HoldBack,
 }
 
 /// Which responses Triton counts in its response statistics.
@@ -45,8 +57,8 @@ pub struct Settings {
     pub decoupled: bool,
     /// Instances that are not on a GPU (`instance_group`); they share the cores.
     pub instance_count: usize,
-    /// Requests of a batch (`max_batch_size`), and so many that run at once; `None` is the engine's.
-    pub max_batch_size: Option<usize>,
+    /// Sequences that an instance runs at once; `None` is as many as the engine was built for.
+    pub max_running: Option<usize>,
     /// Threads of an instance; `None` shares the cores out.
     pub threads: Option<usize>,
     /// Draft tokens in a step; `None` adapts.
@@ -57,8 +69,12 @@ pub struct Settings {
     pub max_kv_tokens: Option<usize>,
     /// When pages are reserved.
     pub policy: Policy,
-    /// Requests that wait inside the backend.
+    /// Requests that may wait.
     pub max_queue_size: usize,
+    /// What becomes of more.
+    pub when_full: WhenFull,
+    /// In which order, and how long (`dynamic_batching`).
+    pub queue: QueuePolicy,
     /// Whether the pages of equal prompt beginnings are shared.
     pub kv_reuse: bool,
     /// Rows in a step.
@@ -114,13 +130,15 @@ impl Default for Settings {
             profile: Profile::Text,
             decoupled: false,
             instance_count: 1,
-            max_batch_size: None,
+            max_running: None,
             threads: None,
             draft_len: None,
             kv_memory_fraction: None,
             max_kv_tokens: None,
             policy: Policy::default(),
-            max_queue_size: 64,
+            max_queue_size: 1024,
+            when_full: WhenFull::default(),
+            queue: QueuePolicy::default(),
             kv_reuse: true,
             max_num_tokens: None,
             gpus: Vec::new(),
@@ -133,7 +151,7 @@ impl Default for Settings {
             request_timeout_ms: 0,
             response_statistics: ResponseStatistics::default(),
             verify_engine: false,
-            drain_timeout_ms: 30_000,
+            drain_timeout_ms: 10_000,
         }
     }
 }
@@ -144,7 +162,7 @@ impl Settings {
         let mut settings = Self {
             decoupled: config["model_transaction_policy"]["decoupled"].as_bool().unwrap_or(false),
             instance_count: instance_count(config),
-            max_batch_size: max_batch_size(config),
+            queue: QueuePolicy::parse(config),
             ..Self::default()
         };
         for (name, parameter) in config["parameters"].as_object().into_iter().flatten() {
@@ -211,11 +229,6 @@ fn value<'a>(name: &str, parameter: &'a Value) -> Result<&'a str> {
 fn is_unfilled(value: &str) -> bool {
     let value = value.trim();
     value.is_empty() || (value.starts_with("${") && value.ends_with('}'))
-}
-
-fn max_batch_size(config: &Value) -> Option<usize> {
-    let size = config["max_batch_size"].as_u64().filter(|&size| size > 0)?;
-    usize::try_from(size).ok()
 }
 
 fn instance_count(config: &Value) -> usize {

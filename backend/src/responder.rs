@@ -10,7 +10,7 @@ use spec_core::sequence::{Counters, FinishReason};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 /// What the responder is told.
 pub(crate) enum News {
@@ -24,8 +24,12 @@ pub(crate) enum News {
     Progress { row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64 },
     /// A client asks to end its request of this name.
     EndNamed(String),
+    /// The server ends: all requests are to be answered now, and those that come yet. Then the sender is to be told.
+    Exit(Sender<()>),
     /// The engine thread died of this: nothing more comes.
     Died(Error),
+    /// The instance is at its end.
+    End,
 }
 
 impl News {
@@ -35,7 +39,7 @@ impl News {
             Self::Opened(ticket) => Some(ticket.id),
             Self::Refused { ticket, .. } | Self::Started { ticket, .. } => Some(*ticket),
             Self::Progress { row, .. } => Some(row.ticket),
-            Self::EndNamed(_) | Self::Died(_) => None,
+            Self::EndNamed(_) | Self::Exit(_) | Self::Died(_) | Self::End => None,
         }
     }
 }
@@ -53,17 +57,22 @@ pub(crate) struct Responder {
     instance: Instance,
     mailbox: Arc<Mailbox>,
     tickets: HashMap<TicketId, Ticket>,
+    /// Whether the server ends.
+    exits: bool,
 }
 
 impl Responder {
     pub(crate) fn new(model: Arc<Model>, instance: Instance, mailbox: Arc<Mailbox>) -> Self {
-        Self { model, instance, mailbox, tickets: HashMap::new() }
+        Self { model, instance, mailbox, tickets: HashMap::new(), exits: false }
     }
 
-    /// Works until nobody can tell it anything any more. A panic over one ticket fails that ticket.
+    /// Works until the end of the instance. A panic over one ticket fails that ticket.
     pub(crate) fn run(mut self, news: Receiver<News>) {
         for news in news {
             let ticket = news.ticket();
+            if matches!(news, News::End) {
+                return;
+            }
             let handled = catch_unwind(AssertUnwindSafe(|| self.handle(news)));
             if let Err(panic) = handled {
                 let error = Error::internal(panic_message(&*panic));
@@ -77,6 +86,7 @@ impl Responder {
 
     fn handle(&mut self, news: News) {
         match news {
+            News::Opened(ticket) if self.exits => self.give_up(*ticket, &server_ends()),
             News::Opened(ticket) => {
                 self.tickets.insert(ticket.id, *ticket);
             }
@@ -92,11 +102,14 @@ impl Responder {
             }
             News::Progress { row, emitted, ending, at } => self.progress(row, emitted, ending, at),
             News::EndNamed(name) => self.end_named(&name),
-            News::Died(error) => {
-                for (_, ticket) in std::mem::take(&mut self.tickets) {
-                    self.give_up(ticket, &error);
-                }
+            News::Exit(answered) => {
+                self.exits = true;
+                self.give_up_all(&server_ends());
+                // Who asked may have had enough of waiting.
+                let _ = answered.send(());
             }
+            News::Died(error) => self.give_up_all(&error),
+            News::End => {}
         }
     }
 
@@ -118,6 +131,12 @@ impl Responder {
         }
     }
 
+    fn give_up_all(&mut self, error: &Error) {
+        for (_, ticket) in std::mem::take(&mut self.tickets) {
+            self.give_up(ticket, error);
+        }
+    }
+
     fn give_up(&self, mut ticket: Ticket, error: &Error) {
         ticket.fail(error, &Home { model: &self.model, instance: &self.instance });
         // Other rows of it may still run.
@@ -132,4 +151,9 @@ impl Responder {
             }
         }
     }
+}
+
+/// What clients hear whose requests are not finished when the server ends.
+pub(crate) fn server_ends() -> Error {
+    Error::unavailable("the server is shutting down")
 }

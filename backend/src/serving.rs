@@ -1,32 +1,58 @@
-//! An instance at work: Triton's threads come in at `execute`, the engine thread computes, the responder answers.
+//! An instance at work: Triton's threads come in at `execute`, readers turn what they bring into calls, the engine thread
+//! computes, the responder answers.
 
-use crate::contract::Call;
+use crate::contract::{Call, Contract};
 use crate::engine::Engine;
-use crate::mailbox::{Job, Mailbox, Unwanted};
+use crate::fault::Gate;
+use crate::intake::{Intake, Lane, Reading, Unread, Work};
+use crate::mailbox::{Job, Mailbox, TicketId};
 use crate::metrics::Slot;
 use crate::model::Model;
-use crate::responder::{News, Responder};
+use crate::responder::{News, Responder, server_ends};
+use crate::room::Place;
+use crate::running::RunningInstance;
 use crate::ticket::{Home, Ticket};
-use crate::triton::{Error, Instance, Level, Request, Result, log, monotonic_ns, panic_message};
+use crate::triton::{
+    Error, Instance, Level, OnExit, Request, Result, log, lower_thread_priority, monotonic_ns,
+    panic_message,
+};
+use crate::watch::{Verdict, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// An instance at work.
+/// Most bytes of an input that is looked at before a request is read.
+const BRIEF_BYTES: usize = 64;
+
+/// An instance at work, and its threads.
 pub(crate) struct Serving {
-    model: Arc<Model>,
-    instance: Instance,
-    mailbox: Arc<Mailbox>,
-    news: Sender<News>,
+    door: Arc<Door>,
+    readers: Vec<JoinHandle<()>>,
     engine: JoinHandle<()>,
     responder: JoinHandle<()>,
-    next_ticket: AtomicU64,
-    /// Its name among the model's instances.
-    door: usize,
+    on_exit: OnExit,
     _slot: Arc<Slot>,
+}
+
+/// Where requests come in.
+struct Door {
+    model: Arc<Model>,
+    instance: Instance,
+    intake: Intake<Arrived>,
+    running: Arc<RunningInstance>,
+    /// Whether the server ends.
+    exits: AtomicBool,
+}
+
+/// A request that has arrived.
+struct Arrived {
+    id: TicketId,
+    request: Request,
+    at: u64,
+    place: Place,
 }
 
 impl Serving {
@@ -36,123 +62,212 @@ impl Serving {
         let memory = runtime.memory();
         // A server that keeps no account of memory says so; it is not needed to serve.
         let _ = instance.report_memory(memory.kv_bytes + memory.weight_bytes);
-        let mailbox = Arc::new(Mailbox::new(model.settings.max_queue_size));
+        let mailbox = Arc::new(Mailbox::new());
         let (news, receiver) = channel();
-        // If the second thread cannot be had, the first ends with the last of its senders.
+        // If a later thread cannot be had, the earlier ones end with the last of their senders.
         let responder = Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
         let responder = spawn("spec-responder", move || responder.run(receiver))?;
         let slot = Arc::new(Slot::new(&model.metrics, memory));
-        let engine = Engine::new(runtime, Arc::clone(&mailbox), news.clone(), Arc::clone(&slot));
+        let gate = Gate::new(&model.name);
+        let engine =
+            Engine::new(runtime, Arc::clone(&mailbox), news.clone(), Arc::clone(&slot), gate);
         let engine = spawn("spec-engine", move || engine.run())?;
-        Ok(Self {
-            door: model.open_door(news.clone()),
+        let running = RunningInstance::new(mailbox, news);
+        let door = Arc::new(Door {
             model: Arc::clone(model),
             instance,
-            mailbox,
-            news,
-            engine,
-            responder,
-            next_ticket: AtomicU64::new(0),
-            _slot: slot,
-        })
+            intake: Intake::new(),
+            running: Arc::new(running),
+            exits: AtomicBool::new(false),
+        });
+        let mut readers = Vec::new();
+        for (name, lane) in [("spec-read", Lane::Small), ("spec-read-large", Lane::Large)] {
+            let door = Arc::clone(&door);
+            readers.push(spawn(name, move || door.read_all(lane))?);
+        }
+        let limit = Duration::from_millis(model.settings.drain_timeout_ms);
+        let told = Arc::clone(&door);
+        let on_exit = door.instance.on_exit(limit, move |limit| told.answer_all(limit))?;
+        model.running.add(&door.running);
+        Ok(Self { door, readers, engine, responder, on_exit, _slot: slot })
     }
 
-    /// Takes requests on; returns when there is room for the next ones. Whatever is wrong, each is answered.
+    /// Takes requests on, and returns at once. Whatever is wrong, each is answered.
     pub(crate) fn take(&self, requests: Vec<Request>) {
-        let guarded = |request| catch_unwind(AssertUnwindSafe(|| self.open(request)));
-        // All are read before the first waits for room: their time runs from here.
-        let opened: Vec<_> = requests.into_iter().map(guarded).collect();
-        for ticket in opened {
-            let admitted = ticket.map(|ticket| {
-                catch_unwind(AssertUnwindSafe(|| ticket.into_iter().for_each(|t| self.admit(t))))
-            });
-            // The request that panicked was answered when it was dropped; the others go on.
-            if let Err(panic) = admitted.flatten() {
-                log(Level::Error, &format!("a request failed: {}", panic_message(&*panic)));
-            }
-        }
-    }
-
-    /// A ticket to be admitted, unless the request is answered already.
-    fn open(&self, request: Request) -> Option<Box<Ticket>> {
-        let call = self.read(&request);
-        let id = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let (call, refusal) = match call {
-            Ok(call) => (call, None),
-            Err(error) => (Call::default(), Some(error)),
-        };
-        let mut ticket = Box::new(Ticket::new(id, request, call));
-        if let Some(error) = refusal {
-            ticket.fail(&error, &self.home());
-            return None;
-        }
-        if ticket.is_stop() {
-            if !ticket.request_id.is_empty() {
-                self.model.end_named(&ticket.request_id);
-            }
-            ticket.finish_empty(&self.home());
-            return None;
-        }
-        Some(ticket)
-    }
-
-    /// Copies and checks what the client sent.
-    fn read(&self, request: &Request) -> Result<Call> {
-        let (inputs, parameters) = (request.inputs()?, request.parameters()?);
-        self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)
-    }
-
-    fn admit(&self, mut ticket: Box<Ticket>) {
-        let deadline = ticket.deadline(self.model.settings.request_timeout_ms);
-        let (probe, engines) = (ticket.cancel_probe(), ticket.cancel_probe());
-        let job = Job {
-            ticket: ticket.id,
-            requests: ticket.take_requests(),
-            is_cancelled: Box::new(move || engines.is_cancelled()),
-            deadline,
-        };
-        let unwanted = || match deadline {
-            _ if probe.is_cancelled() => Some(Unwanted::Cancelled),
-            Some(deadline) if deadline <= monotonic_ns() => Some(Unwanted::Late),
-            _ => None,
-        };
-        let mut ticket = Some(ticket);
-        let announce = || {
-            if let Some(ticket) = ticket.take() {
-                self.tell(News::Opened(ticket));
-            }
-        };
-        if let Err(error) = self.mailbox.admit(job, unwanted, announce)
-            && let Some(mut ticket) = ticket
-        {
-            ticket.fail(&error, &self.home());
+        for request in requests {
+            guarded(|| self.door.receive(request));
         }
     }
 
     /// Answers everything that is in flight, waiting for it as long as is allowed, and ends the threads.
     pub(crate) fn stop(self) {
-        let Self { model, mailbox, news, engine, responder, door, .. } = self;
-        model.close_door(door);
-        mailbox.close();
-        mailbox.drain(Duration::from_millis(model.settings.drain_timeout_ms));
-        // Neither thread lets a panic out.
+        let Self { door, readers, engine, responder, on_exit, _slot } = self;
+        let end = Instant::now() + Duration::from_millis(door.model.settings.drain_timeout_ms);
+        let left = || end.saturating_duration_since(Instant::now());
+        // What is not read yet may still go to another instance, or to this one.
+        door.intake.close();
+        door.refuse_all(
+            door.intake.drain(left()),
+            &Error::unavailable("the model instance was taken away"),
+        );
+        door.model.running.remove(&door.running);
+        door.running.mailbox.close();
+        door.running.mailbox.drain(left());
+        // None of the threads lets a panic out.
+        readers.into_iter().for_each(|reader| drop(reader.join()));
         let _ = engine.join();
-        drop(news);
+        door.running.tell(News::End);
         let _ = responder.join();
+        drop(on_exit);
     }
 
     /// Whether it can serve.
     pub(crate) fn ready(&self) -> Result<()> {
-        self.mailbox.health()
+        self.door.running.mailbox.health()
+    }
+}
+
+impl Door {
+    /// Leaves a request to the readers, or answers it.
+    fn receive(&self, request: Request) {
+        let (id, at) = (self.model.next_ticket(), monotonic_ns());
+        match self.look(&request, at) {
+            Ok(Look::Stop(name)) => {
+                self.end_named(&name);
+                Ticket::new(id, request, Call::default(), at).finish_empty(&self.home());
+            }
+            Ok(Look::Waits { name, level, bytes, watch, place }) => {
+                let content = Arrived { id, request, at, place };
+                let unread = Unread { name, level, bytes, watch, content };
+                if let Err(back) = self.intake.push(unread) {
+                    self.refuse(back.0, &back.1);
+                }
+            }
+            Err(error) => self.fail(Ticket::new(id, request, Call::default(), at), &error),
+        }
+    }
+
+    /// All that must be known of a request before it is read.
+    fn look(&self, request: &Request, at: u64) -> Result<Look> {
+        if self.exits.load(Ordering::Acquire) {
+            return Err(server_ends());
+        }
+        let (inputs, bytes) = request.small_inputs(&Contract::BRIEF_INPUTS, BRIEF_BYTES)?;
+        let brief = self.model.contract.brief(&inputs, &request.parameters()?);
+        let name = request.id();
+        if brief.stop {
+            return Ok(Look::Stop(name));
+        }
+        let (room, settings) = (&self.model.room, &self.model.settings);
+        let level = room.policy().level(brief.priority, request.priority());
+        let limit = settings.request_timeout_ms;
+        let probe = request.cancel_probe();
+        let mut watch = Watch::new(
+            Box::new(move || probe.is_cancelled()),
+            at,
+            [request.timeout(), brief.timeout].into_iter().flatten().min(),
+            (limit > 0).then(|| Duration::from_millis(limit)),
+            room.policy().of(level),
+        );
+        let place = room.enter(level, || match watch.look_waiting(monotonic_ns()) {
+            _ if self.exits.load(Ordering::Acquire) => Some(server_ends()),
+            Verdict::Ends(error) => Some(error),
+            Verdict::Stays | Verdict::Delayed => None,
+        })?;
+        Ok(Look::Waits { name, level, bytes, watch, place })
+    }
+
+    /// Ends the requests of a name, wherever they are. One without a name has none to be ended by.
+    fn end_named(&self, name: &str) {
+        if !name.is_empty() {
+            let ended = self.intake.end_named(name);
+            ended.into_iter().for_each(|unread| self.ticket(unread).finish_empty(&self.home()));
+            self.model.running.end_named(name);
+        }
+    }
+
+    /// Reads what comes on a lane, until no more can come.
+    fn read_all(&self, lane: Lane) {
+        if lane == Lane::Large {
+            // Whoever generates goes first: what is read here takes long anyway.
+            lower_thread_priority();
+        }
+        while let Some(work) = self.intake.next(lane) {
+            guarded(|| match work {
+                Work::Read(unread, reading) => self.read(unread, &reading),
+                Work::Refuse(unread, error) => self.refuse(unread, &error),
+            });
+        }
+    }
+
+    /// Reads a request and gives it to an instance.
+    fn read(&self, unread: Unread<Arrived>, reading: &Reading<'_, Arrived>) {
+        let Unread { name, level, watch, content: Arrived { id, request, at, place }, .. } = unread;
+        let call = match self.call(&request) {
+            Ok(call) => call,
+            Err(error) => return self.fail(Ticket::new(id, request, Call::default(), at), &error),
+        };
+        let mut ticket = Box::new(Ticket::new(id, request, call, at));
+        let job = Job { ticket: id, requests: ticket.take_requests(level), watch, place };
+        if let Err((ticket, error)) = self.model.running.take(ticket, job) {
+            return self.fail(*ticket, &error);
+        }
+        if reading.is_ended() {
+            self.model.running.end_named(&name);
+        }
+    }
+
+    /// Copies and checks what the client sent.
+    fn call(&self, request: &Request) -> Result<Call> {
+        let (inputs, parameters) = (request.inputs()?, request.parameters()?);
+        self.model.contract.parse(&inputs, &parameters, &self.model.folder.tokenizer)
+    }
+
+    /// The server ends: nothing may be left open when this returns.
+    fn answer_all(&self, limit: Duration) {
+        self.exits.store(true, Ordering::Release);
+        self.refuse_all(self.intake.drain(Duration::ZERO), &server_ends());
+        let (told, answered) = channel();
+        self.running.tell(News::Exit(told));
+        // A responder that is gone has answered all it had; one that is stuck cannot be helped.
+        let _ = answered.recv_timeout(limit);
+    }
+
+    fn refuse_all(&self, unread: Vec<Unread<Arrived>>, error: &Error) {
+        unread.into_iter().for_each(|unread| self.refuse(unread, error));
+    }
+
+    fn refuse(&self, unread: Unread<Arrived>, error: &Error) {
+        self.fail(self.ticket(unread), error);
+    }
+
+    /// A request that is answered without having been read.
+    fn ticket(&self, unread: Unread<Arrived>) -> Ticket {
+        let Arrived { id, request, at, .. } = unread.content;
+        Ticket::new(id, request, Call::default(), at)
+    }
+
+    fn fail(&self, mut ticket: Ticket, error: &Error) {
+        ticket.fail(error, &self.home());
     }
 
     fn home(&self) -> Home<'_> {
         Home { model: &self.model, instance: &self.instance }
     }
+}
 
-    /// The responder lives as long as this does.
-    fn tell(&self, news: News) {
-        let _ = self.news.send(news);
+/// What a request is, as far as can be told without reading it.
+enum Look {
+    /// It ends another one.
+    Stop(String),
+    /// It is to be read.
+    Waits { name: String, level: u32, bytes: usize, watch: Watch, place: Place },
+}
+
+/// Runs what concerns one request. A panic fails that one, which was answered when it was dropped.
+fn guarded(body: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+        log(Level::Error, &format!("a request failed: {}", panic_message(&*panic)));
     }
 }
 

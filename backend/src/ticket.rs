@@ -6,14 +6,13 @@ use crate::mailbox::TicketId;
 use crate::model::Model;
 use crate::parameters::ResponseStatistics;
 use crate::responder::Ending;
-use crate::triton::{
-    self, CancelProbe, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns,
-};
+use crate::triton::{self, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns};
 use spec_core::batch::Emitted;
 use spec_core::runtime::{TextChunk, TextRules, TextStream};
 use spec_core::sequence::FinishReason;
 use spec_core::tokenizer::Tokenizer;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A request that was taken on.
 pub(crate) struct Ticket {
@@ -28,6 +27,8 @@ pub(crate) struct Ticket {
     arrival_ns: u64,
     started_ns: Option<u64>,
     num_responses: usize,
+    /// Counts it among the open requests of its instance.
+    counted_in: Option<Arc<AtomicUsize>>,
 }
 
 /// How far a row is.
@@ -55,8 +56,8 @@ pub(crate) enum Outcome {
 }
 
 impl Ticket {
-    pub(crate) fn new(id: TicketId, request: Request, call: Call) -> Self {
-        let arrival_ns = monotonic_ns();
+    /// A request that arrived at `arrival_ns`, as it was read.
+    pub(crate) fn new(id: TicketId, request: Request, call: Call, arrival_ns: u64) -> Self {
         let rows = call.rows.iter().enumerate().map(|(idx, row)| Progress::new(idx, row));
         Self {
             id,
@@ -69,35 +70,28 @@ impl Ticket {
             arrival_ns,
             started_ns: None,
             num_responses: 0,
+            counted_in: None,
         }
     }
 
-    /// What is to be computed, a row each.
-    pub(crate) fn take_requests(&mut self) -> Vec<spec_core::runtime::Request> {
-        self.call.rows.iter_mut().map(|row| std::mem::take(&mut row.request)).collect()
+    /// Counts it here until it is dropped.
+    pub(crate) fn count_in(&mut self, open: &Arc<AtomicUsize>) {
+        open.fetch_add(1, Ordering::Relaxed);
+        self.counted_in = Some(Arc::clone(open));
+    }
+
+    /// What is to be computed, a row each, on this level of priority.
+    pub(crate) fn take_requests(&mut self, level: u32) -> Vec<spec_core::runtime::Request> {
+        let num_rows = self.call.rows.len();
+        let take = |(idx, row): (usize, &mut Row)| {
+            let request = std::mem::take(&mut row.request);
+            spec_core::runtime::Request { priority: level, row: idx, num_rows, ..request }
+        };
+        self.call.rows.iter_mut().enumerate().map(take).collect()
     }
 
     pub(crate) fn num_rows(&self) -> usize {
         self.rows.len()
-    }
-
-    /// Whether it only asks to end another one.
-    pub(crate) fn is_stop(&self) -> bool {
-        self.call.stop
-    }
-
-    pub(crate) fn cancel_probe(&self) -> CancelProbe {
-        self.request.cancel_probe()
-    }
-
-    /// When its time is up: the client's limit or the operator's (0 is none), whichever is less. On the
-    /// monotonic clock, in nanoseconds.
-    pub(crate) fn deadline(&self, limit_ms: u64) -> Option<u64> {
-        let limit = (limit_ms > 0).then(|| Duration::from_millis(limit_ms));
-        let limit =
-            [self.request.timeout(), self.call.timeout, limit].into_iter().flatten().min()?;
-        let ns = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        Some(self.arrival_ns.saturating_add(ns))
     }
 
     /// A step took part of it for the first time.
@@ -188,7 +182,7 @@ impl Ticket {
         self.report(false, home);
     }
 
-    /// Ends it without any output: the answer of a stop request.
+    /// Ends it without any output.
     pub(crate) fn finish_empty(mut self, home: &Home<'_>) {
         let sent = self.request.send(&[], true);
         self.report_statistics(sent.is_ok(), home);
@@ -218,6 +212,14 @@ impl Ticket {
         // Fails only when the instance is gone.
         let _ = home.instance.report(&self.request, success, times);
         now
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some(open) = &self.counted_in {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

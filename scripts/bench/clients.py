@@ -63,9 +63,10 @@ class Answer:
         return self.last - self.sent
 
 
-def is_refusal(error):
-    """Whether the server had no room. Triton gives a refusal of its own queue no status code within a stream."""
-    return "UNAVAILABLE" in str(error.status()) or "Exceeds maximum queue size" in error.message()
+def is_refusal(status, message):
+    """Whether the server had no room. Within a stream an error may have no status code, and the generate endpoint gives
+    all that come from a backend the same one."""
+    return "UNAVAILABLE" in str(status) or status == 503 or "Exceeds maximum queue size" in message
 
 
 class Client:
@@ -93,7 +94,7 @@ class Client:
         except asyncio.TimeoutError:
             answer.problem = "cancelled" if cancel_after else f"no end after {WAIT_SECONDS} s"
         except InferenceServerException as error:
-            answer.problem = "refused" if is_refusal(error) else f"{error.status()}: {error.message()}"
+            answer.problem = "refused" if is_refusal(error.status(), error.message()) else f"{error.status()}: {error.message()}"
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
             answer.problem = f"{type(error).__name__}: {error}"
         if answer.problem is None and answer.last is None:
@@ -105,7 +106,7 @@ class Client:
         async with self.session.post(self.url("generate"), json=options) as reply:
             body = await reply.text()
             if reply.status != 200:
-                answer.problem = "refused" if reply.status == 503 else f"HTTP {reply.status}: {body}"
+                answer.problem = "refused" if is_refusal(reply.status, body) else f"HTTP {reply.status}: {body}"
                 return
             fields = json.loads(body)
             answer.add(fields["text_output"], fields.get("num_output_tokens", 0))
@@ -114,7 +115,8 @@ class Client:
         """HTTP, server-sent events."""
         async with self.session.post(self.url("generate_stream"), json={**options, "stream": True}) as reply:
             if reply.status != 200:
-                answer.problem = "refused" if reply.status == 503 else f"HTTP {reply.status}: {await reply.text()}"
+                body = await reply.text()
+                answer.problem = "refused" if is_refusal(reply.status, body) else f"HTTP {reply.status}: {body}"
                 return
             async for line in reply.content:
                 if not line.startswith(b"data:"):

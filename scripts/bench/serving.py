@@ -46,13 +46,15 @@ def spec_build():
     return ROOT / "target/release/spec-build"
 
 
-def model_folder(name, dtype, max_batch_size=64):
+def model_folder(name, dtype, max_batch_size=64, max_seq_len=None):
     """A model of scripts/fetch-model with the n-gram drafter, built once."""
-    folder = ROOT / f"target/bench-models/{name}-{dtype}-{max_batch_size}"
+    label = "-".join(str(part) for part in (name, dtype, max_batch_size, max_seq_len) if part)
+    folder = ROOT / "target/bench-models" / label
     if not (folder / "config.pbtxt").exists():
         gguf = output(ROOT / "scripts/fetch-model", name)
+        bound = ["--max-seq-len", max_seq_len] if max_seq_len else []
         output(spec_build(), "--quiet", "--target", gguf, "--draft", "ngram", "--max-draft-len", 8, "--dtype", dtype,
-               "--max-batch-size", max_batch_size, "--output", folder)
+               "--max-batch-size", max_batch_size, *bound, "--output", folder)
     return folder
 
 
@@ -73,10 +75,12 @@ def total(metrics, family):
 
 
 class Server:
-    """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt."""
+    """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt, by the
+    library in `backends` or else the one of this source, built first.
+    """
 
-    def __init__(self, folder, parameters=None, config=""):
-        self.model = folder.name
+    def __init__(self, folder, parameters=None, config="", backends=None, arguments=()):
+        self.model, self.backends, self.arguments = folder.name, backends, arguments
         self.scratch = tempfile.TemporaryDirectory(prefix="spec-bench-")
         repository = pathlib.Path(self.scratch.name)
         (repository / self.model).mkdir()
@@ -93,9 +97,11 @@ class Server:
     def __enter__(self):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended too
         environment = {**os.environ, **{name: str(port) for name, port in zip(PORTS, self.ports)}}
+        if self.backends:
+            environment["SPEC_BACKEND_DIR"] = str(pathlib.Path(self.backends).resolve())
         with open(self.log_path, "wb") as log:
             # serve becomes the server, so its process is the server's.
-            self.process = subprocess.Popen([ROOT / "scripts/serve", self.scratch.name], env=environment, stdout=log,
+            self.process = subprocess.Popen([ROOT / "scripts/serve", self.scratch.name, *self.arguments], env=environment, stdout=log,
                                             stderr=log, start_new_session=True)
         try:
             self.wait_ready()

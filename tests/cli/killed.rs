@@ -27,7 +27,7 @@ fn a_build_killed_at_any_moment_leaves_a_whole_version_or_none() {
     };
     let start = Instant::now();
     succeeds(&args(1));
-    let whole_build = start.elapsed();
+    let mut whole_build = start.elapsed();
     std::fs::remove_dir_all(&model).unwrap();
 
     let mut killed = 0;
@@ -44,7 +44,11 @@ fn a_build_killed_at_any_moment_leaves_a_whole_version_or_none() {
         let share = (f64::from(kill) * 0.618_033_988_75).fract();
         thread::sleep(whole_build.mul_f64(SPREAD * share) + Duration::from_millis(1));
         child.kill().unwrap();
-        killed += u32::from(child.wait().unwrap().code().is_none());
+        match child.wait().unwrap().code() {
+            None => killed += 1,
+            // The machine has become faster.
+            Some(_) => whole_build = whole_build.mul_f64(0.8),
+        }
         let place = model.join("1");
         let found = place.exists().then(|| whole_version(&model));
         assert!(found == current || found == Some(len), "{found:?} after {current:?} and {len}");

@@ -38,7 +38,7 @@ def reference(engine):
 
 @pytest.fixture(scope="module")
 def serve(request):
-    """Starts servers: serve([Model, ...], load=names, args=..., env=...).
+    """Starts servers: serve([Model, ...], load=names, args=..., env=..., gates=True).
 
     `panics` says that a thread of it may panic, `ends=False` that tritonserver itself is known not to end well after
     what the test does; it is killed instead.

@@ -12,17 +12,17 @@ import pytest
 import tritonclient.grpc as grpcclient
 
 from harness import client
+from harness.held import Held
 from harness.repository import Model
 from harness.server import eventually
 
-# One sequence of these fills most of `narrow`, so that the next one has to wait.
 LONG = dict(text_input="A very long story:", max_tokens=400, ignore_eos=True, stream=True)
 SHORT = dict(text_input="A short story:", max_tokens=4)
 # About 900 tokens: the prefill takes several steps of 64 rows.
 LONG_PROMPT = dict(text_input="one two three four five six seven eight nine ten " * 90, max_tokens=8, stream=True)
 
 
-NARROW = {"max_tokens_in_paged_kv_cache": 1024, "max_queue_size": 1, "enable_kv_cache_reuse": "false"}
+NARROW = {"max_tokens_in_paged_kv_cache": 1024, "max_running": 1, "enable_kv_cache_reuse": "false"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def server(serve, engine):
         Model("whole", engine, decoupled=False, parameters=NARROW),
         Model("chunked", engine, parameters=chunked),
         Model("cached", engine, parameters={"max_tokens_in_paged_kv_cache": 2048}),
-    ])
+    ], gates=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def impatient(serve, engine):
     backend a stream that is cancelled at once keeps its model; which of the streams here does is not known. What the
     backend holds is checked by its pages and counts.
     """
-    return serve([Model("narrow", engine, parameters=NARROW)], ends=False)
+    return serve([Model("narrow", engine, parameters=NARROW)], ends=False, gates=True)
 
 
 def cancelled(server, model):
@@ -57,8 +57,7 @@ def ended(server, model):
 
 
 def requests_inside(server, model):
-    kinds = [dict(request_type=kind) for kind in ("active", "waiting")]
-    return sum(server.metric("nv_trt_llm_request_metrics", model=model, **kind) or 0 for kind in kinds)
+    return sum(server.requests(model, kind) or 0 for kind in ("active", "waiting"))
 
 
 class Counted:
@@ -91,56 +90,28 @@ def serves(server, model):
 
 def test_during_decode_by_closing_the_stream(impatient):
     server = impatient
-    with Counted(server, "narrow"):
-        with client.Stream(server, "narrow", LONG) as stream:
-            for _ in range(3):
-                assert stream.next() is not None
-            assert not stream.done
-            answer = stream.cancel()
-        assert answer.finals == 0
+    with Counted(server, "narrow"), Held(server, "narrow", LONG, steps=3) as held:
+        for _ in range(3):
+            assert held.stream.next() is not None
+        assert held.stream.cancel().finals == 0
 
 
 def test_during_prefill_of_a_long_prompt(server):
-    with Counted(server, "chunked"):
-        with client.Stream(server, "chunked", LONG_PROMPT) as stream:
-            eventually(lambda: server.pages("chunked", "used") > 0, what="a page in use")
-            answer = stream.cancel()
-        assert answer.replies == [], "the prompt was done before it was cancelled"
+    with Counted(server, "chunked"), Held(server, "chunked", LONG_PROMPT) as held:
+        assert server.pages("chunked", "used") > 0
+        assert held.stream.cancel().replies == [], "the prompt was done before it was cancelled"
 
 
-def test_in_the_queue_of_the_backend(impatient):
+def test_while_it_waits_for_another(impatient):
     server = impatient
-    with Counted(server, "narrow", 2):
-        with client.Stream(server, "narrow", {**LONG, "max_tokens": 900}) as running:
-            running.next()
-            with client.Stream(server, "narrow", LONG) as waiting:
-                kind = {"request_type": "waiting"}
-                eventually(
-                    lambda: server.metric("nv_trt_llm_request_metrics", model="narrow", **kind) == 1, what="one waits"
-                )
-                assert waiting.cancel().replies == []
-                eventually(
-                    lambda: server.metric("nv_trt_llm_request_metrics", model="narrow", **kind) == 0, what="none waits"
-                )
-            assert running.next() is not None, "the running one goes on"
-            running.cancel()
-
-
-def test_in_the_queue_of_triton(impatient):
-    """With one running and one waiting inside, a third blocks the instance and a fourth stays in Triton."""
-    server = impatient
-    long = {**LONG, "max_tokens": 900}
-    with Counted(server, "narrow", 4):
-        streams = [client.Stream(server, "narrow", long)]
-        streams[0].next()
-        for _ in range(3):
-            streams.append(client.Stream(server, "narrow", long))
-            time.sleep(0.2)
-        eventually(
-            lambda: server.metric("nv_inference_pending_request_count", model="narrow") >= 1, what="one pends in Triton"
-        )
-        for stream in reversed(streams):
-            assert stream.cancel().finals == 0
+    with Counted(server, "narrow", 2), Held(server, "narrow", LONG) as held:
+        assert held.stream.next() is not None
+        with client.Stream(server, "narrow", LONG) as waiting:
+            held.waiting(1)
+            assert waiting.cancel().replies == []
+            held.waiting(0)
+        held.gate.let_pass(1)
+        assert held.stream.next() is not None, "the running one goes on"
 
 
 def test_at_the_last_token(impatient):
@@ -179,59 +150,65 @@ def test_an_asynchronous_call_is_cancelled(server):
         errors.append(error)
         ended.set()
 
+    gate = server.gate("whole")
     with Counted(server, "whole"), server.grpc() as grpc:
+        gate.let_pass(1)
         asked = {**LONG, "stream": False}
         call = grpc.async_infer("whole", client.tensors(grpcclient, asked), callback)
         eventually(lambda: server.pages("whole", "used") > 0, what="it runs")
         call.cancel()
-        assert ended.wait(20)
+        assert ended.wait(client.WAIT_SECONDS)
+        gate.open()
     assert errors[0].status() == "StatusCode.CANCELLED"
 
 
 def test_an_http_client_that_goes_away(impatient):
     """Of a stream: tritonserver 2.51 does not watch the connection of a request that it will answer once."""
     server = impatient
+    gate = server.gate("narrow")
     with Counted(server, "narrow"):
+        gate.let_pass(1)
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
         connection.request("POST", "/v2/models/narrow/generate_stream", json.dumps(LONG))
         assert connection.getresponse().readline().startswith(b"data: ")
         connection.close()
+        eventually(lambda: server.pages("narrow", "used") == 0, what="no page in use")
+        gate.open()
 
 
 def test_others_in_the_batch_are_not_touched(server):
     asked = dict(text_input="A very long story:", max_tokens=40, ignore_eos=True, temperature=1.0, seed=3)
     alone = client.grpc_stream(server, "cached", asked).good().text
     before = cancelled(server, "cached")
-    with client.Stream(server, "cached", {**asked, "stream": True}) as kept:
-        with client.Stream(server, "cached", LONG) as dropped:
-            dropped.next()
-            dropped.cancel()
-        assert kept.rest().good().text == alone
+    with Held(server, "cached", LONG) as dropped:
+        with client.Stream(server, "cached", {**asked, "stream": True}) as kept:
+            dropped.waiting(1)
+            dropped.gate.let_pass(2)
+            kept.next()
+            dropped.go()
+            assert kept.rest().good().text == alone
     eventually(lambda: cancelled(server, "cached") == before + 1)
 
 
 def test_pages_of_a_cancelled_request_stay_as_cache_only(server):
     before = cancelled(server, "cached")
-    with client.Stream(server, "cached", LONG) as stream:
-        for _ in range(4):
-            stream.next()
-        stream.cancel()
+    # Text that no other test computes, of more than a page.
+    with Held(server, "cached", {**LONG, "text_input": "one two three four five six seven eight " * 4}, steps=4):
+        assert server.pages("cached", "used") > 0
     page = lambda kind: server.pages("cached", kind)
     eventually(lambda: requests_inside(server, "cached") == 0)
-    eventually(lambda: page("used") == 0, what="no page in use")
     assert page("cached") > 0 and page("free") + page("cached") == page("max")
     # Counted a moment later than freed: what follows counts as well.
     eventually(lambda: cancelled(server, "cached") == before + 1)
 
 
 def test_the_cancelled_status_is_told_in_the_statistics(server):
-    before = server.statistics("cached")["inference_stats"]["fail"]["count"]
-    with client.Stream(server, "cached", LONG) as stream:
-        stream.next()
-        stream.cancel()
     fails = lambda: server.statistics("cached")["inference_stats"]["fail"]["count"]
+    before = fails()
+    with Held(server, "cached", LONG):
+        pass
     eventually(lambda: fails() == before + 1)
-    time.sleep(0.3)
+    assert serves(server, "cached")
     assert fails() == before + 1
 
 
@@ -241,8 +218,11 @@ def test_one_row_of_a_batch_cannot_keep_the_others(server):
     rows = lambda value, dtype: np.full((4, 1), value, dtype=dtype)
     asked |= {"max_tokens": rows(60, np.int32), "stream": rows(True, np.bool_), "ignore_eos": rows(True, np.bool_)}
     before = cancelled(server, "cached")
+    gate = server.gate("cached")
+    gate.let_pass(2)
     with client.Stream(server, "cached", asked) as stream:
         stream.next()
         stream.cancel()
     eventually(lambda: server.pages("cached", "used") == 0, what="no page in use")
+    gate.open()
     eventually(lambda: cancelled(server, "cached") == before + 1)

@@ -11,6 +11,7 @@ import tritonclient.grpc as grpcclient
 from harness import client
 from harness.cases import CASES, LIST
 from harness.repository import Model
+from harness.server import eventually
 
 ASKED = dict(text_input=LIST, max_tokens=24)
 STREAMS = {**ASKED, "stream": True}
@@ -20,7 +21,8 @@ REFUSAL = "Streaming is only supported if model is deployed using decoupled mode
 @pytest.fixture(scope="module")
 def server(serve, engine):
     pool = {"max_tokens_in_paged_kv_cache": 4096}
-    return serve([Model("stream", engine, parameters=pool), Model("whole", engine, decoupled=False, parameters=pool)])
+    models = [Model("stream", engine, parameters=pool), Model("whole", engine, decoupled=False, parameters=pool)]
+    return serve(models, gates=True)
 
 
 def test_the_transaction_policy_is_told_to_clients(server):
@@ -93,10 +95,12 @@ def test_requests_on_one_stream_run_at_once(server):
     arrived = queue.Queue()
     with server.grpc() as grpc:
         grpc.start_stream(lambda result, error: arrived.put((result, error)))
-        for name, asked in [("long", long), ("short", short)]:
-            grpc.async_stream_infer(
-                "stream", client.tensors(grpcclient, asked), request_id=name, enable_empty_final_response=True
-            )
+        with server.gate("stream"):
+            for name, asked in [("long", long), ("short", short)]:
+                grpc.async_stream_infer(
+                    "stream", client.tensors(grpcclient, asked), request_id=name, enable_empty_final_response=True
+                )
+            eventually(lambda: server.requests("stream", "waiting") == 2, what="both are there")
         while len(order) < 2:
             result, error = arrived.get(timeout=client.WAIT_SECONDS)
             assert error is None, error

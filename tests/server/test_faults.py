@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness import client, fuzz, places
+from harness import client, fuzz
 from harness.cases import CASES
 from harness.repository import Model
 from harness.server import eventually
@@ -26,8 +26,7 @@ NUM_FUZZED = int(os.environ.get("SPEC_FUZZ_REQUESTS", 2000))
 def faulty(serve, engine, fault):
     models = [Model(name, engine, parameters=POOL) for name in ["hit", "other"]]
     models.append(Model("whole", engine, decoupled=False, parameters=POOL))
-    env = {"SPEC_FAULT": f"{fault}:{FAULT_STEP}"}
-    return serve(models, env=env, backends=places.fault_backends(), panics=True)
+    return serve(models, env={"SPEC_FAULT": f"{fault}:{FAULT_STEP}"}, gates=True, panics=True)
 
 
 class Hit:
@@ -36,13 +35,18 @@ class Hit:
     def __init__(self, server):
         self.server = server
         assert client.grpc_stream(server, "hit", BRIEF).good().text
-        streams = [client.Stream(server, "hit", LONG) for _ in range(3)]
+        with server.gate("hit"):
+            streams = [client.Stream(server, "hit", LONG) for _ in range(3)]
+            eventually(lambda: server.requests("hit", "waiting") == 3, what="all are there")
         self.answers = [stream.rest() for stream in streams]
         for stream in streams:
             stream.close()
         ask = lambda _: client.grpc_infer(server, "whole", {**LONG, "stream": False})
         with ThreadPoolExecutor(2) as pool:
-            self.codes = [answer.status for answer in pool.map(ask, range(2))]
+            with server.gate("whole"):
+                answers = pool.map(ask, range(2))
+                eventually(lambda: server.requests("whole", "waiting") == 2, what="both are there")
+            self.codes = [answer.status for answer in answers]
 
 
 @pytest.fixture(scope="module")

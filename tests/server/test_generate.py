@@ -155,14 +155,6 @@ def test_an_error_before_the_first_response_sets_the_code_of_a_stream(server):
     assert status == 400 and "top_p" in text
 
 
-def test_an_error_after_the_first_response_comes_in_the_body(server):
-    body = {**ASKED, "max_tokens": 900, "ignore_eos": True, "stream": True, "timeout": 700_000}
-    status, _, text = post(server, body, PATH + "_stream")
-    told = events(text)
-    assert status == 200 and len(told) > 1
-    assert "error" in told[-1] and all("text_output" in one for one in told[:-1])
-
-
 def test_messages_are_rendered_with_the_chat_template(server, reference):
     question = "Name one fruit."
     body = {"messages": json.dumps([{"role": "user", "content": question}]), "max_tokens": 12}

@@ -24,7 +24,7 @@ def server(serve, engine):
         Model("stream", engine, parameters=pool),
         Model("whole", engine, decoupled=False, parameters=pool),
         Model("tight", short, parameters=tight),
-    ])
+    ], gates=True)
 
 
 def doors():
@@ -114,7 +114,10 @@ def test_preempted_sequences_give_the_text_of_try(server, reference):
         reference.text(**one)
     before = preempted(server, "tight")
     with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda one: client.grpc_stream(server, "tight", {**one, "stream": True}), asked))
+        with server.gate("tight"):
+            answers = pool.map(lambda one: client.grpc_stream(server, "tight", {**one, "stream": True}), asked)
+            eventually(lambda: server.requests("tight", "waiting") == len(asked), what="all are there")
+        answers = list(answers)
     for one, answer in zip(asked, answers):
         assert answer.good().text == reference.text(**one)
     eventually(lambda: preempted(server, "tight") > before, what="something was preempted")

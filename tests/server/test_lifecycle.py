@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness import client
-from harness.cases import CASES, LIST
+from harness.cases import CASES
 from harness.repository import Model
 from harness.server import eventually
 
@@ -25,7 +25,7 @@ LOAD_CYCLES = 12
 @pytest.fixture(scope="module")
 def server(serve, engine):
     models = [Model(name, engine, parameters=POOL) for name in ["one", "two", "broken", "odd", "again"]]
-    return serve(models, load=["one"])
+    return serve(models, load=["one"], gates=True)
 
 
 @pytest.fixture
@@ -76,9 +76,12 @@ def test_a_reloaded_model_serves_with_its_new_parameters(server, reference, load
 
 def test_requests_in_flight_finish_while_their_model_is_reloaded(server, loaded):
     whole = text(server, "two", LONG)
+    gate = server.gate("two")
+    gate.let_pass(2)
     with client.Stream(server, "two", LONG) as stream:
         stream.next()
         assert server.load("two", config(1, default_max_tokens=5)) is None
+        gate.open()
         assert stream.rest().good().text == whole
 
 
@@ -150,10 +153,15 @@ def test_a_declared_input_of_another_type_is_refused(server, reference):
 def test_streams_in_flight_finish_after_their_model_is_unloaded(server):
     assert server.load("two") is None
     whole = text(server, "two", LONG)
+    gate = server.gate("two")
+    gate.shut()
     streams = [client.Stream(server, "two", LONG) for _ in range(3)]
+    eventually(lambda: server.requests("two", "waiting") == 3, what="all are there")
+    gate.let_pass(2)
     for stream in streams:
         stream.next()
     assert server.unload("two") is None
+    gate.open()
     for stream in streams:
         assert stream.rest().good().text == whole
         stream.close()
@@ -174,7 +182,7 @@ def test_instances_are_added_and_taken_away_while_requests_run(server, loaded):
         workers = [pool.submit(go_on_asking) for _ in range(3)]
         try:
             for count in [2, 1, 3]:
-                time.sleep(0.7)
+                eventually(lambda: server.requests("two", "scheduled"), what="some run")
                 assert server.load("two", config(count)) is None
                 assert server.is_ready("two")
         finally:
@@ -262,23 +270,9 @@ def test_without_auto_complete_a_complete_configuration_serves(serve, server, en
     assert text(strict, "full") == reference.text(**ASKED)
 
 
-def test_shutdown_under_load_ends_in_time_with_code_0(serve, engine):
-    server = serve([Model("one", engine, parameters=POOL)], args=["--exit-timeout-secs=30"])
-    streams = [client.Stream(server, "one", {**LONG, "text_input": LIST}) for _ in range(6)]
-    for stream in streams[:2]:
-        stream.next()
-    server.process.send_signal(signal.SIGTERM)
-    started = time.monotonic()
-    for stream in streams:
-        answer = stream.rest()
-        assert answer.finals == 1 or answer.error, "each request is answered"
-        stream.close()
-    assert server.process.wait(40) == 0
-    assert time.monotonic() - started < 35
-
-
 def test_a_killed_server_serves_again_without_repair(serve, engine, reference):
-    server = serve([Model("one", engine, parameters=POOL)])
+    server = serve([Model("one", engine, parameters=POOL)], gates=True)
+    server.gate("one").let_pass(2)
     with client.Stream(server, "one", LONG) as stream:
         stream.next()
         os.kill(server.pid, signal.SIGKILL)

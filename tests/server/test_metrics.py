@@ -8,6 +8,7 @@ import pytest
 
 from harness import client
 from harness.cases import CASES, LIST, SYSTEM, options
+from harness.held import Held
 from harness.repository import Model
 from harness.server import eventually, total
 
@@ -15,6 +16,7 @@ TELL = dict(
     stream=True, return_perf_metrics=True, return_num_input_tokens=True, return_num_output_tokens=True,
 )
 MODEL = dict(model="counted", version="1")
+LONG = dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def server(serve, engine):
         Model("counted", engine, parameters={**pool, "response_statistics": "all", "draft_len": 8}),
         Model("ends", engine, parameters=pool),
         Model("off", engine, parameters={**pool, "response_statistics": "off"}),
-    ])
+    ], gates=True)
 
 
 class Seen:
@@ -134,26 +136,20 @@ def test_pages_that_were_found_computed_are_counted(server, seen):
 def test_pages_are_accounted_for(server):
     page = lambda kind: server.pages("counted", kind)
     assert page("max") * page("tokens_per") == 4096
-    with client.Stream(server, "counted", dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)) as stream:
-        stream.next()
-        eventually(lambda: page("used") > 0)
+    with Held(server, "counted", LONG):
         families = server.metrics()
         kinds = {
             kind: total(families, "nv_trt_llm_kv_cache_block_metrics", model="counted", kv_cache_block_type=kind)
             for kind in ["max", "used", "free", "cached"]
         }
         assert kinds["used"] > 0 and kinds["used"] + kinds["free"] + kinds["cached"] == kinds["max"], kinds
-        stream.cancel()
-    eventually(lambda: page("used") == 0)
 
 
 def test_requests_inside_are_told(server):
-    request = lambda kind: server.metric("nv_trt_llm_request_metrics", model="counted", request_type=kind)
+    request = lambda kind: server.requests("counted", kind)
     assert request("max") == 32
-    with client.Stream(server, "counted", dict(text_input="x", max_tokens=300, ignore_eos=True, stream=True)) as stream:
-        stream.next()
-        eventually(lambda: request("active") == 1 and request("scheduled") == 1)
-        stream.cancel()
+    with Held(server, "counted", LONG):
+        assert (request("active"), request("scheduled"), request("waiting")) == (1, 1, 0)
     eventually(lambda: request("active") == 0)
 
 

@@ -24,7 +24,8 @@ _numbers = itertools.count()
 @pytest.fixture(scope="module")
 def server(serve, engine):
     pool = {"max_tokens_in_paged_kv_cache": 4096}
-    return serve([Model("whole", engine, decoupled=False, parameters=pool), Model("stream", engine, parameters=pool)])
+    models = [Model("whole", engine, decoupled=False, parameters=pool), Model("stream", engine, parameters=pool)]
+    return serve(models, gates=True)
 
 
 @pytest.fixture(params=MODULES)
@@ -57,6 +58,19 @@ class Region:
 
     def read(self, size, offset=0):
         return shm.get_contents_as_numpy(self.handle, np.uint8, [size], offset=offset).tobytes()
+
+
+def unregistered(one, name):
+    try:
+        one.unregister_system_shared_memory(name)
+        return True
+    except InferenceServerException:
+        return False
+
+
+def release(one, region):
+    """A request holds its region for a moment longer than it takes to answer it."""
+    eventually(lambda: unregistered(one, region.name), what="nothing holds the region")
 
 
 def serialized(text):
@@ -99,7 +113,7 @@ def test_a_prompt_comes_from_shared_memory(door, reference, offset):
         region.write(data, offset)
         result = one.infer("whole", inputs(module, region, len(data), offset))
         assert result.as_numpy("text_output").reshape(-1)[0].decode() == reference.text(**ASKED)
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 @pytest.mark.parametrize("offset", [0, 64])
@@ -110,7 +124,7 @@ def test_a_text_goes_to_shared_memory(door, reference, offset):
         one.infer("whole", inputs(module), outputs=[output(module, region, 4096 - offset, offset)])
         assert deserialized(region.read(4096 - offset, offset)) == reference.text(**ASKED)
         assert region.read(offset) == b"\xaa" * offset, "nothing before the offset is touched"
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 def test_prompt_and_text_share_a_region(door, reference):
@@ -121,7 +135,7 @@ def test_prompt_and_text_share_a_region(door, reference):
         one.infer("whole", inputs(module, region, len(data)), outputs=[output(module, region, 4096, 4096)])
         assert deserialized(region.read(4096, 4096)) == reference.text(**ASKED)
         assert deserialized(region.read(len(data))) == ASKED["text_input"], "the prompt is as it was"
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 def test_a_region_too_small_for_the_text_is_an_error_and_nothing_is_written_behind_it(door, reference):
@@ -132,7 +146,7 @@ def test_a_region_too_small_for_the_text_is_an_error_and_nothing_is_written_behi
             one.infer("whole", inputs(module), outputs=[output(module, region, 8)])
         assert region.read(4096 - 8, 8) == b"\xaa" * (4096 - 8)
         assert plain(one, module) == reference.text(**ASKED)
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 @pytest.mark.parametrize("size,offset", [(1 << 20, 0), (100, 4090), (2**40, 0)])
@@ -142,7 +156,7 @@ def test_a_tensor_outside_its_region_is_refused(door, reference, size, offset):
         with pytest.raises(InferenceServerException):
             one.infer("whole", inputs(module, region, size, offset))
         assert plain(one, module) == reference.text(**ASKED)
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 def test_a_length_that_points_outside_the_tensor_is_refused(door, reference):
@@ -153,7 +167,7 @@ def test_a_length_that_points_outside_the_tensor_is_refused(door, reference):
             with pytest.raises(InferenceServerException, match="text_input"):
                 one.infer("whole", inputs(module, region, 8))
         assert plain(one, module) == reference.text(**ASKED)
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
 
 
 def test_an_unknown_region_is_refused(door, reference):
@@ -162,14 +176,6 @@ def test_an_unknown_region_is_refused(door, reference):
         with pytest.raises(InferenceServerException, match=region.name):
             one.infer("whole", inputs(module, region, 16))
         assert plain(one, module) == reference.text(**ASKED)
-
-
-def unregistered(one, name):
-    try:
-        one.unregister_system_shared_memory(name)
-        return True
-    except InferenceServerException:
-        return False
 
 
 def test_a_region_unregistered_during_inference_serves_until_its_end(server, door, reference):
@@ -184,6 +190,8 @@ def test_a_region_unregistered_during_inference_serves_until_its_end(server, doo
         request = (inputs(module, region, len(data), asked=long),)
         with type(one)(server.http_url if module is httpclient else server.grpc_url) as asker:
             thread = threading.Thread(target=ask)
+            gate = server.gate("whole")
+            gate.let_pass(1)
             thread.start()
             eventually(lambda: server.pages("whole", "used") > 0, what="it runs")
             try:
@@ -191,10 +199,11 @@ def test_a_region_unregistered_during_inference_serves_until_its_end(server, doo
             except InferenceServerException as error:
                 assert "in use" in str(error)
             region.write(b"\0" * 8192)
+            gate.open()
             thread.join()
         assert results[0].as_numpy("text_output").reshape(-1)[0].decode() == reference.text(**long)
         # A request that was not released would hold it.
-        eventually(lambda: unregistered(one, region.name), what="nothing holds the region")
+        release(one, region)
 
 
 def test_a_stream_reads_its_prompt_from_shared_memory(server, reference):
@@ -218,5 +227,5 @@ def test_a_stream_reads_its_prompt_from_shared_memory(server, reference):
         )
         assert done.wait(60)
         one.stop_stream()
-        one.unregister_system_shared_memory(region.name)
+        release(one, region)
     assert "".join(client.reply_of(result).text() or "" for result, _ in arrived) == expected == reference.text(**ASKED)

@@ -40,6 +40,20 @@ pub struct Limits {
     pub draft_len: usize,
     /// Lower is served first.
     pub priority: u32,
+    /// Its index among the rows of one request, which share that request's turn.
+    pub row: usize,
+}
+
+/// With whom a sequence shares the pages that it begins with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shares {
+    /// With no other.
+    NoOne,
+    /// With all that share so and begin alike.
+    #[default]
+    All,
+    /// With those of them that have the same key in front of their first page.
+    Behind(PageKey),
 }
 
 /// What a sequence has counted.
@@ -91,14 +105,16 @@ pub struct Sequence {
     pub computed: usize,
     /// Positions whose drafter KV is valid, at most `computed`.
     pub draft_computed: usize,
+    /// Positions that it found computed when it started, or started again.
+    pub(crate) found: usize,
     /// Its pages, in order.
     pub pages: Vec<PageId>,
     /// How many of `pages` are kept for others, the first ones: they are not written any more.
     pub(crate) kept_pages: usize,
     /// What its first pages hold, once full; known before they are computed.
     pub(crate) page_keys: Vec<PageKey>,
-    /// Stands in front of its first page: only sequences with the same one share pages with it.
-    pub salt: Option<PageKey>,
+    /// With whom it shares the pages that it begins with.
+    pub shares: Shares,
     /// How its logits become tokens.
     pub sampler: Sampler,
     /// What it may generate.
@@ -123,10 +139,11 @@ impl Sequence {
             tokens: prompt,
             computed: 0,
             draft_computed: 0,
+            found: 0,
             pages: Vec::new(),
             kept_pages: 0,
             page_keys: Vec::new(),
-            salt: None,
+            shares: Shares::default(),
             sampler,
             limits,
             given: Vec::new(),

@@ -65,6 +65,8 @@ impl Form {
             ignore_eos: self.ignore_eos,
             stop_tokens: self.stop_tokens,
             priority: 0,
+            row: 0,
+            num_rows: 1,
             cache_salt: String::new(),
             given_draft: self.given_draft,
             prompt,

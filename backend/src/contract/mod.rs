@@ -4,6 +4,7 @@
 //! names comes from them: the model's configuration, the parser, the responses and the users' reference.
 //! All of it is pure; nothing a client sends makes it panic.
 
+mod brief;
 mod config;
 mod form;
 mod options;
@@ -27,6 +28,7 @@ use spec_core::runtime::Request;
 use spec_core::tokenizer::Tokenizer;
 use std::time::Duration;
 
+pub use brief::Brief;
 pub use reference::reference;
 pub use reply::{Finish, Reply, RowReply, Times};
 pub use sequences::StopSequences;

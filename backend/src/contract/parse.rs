@@ -40,7 +40,7 @@ pub(super) fn parse(
 }
 
 /// Triton's gRPC frontend takes `timeout` out of the parameters, its generate endpoint leaves it there.
-fn timeout(parameters: &[(String, Parameter)]) -> Result<Option<Duration>> {
+pub(super) fn timeout(parameters: &[(String, Parameter)]) -> Result<Option<Duration>> {
     let Some((_, given)) = parameters.iter().find(|(name, _)| name == "timeout") else {
         return Ok(None);
     };
@@ -127,7 +127,8 @@ impl Given {
 }
 
 impl Profile {
-    fn input(self, name: &str) -> Option<&'static Input> {
+    /// The input of this name.
+    pub(super) fn input(self, name: &str) -> Option<&'static Input> {
         self.inputs().iter().find(|input| input.name == name)
     }
 }

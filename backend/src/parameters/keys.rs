@@ -1,6 +1,6 @@
 //! The table of configuration parameters.
 
-use super::{Policy, ResponseStatistics, Settings};
+use super::{Policy, ResponseStatistics, Settings, WhenFull};
 use crate::contract::Profile;
 use spec_core::runtime::ManyRows;
 use std::str::FromStr;
@@ -89,9 +89,25 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "max_queue_size",
         "number",
-        "`64`",
+        "`1024`",
         |s, v| write(&mut s.max_queue_size, positive(v)),
-        "requests that wait inside the backend; while they are as many, further ones wait in Triton's queue, by its policy",
+        "requests that may wait; `dynamic_batching` may bound them by priority too",
+    ),
+    key(
+        "when_full",
+        "`refuse`, `hold_back`",
+        "`refuse`",
+        when_full,
+        "what becomes of more requests than may wait: they are answered with UNAVAILABLE; or Triton is held back, so that \
+         they wait in its queue and are refused by that, which the generate endpoint tells with status 503 in place of \
+         400. Stop requests and priorities then have no effect on what is in Triton's queue",
+    ),
+    key(
+        "max_running",
+        "number",
+        "the engine's `max_batch_size`",
+        |s, v| put(&mut s.max_running, positive(v)),
+        "sequences that an instance runs at once; `max_batch_size` of the configuration bounds the rows of one request",
     ),
     key(
         "enable_kv_cache_reuse",
@@ -241,9 +257,10 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "drain_timeout_ms",
         "number",
-        "`30000`",
+        "`10000`",
         |s, v| write(&mut s.drain_timeout_ms, milliseconds(v)),
-        "how long an instance that is taken away may finish its requests",
+        "how long an instance that is taken away, or whose server ends, may finish its requests; of a server's \
+         `--exit-timeout-secs` at most half",
     ),
     key(
         "gpt_model_type",
@@ -404,6 +421,15 @@ fn policy(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
         "guaranteed_no_evict" => Policy::GuaranteedNoEvict,
         "max_utilization" => Policy::MaxUtilization,
         _ => return Err("guaranteed_no_evict or max_utilization"),
+    };
+    Ok(())
+}
+
+fn when_full(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.when_full = match value {
+        "refuse" => WhenFull::Refuse,
+        "hold_back" => WhenFull::HoldBack,
+        _ => return Err("refuse or hold_back"),
     };
     Ok(())
 }

@@ -52,6 +52,8 @@ fn every_setting_is_read() {
         ("request_timeout_ms", "1000"),
         ("response_statistics", "all"),
         ("verify_engine", "1"),
+        ("max_running", "5"),
+        ("when_full", "hold_back"),
         ("drain_timeout_ms", "10"),
         ("gpt_model_type", "inflight_fused_batching"),
         ("max_beam_width", "1"),
@@ -61,13 +63,15 @@ fn every_setting_is_read() {
         profile: Profile::Token,
         decoupled: false,
         instance_count: 1,
-        max_batch_size: None,
+        max_running: Some(5),
         threads: Some(3),
         draft_len: Some(0),
         kv_memory_fraction: Some(0.5),
         max_kv_tokens: Some(4096),
         policy: Policy::MaxUtilization,
         max_queue_size: 7,
+        when_full: WhenFull::HoldBack,
+        queue: QueuePolicy::default(),
         kv_reuse: false,
         max_num_tokens: Some(512),
         gpus: vec![2, 0],
@@ -203,9 +207,7 @@ fn instances_on_the_cpu_and_the_transaction_policy_are_read() {
             { "kind": "KIND_GPU", "count": 5 },
         ],
         "model_transaction_policy": { "decoupled": true },
-        "max_batch_size": 8,
     }))
     .unwrap();
     assert_eq!((settings.instance_count, settings.decoupled), (3, true));
-    assert_eq!(settings.max_batch_size, Some(8));
 }

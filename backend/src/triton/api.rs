@@ -4,6 +4,7 @@
 //! extension with private symbols, a wheel with a renamed file), and each of these must work.
 #![allow(unsafe_code)]
 
+use super::barrier::Calling;
 use super::error::{Code, Error, Result};
 use super::sys::{self, Functions};
 use libloading::os::unix::{Library, RTLD_NOW};
@@ -21,9 +22,16 @@ static FUNCTIONS: OnceLock<Functions> = OnceLock::new();
 /// Found first, so that failing to find the others can be told.
 static ERROR_NEW: OnceLock<ErrorNew> = OnceLock::new();
 
-/// The function table.
-pub(crate) fn functions() -> &'static Functions {
-    FUNCTIONS.get().expect("Triton calls TRITONBACKEND_Initialize before anything else")
+/// The function table, for one call. Does not return once the process exits.
+pub(crate) fn functions() -> Calling {
+    Calling::new(
+        FUNCTIONS.get().expect("Triton calls TRITONBACKEND_Initialize before anything else"),
+    )
+}
+
+/// The function table, unless the process exits. As long as the result lives, `functions` returns.
+pub(super) fn try_functions() -> Option<Calling> {
+    Calling::try_new(FUNCTIONS.get()?)
 }
 
 /// Fills the function table. Called again it does nothing.
@@ -107,7 +115,7 @@ fn loaded_path() -> Option<CString> {
 
 /// Takes an error from Triton; null is success.
 pub(super) fn check(raw: *mut sys::TRITONSERVER_Error) -> Result<()> {
-    check_with(functions(), raw)
+    check_with(&functions(), raw)
 }
 
 fn check_with(functions: &Functions, raw: *mut sys::TRITONSERVER_Error) -> Result<()> {
@@ -161,6 +169,15 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Lets other threads of the process go before this one, for as long as it lives.
+pub fn lower_thread_priority() {
+    const NICE: i32 = 5;
+    // SAFETY: changes nothing but this thread, whose number Linux takes for that of a process. Refusal does no harm.
+    unsafe {
+        libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as u32, NICE);
+    }
+}
+
 /// Weight of a line in Triton's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -175,10 +192,12 @@ pub enum Level {
 
 /// Writes a line to Triton's log.
 pub fn log(level: Level, message: &str) {
-    let Some(functions) = FUNCTIONS.get() else { return };
-    let message = c_string(message);
+    if FUNCTIONS.get().is_none() {
+        return;
+    }
+    let (functions, message) = (functions(), c_string(message));
     // SAFETY: both strings outlive the call; an error is deleted by `check` and of no use.
-    let _ = check_with(functions, unsafe {
+    let _ = check_with(&functions, unsafe {
         functions.TRITONSERVER_LogMessage(level as u32, c"spec".as_ptr(), 0, message.as_ptr())
     });
 }

@@ -12,6 +12,11 @@ pub struct TRITONSERVER_Error {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct TRITONSERVER_InferenceRequest {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct TRITONSERVER_Message {
     _unused: [u8; 0],
 }
@@ -33,6 +38,11 @@ pub struct TRITONSERVER_MetricFamily {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct TRITONSERVER_Parameter {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct TRITONSERVER_Server {
     _unused: [u8; 0],
 }
 #[repr(C)]
@@ -273,6 +283,14 @@ pub struct Functions {
             device_ids: *const u64,
             id_count: u64,
         ) -> *mut TRITONSERVER_Error,
+    pub TRITONBACKEND_ModelServer: unsafe extern "C" fn(
+        model: *mut TRITONBACKEND_Model,
+        server: *mut *mut TRITONSERVER_Server,
+    ) -> *mut TRITONSERVER_Error,
+    pub TRITONSERVER_ServerIsLive: unsafe extern "C" fn(
+        server: *mut TRITONSERVER_Server,
+        live: *mut bool,
+    ) -> *mut TRITONSERVER_Error,
     pub TRITONBACKEND_ModelName: unsafe extern "C" fn(
         model: *mut TRITONBACKEND_Model,
         name: *mut *const ::std::os::raw::c_char,
@@ -431,6 +449,11 @@ pub struct Functions {
             request: *mut TRITONBACKEND_Request,
             timeout: *mut u64,
         ) -> *mut TRITONSERVER_Error,
+    pub TRITONSERVER_InferenceRequestPriorityUInt64:
+        unsafe extern "C" fn(
+            inference_request: *mut TRITONSERVER_InferenceRequest,
+            priority: *mut u64,
+        ) -> *mut TRITONSERVER_Error,
     pub TRITONBACKEND_RequestRelease: unsafe extern "C" fn(
         request: *mut TRITONBACKEND_Request,
         release_flags: u32,
@@ -568,6 +591,10 @@ impl Functions {
         let TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup = __library
             .get(b"TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup\0")
             .map(|sym| *sym)?;
+        let TRITONBACKEND_ModelServer =
+            __library.get(b"TRITONBACKEND_ModelServer\0").map(|sym| *sym)?;
+        let TRITONSERVER_ServerIsLive =
+            __library.get(b"TRITONSERVER_ServerIsLive\0").map(|sym| *sym)?;
         let TRITONBACKEND_ModelName =
             __library.get(b"TRITONBACKEND_ModelName\0").map(|sym| *sym)?;
         let TRITONBACKEND_ModelVersion =
@@ -643,6 +670,8 @@ impl Functions {
         let TRITONBACKEND_InferenceRequestTimeoutMicroseconds = __library
             .get(b"TRITONBACKEND_InferenceRequestTimeoutMicroseconds\0")
             .map(|sym| *sym)?;
+        let TRITONSERVER_InferenceRequestPriorityUInt64 =
+            __library.get(b"TRITONSERVER_InferenceRequestPriorityUInt64\0").map(|sym| *sym)?;
         let TRITONBACKEND_RequestRelease =
             __library.get(b"TRITONBACKEND_RequestRelease\0").map(|sym| *sym)?;
         let TRITONBACKEND_InputProperties =
@@ -700,6 +729,8 @@ impl Functions {
             TRITONBACKEND_ApiVersion,
             TRITONBACKEND_BackendName,
             TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup,
+            TRITONBACKEND_ModelServer,
+            TRITONSERVER_ServerIsLive,
             TRITONBACKEND_ModelName,
             TRITONBACKEND_ModelVersion,
             TRITONBACKEND_ModelRepository,
@@ -733,6 +764,7 @@ impl Functions {
             TRITONBACKEND_RequestParameterCount,
             TRITONBACKEND_RequestParameter,
             TRITONBACKEND_InferenceRequestTimeoutMicroseconds,
+            TRITONSERVER_InferenceRequestPriorityUInt64,
             TRITONBACKEND_RequestRelease,
             TRITONBACKEND_InputProperties,
             TRITONBACKEND_InputBuffer,
@@ -965,6 +997,20 @@ impl Functions {
             device_ids,
             id_count,
         )
+    }
+    pub unsafe fn TRITONBACKEND_ModelServer(
+        &self,
+        model: *mut TRITONBACKEND_Model,
+        server: *mut *mut TRITONSERVER_Server,
+    ) -> *mut TRITONSERVER_Error {
+        (self.TRITONBACKEND_ModelServer)(model, server)
+    }
+    pub unsafe fn TRITONSERVER_ServerIsLive(
+        &self,
+        server: *mut TRITONSERVER_Server,
+        live: *mut bool,
+    ) -> *mut TRITONSERVER_Error {
+        (self.TRITONSERVER_ServerIsLive)(server, live)
     }
     pub unsafe fn TRITONBACKEND_ModelName(
         &self,
@@ -1240,6 +1286,13 @@ impl Functions {
         timeout: *mut u64,
     ) -> *mut TRITONSERVER_Error {
         (self.TRITONBACKEND_InferenceRequestTimeoutMicroseconds)(request, timeout)
+    }
+    pub unsafe fn TRITONSERVER_InferenceRequestPriorityUInt64(
+        &self,
+        inference_request: *mut TRITONSERVER_InferenceRequest,
+        priority: *mut u64,
+    ) -> *mut TRITONSERVER_Error {
+        (self.TRITONSERVER_InferenceRequestPriorityUInt64)(inference_request, priority)
     }
     pub unsafe fn TRITONBACKEND_RequestRelease(
         &self,

@@ -2,13 +2,14 @@
 //! crosses into C. `export_backend!` gives them their C names.
 #![allow(unsafe_code)]
 
-use super::api::{Level, check, functions, into_raw, log, resolve};
+use super::api::{Level, check, functions, into_raw, log, resolve, try_functions};
 use super::backend::Backend;
+use super::barrier;
 use super::error::{Error, Result};
 use super::instance::{Instance, Placement};
 use super::model::Model;
 use super::request::Request;
-use super::sys;
+use super::{process, sys};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
@@ -20,13 +21,28 @@ struct Started<B: Backend> {
     handle: Instance,
 }
 
-/// Runs a body whose errors and panics go to Triton.
+/// Runs a body whose errors and panics go to Triton. When the process exits no body begins any more, and one that has
+/// begun does not return to Triton, whose objects may be gone.
 fn guard(body: impl FnOnce() -> Result<()>) -> *mut sys::TRITONSERVER_Error {
+    if barrier::is_barred() {
+        return into_raw(&exiting());
+    }
+    let outcome = shield(body);
+    barrier::stop_if_barred();
+    outcome
+}
+
+/// Turns errors and panics into Triton's errors.
+fn shield(body: impl FnOnce() -> Result<()>) -> *mut sys::TRITONSERVER_Error {
     let outcome = catch_unwind(AssertUnwindSafe(body));
     match outcome.unwrap_or_else(|panic| Err(Error::internal(panic_message(&*panic)))) {
         Ok(()) => ptr::null_mut(),
         Err(error) => into_raw(&error),
     }
+}
+
+fn exiting() -> Error {
+    Error::unavailable("the server is exiting")
 }
 
 /// What a panic said.
@@ -38,7 +54,11 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 /// Body of `TRITONBACKEND_Initialize`.
 pub fn initialize() -> *mut sys::TRITONSERVER_Error {
-    guard(resolve)
+    guard(|| {
+        resolve()?;
+        process::note_exit();
+        Ok(())
+    })
 }
 
 /// Body of `TRITONBACKEND_GetBackendAttribute`.
@@ -191,6 +211,10 @@ pub unsafe fn execute<B: Backend>(
     requests: *mut *mut sys::TRITONBACKEND_Request,
     count: u32,
 ) -> *mut sys::TRITONSERVER_Error {
+    if barrier::is_barred() {
+        return into_raw(&exiting());
+    }
+    process::note_exit_signals();
     // An error may be returned only as long as no request has been taken over.
     // SAFETY: Triton does not finalize an instance while it executes.
     let started = match unsafe { started::<B>(raw) } {
@@ -214,6 +238,7 @@ pub unsafe fn execute<B: Backend>(
     if let Err(panic) = served {
         log(Level::Error, &panic_message(&*panic));
     }
+    barrier::stop_if_barred();
     ptr::null_mut()
 }
 
@@ -224,8 +249,10 @@ pub unsafe fn execute<B: Backend>(
 pub unsafe fn ready<B: Backend>(
     raw: *mut sys::TRITONBACKEND_ModelInstance,
 ) -> *mut sys::TRITONSERVER_Error {
+    // A frontend asks, and is waited for when the process exits: this must return in any case.
+    let Some(_calling) = try_functions() else { return into_raw(&exiting()) };
     // SAFETY: Triton asks only between start and end of an instance.
-    guard(|| B::ready(&unsafe { started::<B>(raw) }?.state))
+    shield(|| B::ready(&unsafe { started::<B>(raw) }?.state))
 }
 
 /// Exports a backend: the C functions by which Triton finds it. Once in a cdylib.

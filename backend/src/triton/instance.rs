@@ -4,9 +4,12 @@
 use super::api::{check, functions, into_raw, text};
 use super::error::{Error, Result};
 use super::request::Request;
+use super::server::Server;
+use super::shutdown::OnExit;
 use super::sys;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 /// Where an instance runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +109,26 @@ impl Instance {
                 _ => Placement::Cpu,
             })
         })
+    }
+
+    /// Has `answer` called when the server has been ending for `limit`, or for half of the time that it gives itself, if
+    /// that is less, and when the process exits. It is to answer all requests that the instance holds within the time
+    /// that it is given, and the instance is to take no more. The result must not outlive the instance.
+    pub fn on_exit(
+        &self,
+        limit: Duration,
+        answer: impl Fn(Duration) + Send + Sync + 'static,
+    ) -> Result<OnExit> {
+        let server = self.with(|raw| {
+            let (mut model, mut server) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: the instance is alive, its model with it; the server outlives both.
+            unsafe {
+                check(functions().TRITONBACKEND_ModelInstanceModel(raw, &mut model))?;
+                check(functions().TRITONBACKEND_ModelServer(model, &mut server))?;
+                Ok(Server::from_raw(server))
+            }
+        })?;
+        Ok(OnExit::new(server, limit, answer))
     }
 
     /// Reports a request, before it is released, and the batch that it counts as.

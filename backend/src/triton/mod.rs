@@ -49,22 +49,28 @@
 //! * No panic crosses into C. A request gets exactly one final response and is released once, even if it is
 //!   dropped by a panic. A response factory lives as long as anyone can ask it for cancellation.
 //! * An [`Instance`] can be used from any thread, also after Triton has taken it away.
+//! * When the server ends, whoever holds requests is told to answer them ([`OnExit`]); when the process exits, no thread of
+//!   the backend reaches Triton any more.
 //! * Tensors and strings are copied, their memory type is checked, their contents are not trusted.
 
 mod api;
 mod backend;
+mod barrier;
 pub mod entry;
 mod error;
 mod instance;
 mod message;
 mod metric;
 mod model;
+mod process;
 mod request;
 mod response;
+mod server;
+mod shutdown;
 pub mod sys;
 mod tensor;
 
-pub use api::{Level, log, monotonic_ns};
+pub use api::{Level, log, lower_thread_priority, monotonic_ns};
 pub use backend::Backend;
 pub use entry::panic_message;
 pub use error::{Code, Error, Result};
@@ -73,4 +79,5 @@ pub use metric::{Family, Kind, Metric};
 pub use model::Model;
 pub use request::Request;
 pub use response::CancelProbe;
+pub use shutdown::OnExit;
 pub use tensor::{DataType, Parameter, Tensor};

@@ -8,6 +8,7 @@ use super::response::{CancelProbe, ResponseFactory};
 use super::sys;
 use super::tensor::{DataType, Parameter, Tensor};
 use std::ffi::{c_char, c_void};
+use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -59,14 +60,34 @@ impl Request {
     }
 
     fn input(&self, idx: u32) -> Result<Tensor> {
-        let mut input = ptr::null_mut();
+        self.unread_input(idx)?.read()
+    }
+
+    /// Copies of the inputs of these names that are no larger than `max_bytes`; and the bytes of all inputs.
+    pub fn small_inputs(&self, names: &[&str], max_bytes: usize) -> Result<(Vec<Tensor>, usize)> {
+        let mut count = 0;
+        // SAFETY: the request is alive.
+        check(unsafe { functions().TRITONBACKEND_RequestInputCount(self.raw(), &mut count) })?;
+        let (mut small, mut bytes) = (Vec::new(), 0usize);
+        for idx in 0..count {
+            let input = self.unread_input(idx)?;
+            bytes = bytes.saturating_add(input.bytes);
+            if input.bytes <= max_bytes && names.contains(&input.name.as_str()) {
+                small.push(input.read()?);
+            }
+        }
+        Ok((small, bytes))
+    }
+
+    fn unread_input(&self, idx: u32) -> Result<UnreadInput<'_>> {
+        let mut raw = ptr::null_mut();
         let (mut name, mut datatype, mut shape) = (ptr::null(), 0, ptr::null());
         let (mut num_dims, mut bytes, mut num_buffers) = (0, 0, 0);
         // SAFETY: the request is alive, and its inputs with it.
-        let (name, shape) = unsafe {
-            check(functions().TRITONBACKEND_RequestInputByIndex(self.raw(), idx, &mut input))?;
+        unsafe {
+            check(functions().TRITONBACKEND_RequestInputByIndex(self.raw(), idx, &mut raw))?;
             check(functions().TRITONBACKEND_InputProperties(
-                input,
+                raw,
                 &mut name,
                 &mut datatype,
                 &mut shape,
@@ -74,14 +95,16 @@ impl Request {
                 &mut bytes,
                 &mut num_buffers,
             ))?;
-            (text(name), slice(shape, num_dims as usize).to_vec())
-        };
-        let mut data = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
-        for buffer_idx in 0..num_buffers {
-            // SAFETY: the input is alive.
-            unsafe { append_buffer(input, buffer_idx, &name, &mut data) }?;
+            Ok(UnreadInput {
+                raw,
+                name: text(name),
+                datatype: DataType::from_raw(datatype)?,
+                shape: slice(shape, num_dims as usize).to_vec(),
+                bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+                num_buffers,
+                _request: PhantomData,
+            })
         }
-        Ok(Tensor { datatype: DataType::from_raw(datatype)?, name, shape, data })
     }
 
     /// Its parameters that are numbers, truth values or text.
@@ -121,6 +144,19 @@ impl Request {
             }
         };
         (0..count).map(name).collect()
+    }
+
+    /// The level of priority that the server gives it: from 1, which goes first, or 0 where the model's configuration has
+    /// no levels.
+    pub fn priority(&self) -> u64 {
+        let mut priority = 0;
+        // SAFETY: the request is alive. A request of a backend and one of a client are the same object of Triton's, and
+        // only the latter's interface tells the priority.
+        let asked = check(unsafe {
+            functions()
+                .TRITONSERVER_InferenceRequestPriorityUInt64(self.raw().cast(), &mut priority)
+        });
+        asked.map_or(0, |()| priority)
     }
 
     /// How long the client wants to wait, if it said so.
@@ -199,33 +235,47 @@ unsafe fn slice<'a, T>(base: *const T, len: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(base, len) }
 }
 
-/// # Safety
-/// `input` belongs to a request that is alive.
-unsafe fn append_buffer(
-    input: *mut sys::TRITONBACKEND_Input,
-    idx: u32,
-    name: &str,
-    data: &mut Vec<u8>,
-) -> Result<()> {
-    let (mut base, mut bytes) = (ptr::null(), 0);
-    let (mut memory, mut device) = (sys::TRITONSERVER_MEMORY_CPU, 0);
-    // SAFETY: the input is alive, and its buffers with it.
-    unsafe {
-        check(functions().TRITONBACKEND_InputBuffer(
-            input,
-            idx,
-            &mut base,
-            &mut bytes,
-            &mut memory,
-            &mut device,
-        ))?;
-        if memory == sys::TRITONSERVER_MEMORY_GPU {
-            let message = format!("input '{name}' lies in GPU memory: send it from host memory");
-            return Err(Error::unsupported(message));
-        }
-        data.extend_from_slice(slice(base.cast(), bytes as usize));
+/// An input whose elements have not been copied.
+struct UnreadInput<'a> {
+    raw: *mut sys::TRITONBACKEND_Input,
+    name: String,
+    datatype: DataType,
+    shape: Vec<i64>,
+    bytes: usize,
+    num_buffers: u32,
+    _request: PhantomData<&'a Request>,
+}
+
+impl UnreadInput<'_> {
+    fn read(self) -> Result<Tensor> {
+        let mut data = Vec::with_capacity(self.bytes);
+        (0..self.num_buffers).try_for_each(|idx| self.append_buffer(idx, &mut data))?;
+        Ok(Tensor { name: self.name, datatype: self.datatype, shape: self.shape, data })
     }
-    Ok(())
+
+    fn append_buffer(&self, idx: u32, data: &mut Vec<u8>) -> Result<()> {
+        let (mut base, mut bytes) = (ptr::null(), 0);
+        let (mut memory, mut device) = (sys::TRITONSERVER_MEMORY_CPU, 0);
+        // SAFETY: the request is alive, and its inputs and their buffers with it.
+        unsafe {
+            check(functions().TRITONBACKEND_InputBuffer(
+                self.raw,
+                idx,
+                &mut base,
+                &mut bytes,
+                &mut memory,
+                &mut device,
+            ))?;
+            if memory == sys::TRITONSERVER_MEMORY_GPU {
+                let name = &self.name;
+                return Err(Error::unsupported(format!(
+                    "input '{name}' lies in GPU memory: send it from host memory"
+                )));
+            }
+            data.extend_from_slice(slice(base.cast(), bytes as usize));
+        }
+        Ok(())
+    }
 }
 
 /// # Safety

@@ -230,7 +230,10 @@ def generate_stream(server, model, options, *, timeout=WAIT_SECONDS):
     response = connection.getresponse()
     answer = Answer()
     if response.status != 200:
-        answer.error, answer.status = json.loads(response.read())["error"], str(response.status)
+        # Of an error that a response brought, the body is an event.
+        body = response.read().removeprefix(b"data: ")
+        answer.error, answer.status = json.loads(body)["error"], str(response.status)
+        connection.close()
         return answer
     for line in response:
         if line.startswith(b"data: "):

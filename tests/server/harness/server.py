@@ -4,10 +4,12 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import time
+import uuid
 from collections import namedtuple
 
 import tritonclient.grpc as grpcclient
@@ -15,6 +17,35 @@ import tritonclient.grpc as grpcclient
 from . import places
 
 Sample = namedtuple("Sample", "labels value")
+
+
+class Gate:
+    """Holds the engine threads of a model between two steps, in a server that was started with `gates`. They go on looking
+    after requests that come, leave or run out of time; a request that runs neither gets further nor ends. What a test
+    needs to be busy is held by this, so that it does not depend on how fast a machine is.
+    """
+
+    def __init__(self, folder, model):
+        self.file = folder / model
+
+    def let_pass(self, steps):
+        """From now on so many steps more."""
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(f"{uuid.uuid4()} {steps}")
+        partial.rename(self.file)
+
+    def shut(self):
+        self.let_pass(0)
+
+    def open(self):
+        self.file.unlink(missing_ok=True)
+
+    def __enter__(self):
+        self.shut()
+        return self
+
+    def __exit__(self, *_):
+        self.open()
 
 # Loading maps an engine of 270 MB; on two busy cores that takes seconds, not minutes.
 START_SECONDS = 120
@@ -32,10 +63,15 @@ def free_ports(count):
 
 
 class Server:
-    """A tritonserver process. `load` names the models to load at the start."""
+    """A tritonserver process. `load` names the models to load at the start; with `gates` they can be held."""
 
-    def __init__(self, repository, log, *, load=(), args=(), env=None, backends=None, wait=True):
+    def __init__(self, repository, log, *, load=(), args=(), env=None, backends=None, gates=False, wait=True):
         self.repository = repository
+        self.gates = log.parent / "gates"
+        if gates:
+            shutil.rmtree(self.gates, ignore_errors=True)
+            self.gates.mkdir(parents=True)
+            backends, env = places.fault_backends(), {**(env or {}), "SPEC_GATES": str(self.gates)}
         self.log_path = log
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         command = [
@@ -142,6 +178,12 @@ class Server:
         body = self.http("GET", f"/v2/models/{model}/versions/1/stats")[2]
         return json.loads(body)["model_stats"][0]
 
+    def gate(self, model):
+        return Gate(self.gates, model)
+
+    def requests(self, model, kind):
+        return self.metric("nv_trt_llm_request_metrics", model=model, request_type=kind)
+
     def pages(self, model, kind):
         return self.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type=kind)
 
@@ -178,8 +220,8 @@ def total(families, family, **labels):
     return sum(found) if found else None
 
 
-def eventually(condition, seconds=20, what="it"):
-    """Waits until a condition holds; its value."""
+def eventually(condition, seconds=120, what="it"):
+    """Waits until a condition holds; its value. Never so long, unless the condition never comes."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

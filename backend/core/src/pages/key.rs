@@ -8,14 +8,21 @@ use super::PAGE_TOKENS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey([u8; 32]);
 
-/// Keeps the names of salts apart from those of pages, whatever a client takes as its salt.
+/// Keep the names of salts apart from those of pages, whatever a client takes as its salt.
 const SALT_CONTEXT: &str = "speculative decoding for Triton: salt of the prefix cache";
+const ROWS_CONTEXT: &str = "speculative decoding for Triton: rows of one request";
 
 impl PageKey {
     /// What stands in front of the first page of texts with this salt; nothing for the empty one. Texts of different
     /// salts share no page.
     pub fn of_salt(salt: &[u8]) -> Option<PageKey> {
         (!salt.is_empty()).then(|| Self(blake3::derive_key(SALT_CONTEXT, salt)))
+    }
+
+    /// As `of_salt`, of two numbers that nobody else has.
+    pub(crate) fn of_pair(name: u64, secret: u64) -> PageKey {
+        let pair = [name.to_le_bytes(), secret.to_le_bytes()].concat();
+        Self(blake3::derive_key(ROWS_CONTEXT, &pair))
     }
 
     /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text.

@@ -23,7 +23,7 @@ use crate::exec::cuda;
 use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
-use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
+use crate::sequence::{FinishReason, Limits, Sequence, SequenceId, Shares};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
@@ -120,6 +120,10 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Lower is served first.
     pub priority: u32,
+    /// Its index among requests that are added together, one after the other. They share one turn.
+    pub row: usize,
+    /// How many these are. They share the KV cache of their beginnings even where others do not.
+    pub num_rows: usize,
     /// Only requests with the same salt share the KV cache of their beginnings.
     pub cache_salt: String,
 }
@@ -147,6 +151,10 @@ pub struct Runtime {
     vocab_size: usize,
     end_tokens: Vec<u32>,
     next_id: SequenceId,
+    /// The first of the requests that the last one was added with.
+    first_row: SequenceId,
+    /// Whether requests share the KV cache of their beginnings.
+    kv_reuse: bool,
     /// Source of the keys of requests without a seed.
     entropy: RandomState,
 }
@@ -176,7 +184,6 @@ impl Runtime {
             num_pages,
             max_queue: options.max_queue,
             admission: options.admission,
-            reuse: options.kv_reuse,
             drafter_caches: draft.is_some(),
             reach: executor.reach(),
         };
@@ -191,6 +198,8 @@ impl Runtime {
             vocab_size: manifest.model.vocab_size,
             end_tokens: manifest.end_tokens.clone(),
             next_id: 0,
+            first_row: 0,
+            kv_reuse: options.kv_reuse,
             entropy: RandomState::new(),
         })
     }
@@ -220,6 +229,8 @@ impl Runtime {
             ignore_eos,
             stop_tokens,
             priority,
+            row,
+            num_rows,
             cache_salt,
         } = request;
         sampling.validate(self.vocab_size)?;
@@ -235,6 +246,7 @@ impl Runtime {
             stop_tokens,
             draft_len: draft_len.unwrap_or(self.limits.max_draft_len),
             priority,
+            row,
         };
         let coupling = match sampling.seed {
             Some(seed) => Coupling::Path(seed),
@@ -246,10 +258,23 @@ impl Runtime {
         }
         let sampler = Sampler::new(sampling, coupling, held_back);
         let sequence = Sequence::new(id, prompt, sampler, limits);
-        let salt = PageKey::of_salt(cache_salt.as_bytes());
-        self.scheduler.add(Sequence { given: given_draft, salt, ..sequence })?;
+        let first_row = if row == 0 { id } else { self.first_row };
+        let shares = match PageKey::of_salt(cache_salt.as_bytes()) {
+            Some(salt) if self.kv_reuse => Shares::Behind(salt),
+            None if self.kv_reuse => Shares::All,
+            _ if num_rows > 1 => Shares::Behind(self.key_of_rows(first_row)),
+            _ => Shares::NoOne,
+        };
+        self.scheduler.add(Sequence { given: given_draft, shares, ..sequence })?;
+        self.first_row = first_row;
         self.next_id += 1;
         Ok(id)
+    }
+
+    /// A key that no other request has.
+    fn key_of_rows(&self, first_row: SequenceId) -> PageKey {
+        let secret = self.entropy.hash_one((first_row, "rows"));
+        PageKey::of_pair(first_row, secret)
     }
 
     fn check_given_len(&self, len: usize) -> Result<()> {
@@ -303,6 +328,11 @@ impl Runtime {
     /// As `cancel`, for a reason that the caller found.
     pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
         self.scheduler.finish(id, reason)
+    }
+
+    /// Puts a sequence that waits for its first turn behind all others of its priority.
+    pub fn delay(&mut self, id: SequenceId) {
+        self.scheduler.delay(id);
     }
 
     /// Takes a running sequence's pages away; it is computed again when its turn comes.

@@ -37,7 +37,6 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         num_pages: NUM_PAGES,
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,
-        reuse: true,
         drafter_caches: true,
         reach: 0,
     };
@@ -55,6 +54,8 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
         next_id: 0,
+        first_row: 0,
+        kv_reuse: true,
         entropy: RandomState::new(),
     };
     (runtime, fails)
@@ -183,7 +184,11 @@ fn usage_tells_what_the_last_step_left() {
             ..Usage::default()
         }
     );
-    (0..3).for_each(|_| drop(runtime.add(Request { draft_len: Some(0), ..request(20, 5) })));
+    for first in 0..3 {
+        let mut prompt = request(20, 5).prompt;
+        prompt[0] = first;
+        runtime.add(Request { prompt, draft_len: Some(0), ..request(20, 5) }).unwrap();
+    }
     runtime.step();
     let usage = runtime.usage();
     assert_eq!((usage.context_tokens, usage.iterations), (32, 1));
@@ -196,13 +201,14 @@ fn usage_tells_what_the_last_step_left() {
     assert_eq!(runtime.usage().context_tokens, 0);
     run(&mut runtime);
     let usage = runtime.usage();
-    // All three begin with the same page, and none fills a second one.
-    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 1, NUM_PAGES - 1));
-    // The two that started together have computed it both, the third has found it.
-    assert_eq!(usage.reused_pages, 1);
-    runtime.add(Request { draft_len: Some(0), ..request(20, 5) }).unwrap();
+    // Each has filled a page, and none a second one.
+    assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 3, NUM_PAGES - 3));
+    assert_eq!(usage.reused_pages, 0);
+    let mut prompt = request(20, 5).prompt;
+    prompt[0] = 1;
+    runtime.add(Request { prompt, draft_len: Some(0), ..request(20, 5) }).unwrap();
     run(&mut runtime);
-    assert_eq!(runtime.usage().reused_pages, 2);
+    assert_eq!(runtime.usage().reused_pages, 1);
 }
 
 #[test]
@@ -237,4 +243,24 @@ fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
     let mut add = |len| runtime.add(Request { given_draft: vec![1; len], ..request(5, 9) });
     assert!(add(MAX_GIVEN_LEN).is_ok() && add(MAX_GIVEN_LEN + 1).is_err());
     assert_eq!(run(&mut runtime)[0].generated().len(), 9);
+}
+
+#[test]
+fn rows_of_one_request_share_their_beginning_even_where_requests_do_not() {
+    let reused = |kv_reuse: bool, num_rows: usize| {
+        let (mut runtime, _) = runtime();
+        runtime.kv_reuse = kv_reuse;
+        let mut reused = Vec::new();
+        for _ in 0..2 {
+            for row in 0..num_rows {
+                runtime.add(Request { row, num_rows, ..request(20, 3) }).unwrap();
+            }
+            let ended = run(&mut runtime);
+            reused.extend(ended.iter().map(|sequence| sequence.counters.reused_pages));
+        }
+        reused
+    };
+    assert_eq!(reused(false, 1), [0, 0]);
+    assert_eq!(reused(false, 2), [0, 1, 0, 1]);
+    assert_eq!(reused(true, 2), [0, 1, 1, 1]);
 }

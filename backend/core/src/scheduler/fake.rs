@@ -24,6 +24,7 @@ pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
         stop_tokens: Vec::new(),
         draft_len,
         priority: 0,
+        row: 0,
     }
 }
 

@@ -1,8 +1,9 @@
-//! Who takes part in the next step, with how many tokens and drafts. First come first served within a
-//! priority; sequences that decode go before chunks of prompts; pages are lent before a step starts,
-//! so that none fails for memory half way. Pure: it knows neither device nor clock.
+//! Who takes part in the next step, with how many tokens and drafts. Requests take turns within a priority; sequences
+//! that decode go before chunks of prompts; pages are lent before a step starts, so that none fails for memory half
+//! way. Pure: it knows neither device nor clock.
 
 mod commit;
+mod order;
 mod plan;
 mod reach;
 mod reuse;
@@ -14,6 +15,8 @@ pub use usage::Usage;
 pub(crate) mod fake;
 #[cfg(test)]
 mod tests;
+
+use order::Key;
 
 use crate::adapt::Tuner;
 use crate::batch::{Emitted, Entry};
@@ -52,17 +55,12 @@ pub struct SchedulerConfig {
     pub max_queue: usize,
     /// When a request leaves the queue.
     pub admission: AdmissionPolicy,
-    /// Whether texts that begin alike share the pages of their beginning.
-    pub reuse: bool,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
     /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
     /// [`Executor::reach`](crate::batch::Executor::reach).
     pub reach: usize,
 }
-
-/// Place in the order of service: priority, then arrival.
-type Key = (u32, u64);
 
 /// One sequence's part in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +131,7 @@ pub struct Scheduler {
     /// How many of those that wait were preempted.
     num_paused: usize,
     num_arrived: u64,
+    num_requests: u64,
     /// To be told with the next schedule.
     forgotten: Vec<SequenceId>,
     tally: Tally,
@@ -155,6 +154,7 @@ impl Scheduler {
             keys: HashMap::new(),
             num_paused: 0,
             num_arrived: 0,
+            num_requests: 0,
             forgotten: Vec::new(),
             tally: Tally::default(),
         }
@@ -169,9 +169,8 @@ impl Scheduler {
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
-        self.name_pages(&mut sequence);
-        self.num_arrived += 1;
-        let key = (sequence.limits.priority, self.num_arrived);
+        Self::name_pages(&mut sequence);
+        let key = self.next_key(&sequence);
         let before = self.keys.insert(sequence.id, key);
         assert!(before.is_none(), "sequence {} is added twice", sequence.id);
         self.waiting.insert(key, sequence);

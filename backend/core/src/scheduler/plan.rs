@@ -1,5 +1,5 @@
 //! The parts of a step. Decoding sequences get a row each and then their drafts; what is left of the
-//! budget goes to prompts that are being computed, then to requests that wait.
+//! budget goes to prompts, of those that run and of those that wait, in turn.
 //!
 //! When pages run out, the newest give up their drafts; then the newest of the lowest priority is
 //! preempted. The first in the order of service is never preempted, and was only accepted because it
@@ -16,6 +16,13 @@ const MAX_DRAFT_LAG: usize = 128;
 
 /// Rows of logits in a step that tell of prompts alone: they come to the host, a vocabulary each.
 const MAX_PROMPT_ROWS: usize = 64;
+
+/// A prompt that takes more than so many steps is long: it gets a part of each, so that steps stay short for whoever comes
+/// or decodes in the meantime. A quarter costs it a fifth of its speed or so, on a CPU.
+const LONG_STEPS: usize = 8;
+const PART_OF_LONG: usize = 4;
+/// Its part beside others.
+const PART_BESIDE_OTHERS: usize = 8;
 
 /// A step in the making.
 struct Plan {
@@ -71,8 +78,7 @@ impl Scheduler {
         self.plan_decodes(&mut plan);
         self.plan_drafts(&mut plan);
         self.lend_pages(&mut plan);
-        self.plan_prefills(&mut plan);
-        self.admit(&mut plan);
+        self.plan_prompts(&mut plan);
         self.lend_reach(&plan.parts);
         (plan.parts, plan.started)
     }
@@ -130,7 +136,8 @@ impl Scheduler {
     fn backlog(&self) -> usize {
         let pending = |sequence: &Sequence| Some(sequence.pending()).filter(|&num| num > 1);
         let running: usize = self.running.values().filter_map(pending).sum();
-        let next = self.waiting.values().next().filter(|sequence| self.admits(sequence));
+        let next = self.next_waiting().map(|key| &self.waiting[&key]);
+        let next = next.filter(|sequence| self.admits(sequence));
         let unknown = |next| Sequence::pending(next) - self.prefix(next).len() * PAGE_TOKENS;
         running + next.map_or(0, unknown)
     }
@@ -180,13 +187,34 @@ impl Scheduler {
         }
     }
 
-    /// Chunks for the running sequences that have no part yet.
-    fn plan_prefills(&mut self, plan: &mut Plan) {
+    /// Chunks of prompts, in turn: of running sequences that have no part yet, and of waiting ones that are let in.
+    fn plan_prompts(&mut self, plan: &mut Plan) {
         let planned = |key: &Key| plan.parts.iter().any(|part| part.key == *key);
-        let keys: Vec<Key> = self.running.keys().copied().filter(|key| !planned(key)).collect();
-        for key in keys {
-            self.plan_chunk(plan, key);
+        let running = self.running.iter().filter(|(key, _)| !planned(key));
+        let mut running: Vec<(Key, Key)> =
+            running.map(|(&key, sequence)| (self.prompt_key(key, sequence), key)).collect();
+        running.sort_unstable();
+        let mut running = running.into_iter().peekable();
+        let mut lets_in = true;
+        while plan.rows_left > 0 {
+            let waiting = self.next_waiting().filter(|_| lets_in);
+            match (running.peek(), waiting) {
+                (Some(&(turn, _)), Some(key)) if key < turn => lets_in = self.let_in(plan, key),
+                (Some(&(_, key)), _) => {
+                    running.next();
+                    self.plan_chunk(plan, key);
+                }
+                (None, Some(key)) => lets_in = self.let_in(plan, key),
+                (None, None) => return,
+            }
         }
+    }
+
+    /// The waiting sequence whose turn it is. One whose first page is about to be computed by another lets the next go
+    /// first.
+    fn next_waiting(&self) -> Option<Key> {
+        let ready = |(_, sequence): &(&Key, &Sequence)| !self.prefix_is_coming(sequence);
+        self.waiting.iter().find(ready).map(|(&key, _)| key)
     }
 
     /// As many of the sequence's next tokens as rows and pages allow, and at the end of the prompt as
@@ -198,7 +226,7 @@ impl Scheduler {
         let lag = sequence.draft_lag();
         // A lag that no pass can make up would keep the sequence waiting for ever.
         let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
-        let mut chunk = pending.min(plan.rows_left);
+        let mut chunk = pending.min(plan.rows_left).min(self.most_of_prompt(plan, pending));
         if sequence.prompt_rows(chunk) > plan.prompt_rows_left {
             chunk = sequence.num_told_rows() + plan.prompt_rows_left;
         }
@@ -232,30 +260,39 @@ impl Scheduler {
         plan.push(part);
     }
 
-    /// Lets waiting requests in, strictly in order. None in a step that preempted: it would only
-    /// bring back what had to go.
-    fn admit(&mut self, plan: &mut Plan) {
-        while plan.rows_left > 0 && !plan.preempted {
-            let Some(next) = self.waiting.first_entry() else { return };
-            let (key, speculates) = (*next.key(), next.get().limits.draft_len > 0);
-            let is_heard = plan.prompt_rows_left > 0 || !next.get().tells_of_prompt();
-            let has_place = self.running.len() < self.config.max_batch_size;
-            let fits = self.admits(&self.waiting[&key])
-                || (has_place
-                    && self.take_back_reach(&plan.parts)
-                    && self.admits(&self.waiting[&key]));
-            if !fits || !is_heard || (speculates && plan.draft_rows_left == 0) {
-                return;
-            }
-            if let Some(mut sequence) = self.leave_queue(key) {
-                if !sequence.is_paused() {
-                    plan.started.push(sequence.id);
-                }
-                self.take_prefix(&mut sequence);
-                self.running.insert(key, sequence);
-                self.plan_chunk(plan, key);
-            }
+    /// Rows of a step that a prompt gets at most that has so many tokens to be computed.
+    fn most_of_prompt(&self, plan: &Plan, pending: usize) -> usize {
+        let budget = self.config.max_num_tokens;
+        let part = match pending > LONG_STEPS * budget {
+            true if plan.parts.is_empty() => PART_OF_LONG,
+            true => PART_BESIDE_OTHERS,
+            false => 1,
+        };
+        budget.div_ceil(part)
+    }
+
+    /// Lets a waiting sequence in, if it may start; else those behind it wait as well. None in a step that preempted: it
+    /// would only bring back what had to go.
+    fn let_in(&mut self, plan: &mut Plan, key: Key) -> bool {
+        let next = &self.waiting[&key];
+        let speculates = next.limits.draft_len > 0;
+        let is_heard = plan.prompt_rows_left > 0 || !next.tells_of_prompt();
+        if plan.preempted || !is_heard || (speculates && plan.draft_rows_left == 0) {
+            return false;
         }
+        let has_place = self.running.len() < self.config.max_batch_size;
+        let fits = self.admits(&self.waiting[&key])
+            || (has_place && self.take_back_reach(&plan.parts) && self.admits(&self.waiting[&key]));
+        let Some(mut sequence) = fits.then(|| self.leave_queue(key)).flatten() else {
+            return false;
+        };
+        if !sequence.is_paused() {
+            plan.started.push(sequence.id);
+        }
+        self.take_prefix(&mut sequence);
+        self.running.insert(key, sequence);
+        self.plan_chunk(plan, key);
+        true
     }
 
     /// Whether a waiting sequence may start: what the policy wants it and the running ones to have

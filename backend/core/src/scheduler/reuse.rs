@@ -8,7 +8,7 @@
 
 use super::{Key, Scheduler, reach};
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Shares};
 
 /// A page of running sequences that is to make way for a better one, at this place in their tables.
 struct Upgrade {
@@ -35,6 +35,7 @@ impl Scheduler {
         let pages = self.prefix(sequence);
         pages.iter().for_each(|&page| self.pool.hold(page));
         sequence.computed = pages.len() * PAGE_TOKENS;
+        sequence.found = sequence.computed;
         if sequence.limits.draft_len > 0 {
             sequence.draft_computed = sequence.computed;
         }
@@ -45,15 +46,34 @@ impl Scheduler {
         sequence.pages = pages;
     }
 
+    /// Whether a running sequence is about to compute the page that a waiting one would have to compute first. To wait
+    /// for it costs the waiting one nothing, since it would be computing the same, and spares the page and the work.
+    pub(super) fn prefix_is_coming(&self, sequence: &Sequence) -> bool {
+        if sequence.tells_of_prompt() {
+            return false;
+        }
+        let idx = self.prefix(sequence).len();
+        let drafted = self.needs_draft_half(sequence);
+        let Some(key) = sequence.page_keys.get(idx) else { return false };
+        let computes = |other: &Sequence| {
+            other.page_keys.get(idx) == Some(key)
+                && other.computed < (idx + 1) * PAGE_TOKENS
+                && (!drafted || self.needs_draft_half(other))
+        };
+        (idx + 1) * PAGE_TOKENS < sequence.tokens.len() && self.running.values().any(computes)
+    }
+
     fn needs_draft_half(&self, sequence: &Sequence) -> bool {
         self.config.drafter_caches && sequence.limits.draft_len > 0
     }
 
     /// Names the full pages of a sequence.
-    pub(super) fn name_pages(&self, sequence: &mut Sequence) {
-        if self.config.reuse {
-            let Sequence { page_keys, salt, tokens, .. } = sequence;
-            PageKey::extend(page_keys, salt.as_ref(), tokens);
+    pub(super) fn name_pages(sequence: &mut Sequence) {
+        let Sequence { page_keys, shares, tokens, .. } = sequence;
+        match shares {
+            Shares::NoOne => {}
+            Shares::All => PageKey::extend(page_keys, None, tokens),
+            Shares::Behind(key) => PageKey::extend(page_keys, Some(key), tokens),
         }
     }
 
@@ -64,7 +84,7 @@ impl Scheduler {
             true => sequence.draft_computed,
             false => sequence.computed,
         };
-        if self.config.reuse && end / PAGE_TOKENS > sequence.kept_pages {
+        if sequence.shares != Shares::NoOne && end / PAGE_TOKENS > sequence.kept_pages {
             let Some(mut sequence) = self.running.remove(&key) else { return };
             self.keep(&mut sequence, end);
             self.running.insert(key, sequence);
@@ -81,7 +101,7 @@ impl Scheduler {
 
     /// Keeps the full pages of a sequence's first `end` positions.
     fn keep(&mut self, sequence: &mut Sequence, end: usize) {
-        self.name_pages(sequence);
+        Self::name_pages(sequence);
         let mut upgrades = Vec::new();
         let end = (end / PAGE_TOKENS).min(sequence.page_keys.len());
         for idx in sequence.kept_pages..end {

@@ -3,8 +3,9 @@
 use super::super::*;
 use super::world::{World, config, prompt};
 use crate::adapt::DraftPolicy;
+use crate::pages::PageKey;
 use crate::scheduler::fake;
-use crate::sequence::Limits;
+use crate::sequence::{Limits, Shares};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -17,6 +18,8 @@ enum Action {
         draft_len: usize,
         given: Option<(usize, usize)>,
         priority: u32,
+        row: usize,
+        shares: Shares,
         ends: bool,
         told: bool,
     },
@@ -27,19 +30,36 @@ enum Action {
 
 fn actions() -> impl Strategy<Value = Vec<Action>> {
     // Prompts of a family begin alike.
-    let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3);
+    let row = prop_oneof![3 => Just(0usize), 1 => 1usize..4];
+    let numbers = (0u64..4, 1usize..50, 1usize..50, 0usize..6, 0u32..3, row);
     let given = prop::option::weighted(0.3, (1usize..8, 0usize..8));
     let told = prop::bool::weighted(0.3);
-    let add = (numbers, given, any::<bool>(), told).prop_map(
-        |((family, prompt_len, max_tokens, draft_len, priority), given, ends, told)| Action::Add {
-            family,
-            prompt_len,
-            max_tokens,
-            draft_len,
+    let salted = |salt: &str| PageKey::of_salt(salt.as_bytes()).map_or(Shares::All, Shares::Behind);
+    let shares = prop_oneof![
+        4 => Just(Shares::All),
+        2 => Just(Shares::NoOne),
+        2 => prop_oneof![Just("a"), Just("b")].prop_map(salted),
+    ];
+    let add = (numbers, given, shares, any::<bool>(), told).prop_map(
+        |(
+            (family, prompt_len, max_tokens, draft_len, priority, row),
             given,
-            priority,
+            shares,
             ends,
             told,
+        )| {
+            Action::Add {
+                family,
+                prompt_len,
+                max_tokens,
+                draft_len,
+                given,
+                priority,
+                row,
+                shares,
+                ends,
+                told,
+            }
         },
     );
     let action = prop_oneof![
@@ -63,27 +83,24 @@ fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
     let reach = prop_oneof![Just(0usize), 1usize..40];
-    (sizes, reach, any::<[bool; 3]>()).prop_map(
-        |(sizes, reach, [reuse, drafter_caches, guaranteed])| {
-            let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
-                sizes;
-            SchedulerConfig {
-                max_batch_size,
-                max_num_tokens,
-                max_seq_len,
-                max_draft_len,
-                num_pages,
-                max_queue,
-                admission: match guaranteed {
-                    true => AdmissionPolicy::GuaranteedNoEvict,
-                    false => AdmissionPolicy::MaxUtilization,
-                },
-                reuse,
-                drafter_caches,
-                reach,
-            }
-        },
-    )
+    (sizes, reach, any::<[bool; 2]>()).prop_map(|(sizes, reach, [drafter_caches, guaranteed])| {
+        let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
+            sizes;
+        SchedulerConfig {
+            max_batch_size,
+            max_num_tokens,
+            max_seq_len,
+            max_draft_len,
+            num_pages,
+            max_queue,
+            admission: match guaranteed {
+                true => AdmissionPolicy::GuaranteedNoEvict,
+                false => AdmissionPolicy::MaxUtilization,
+            },
+            drafter_caches,
+            reach,
+        }
+    })
 }
 
 proptest! {
@@ -104,12 +121,24 @@ proptest! {
         let mut id = 0;
         for action in actions {
             match action {
-                Action::Add { family, prompt_len, max_tokens, draft_len, given, priority, ends, told } => {
+                Action::Add {
+                    family,
+                    prompt_len,
+                    max_tokens,
+                    draft_len,
+                    given,
+                    priority,
+                    row,
+                    shares,
+                    ends,
+                    told,
+                } => {
                     id += 1;
                     let end_tokens = if ends { vec![fake::END_TOKEN, 1, 2] } else { Vec::new() };
                     let limits =
-                        Limits { priority, end_tokens, ..fake::limits(max_tokens, draft_len) };
+                        Limits { priority, row, end_tokens, ..fake::limits(max_tokens, draft_len) };
                     let mut sequence = fake::sequence(id, prompt(family, prompt_len), limits);
+                    sequence.shares = shares;
                     if told {
                         sequence.sampler = fake::telling();
                     }
@@ -126,7 +155,6 @@ proptest! {
         world.run();
         world.check_texts(&cancelled);
         world.check_told();
-        world.check_started(&cancelled);
         if world.config.admission == AdmissionPolicy::GuaranteedNoEvict && !forced {
             prop_assert_eq!(world.scheduler.usage().preemptions, 0);
         }

@@ -60,6 +60,69 @@ fn a_lower_priority_number_is_served_first() {
 }
 
 #[test]
+fn rows_of_one_request_take_turns_with_the_requests_behind_it() {
+    let mut world = World::fixed(SchedulerConfig { max_batch_size: 1, ..config() });
+    for row in 0..4 {
+        world.add(10 + row as u64, 5, Limits { row, ..limits(5, 0) }).unwrap();
+    }
+    (1..=2).for_each(|id| world.add(id, 5, limits(5, 0)).unwrap());
+    world.run();
+    assert_eq!(world.started, [10, 11, 1, 12, 2, 13]);
+}
+
+#[test]
+fn a_prompt_of_many_steps_gives_way_to_later_ones_of_few() {
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 10, ..config() });
+    world.add(1, 60, limits(5, 0)).unwrap();
+    world.step();
+    (2..=3).for_each(|id| world.add(id, 4, limits(1, 0)).unwrap());
+    let parts = |schedule: &Schedule| -> Vec<_> {
+        schedule.parts.iter().map(|part| (part.id, part.chunk)).collect()
+    };
+    // A step's worth each: the first has had as many as the requests that have come since.
+    assert_eq!(parts(&world.step()), [(1, 10)]);
+    assert_eq!(parts(&world.step()), [(2, 4), (1, 6)]);
+    assert_eq!(parts(&world.step()), [(1, 10)]);
+    assert_eq!(parts(&world.step()), [(3, 4), (1, 6)]);
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_very_long_prompt_gets_a_part_of_each_step() {
+    let config = SchedulerConfig { max_num_tokens: 8, num_pages: 20, max_seq_len: 200, ..config() };
+    let mut world = World::fixed(config);
+    world.add(1, 80, limits(5, 0)).unwrap();
+    let chunk = |world: &mut World| {
+        let schedule = world.step();
+        schedule.parts.iter().find(|part| part.id == 1).map(|part| part.chunk)
+    };
+    assert_eq!(chunk(&mut world), Some(2), "a quarter of the step");
+    world.add(2, 3, limits(20, 0)).unwrap();
+    assert_eq!(chunk(&mut world), Some(2));
+    assert_eq!(chunk(&mut world), Some(1), "an eighth beside the other");
+    for _ in 0..11 {
+        chunk(&mut world);
+    }
+    assert_eq!(chunk(&mut world), Some(7), "the rest is not long any more");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_sequence_that_is_delayed_goes_behind_those_that_come_later() {
+    let mut world = World::fixed(SchedulerConfig { max_batch_size: 1, ..config() });
+    (1..=3).for_each(|id| world.add(id, 5, limits(5, 0)).unwrap());
+    world.step();
+    // The first runs: it cannot be put off any more.
+    (1..=2).for_each(|id| world.scheduler.delay(id));
+    world.add(4, 5, limits(5, 0)).unwrap();
+    world.run();
+    assert_eq!(world.started, [1, 3, 4, 2]);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
 fn drafts_go_before_sequences_when_pages_run_out() {
     // Both sequences hold one of the two pages and decode their 15th position: plain rows fit.
     let mut world = World::fixed(SchedulerConfig { num_pages: 2, ..config() });

@@ -4,6 +4,7 @@ use super::super::*;
 use super::world::{World, config, prompt};
 use crate::pages::{PAGE_TOKENS, PageId, PageKey};
 use crate::scheduler::fake::{self, limits};
+use crate::sequence::Shares;
 use std::collections::BTreeSet;
 
 /// Two full pages and a half.
@@ -39,8 +40,8 @@ fn only_texts_of_the_same_salt_share_pages() {
     let mut world = World::fixed(config());
     let mut reused = |id, salt: &str| {
         let sequence = fake::sequence(id, prompt(1, PROMPT_LEN), limits(3, 4));
-        let salt = PageKey::of_salt(salt.as_bytes());
-        world.add_sequence(Sequence { salt, ..sequence }).unwrap();
+        let shares = PageKey::of_salt(salt.as_bytes()).map_or(Shares::All, Shares::Behind);
+        world.add_sequence(Sequence { shares, ..sequence }).unwrap();
         world.run();
         world.finished[&id].counters.reused_tokens
     };
@@ -84,16 +85,38 @@ fn texts_share_pages_while_they_run() {
 }
 
 #[test]
-fn texts_that_start_in_the_same_step_come_to_share_their_pages() {
-    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 128, ..config() });
+fn a_text_waits_for_the_pages_that_another_is_computing_and_lets_others_go_first() {
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 40, ..config() });
     for id in 1..=2 {
-        world.add_prompt(id, prompt(1, PROMPT_LEN), limits(60, 4)).unwrap();
+        world.add_prompt(id, prompt(1, PROMPT_LEN + 10), limits(60, 4)).unwrap();
     }
-    world.step();
-    assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
+    world.add(3, 5, limits(60, 4)).unwrap();
+    assert_eq!(world.step().started, [1]);
+    // Two pages of three are there, but the third is on its way.
+    assert_eq!(world.step().started, [3]);
+    assert_eq!(world.step().started, [2]);
+    assert_eq!(pages(&world, 1)[..3], pages(&world, 2)[..3]);
     world.run();
-    assert_eq!(world.finished[&2].counters.reused_tokens, 0);
+    assert_eq!(world.finished[&2].counters.reused_tokens, 48);
     world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_text_does_not_wait_for_pages_that_it_could_not_use() {
+    let started = |draft_lens: [usize; 2], shares| {
+        let mut world = World::fixed(SchedulerConfig { max_num_tokens: 128, ..config() });
+        for (id, draft_len) in (1..).zip(draft_lens) {
+            let sequence = fake::sequence(id, prompt(1, PROMPT_LEN), limits(9, draft_len));
+            world.add_sequence(Sequence { shares, ..sequence }).unwrap();
+        }
+        let started = world.step().started.len();
+        world.run();
+        world.check_texts(&BTreeSet::new());
+        started
+    };
+    assert_eq!(started([0, 4], Shares::All), 2, "the first leaves out the drafter's half");
+    assert_eq!(started([4, 4], Shares::NoOne), 2);
+    assert_eq!(started([4, 0], Shares::All), 1);
 }
 
 #[test]
@@ -197,10 +220,13 @@ fn a_text_needs_room_for_what_it_takes_from_nobody() {
 }
 
 #[test]
-fn nothing_is_kept_where_reuse_is_off() {
-    let mut world = World::fixed(SchedulerConfig { reuse: false, ..config() });
+fn nothing_is_kept_of_what_is_shared_with_no_one() {
+    let mut world = World::fixed(config());
     for id in 1..=3 {
-        assert_eq!(reused(&mut world, id, prompt(1, PROMPT_LEN), 4), 0);
+        let sequence = fake::sequence(id, prompt(1, PROMPT_LEN), limits(3, 4));
+        world.add_sequence(Sequence { shares: Shares::NoOne, ..sequence }).unwrap();
+        world.run();
+        assert_eq!(world.finished[&id].counters.reused_tokens, 0);
         assert_eq!(world.scheduler.usage().cached_pages, 0);
     }
     world.check_texts(&BTreeSet::new());
