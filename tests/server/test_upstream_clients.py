@@ -2,9 +2,15 @@
 able to read what comes. They are written down in harness/upstream.py.
 """
 
-import pytest
+import asyncio
 
-from harness import upstream
+import pytest
+import tritonclient.grpc as grpcclient
+import tritonclient.grpc.aio as grpc_aio
+import tritonclient.http as httpclient
+import tritonclient.http.aio as http_aio
+
+from harness import client, upstream
 from harness.cases import CASES, LIST
 from harness.repository import Model
 from harness.server import eventually
@@ -230,3 +236,16 @@ def test_connectors_of_libraries_read_the_text_and_end_their_stream(server, refe
     texts = upstream.connector(server, OTHER, tokens=LENGTH, stream=streaming)
     assert "".join(texts) == greedy(reference, OTHER)
     assert len(texts) > 1 or not streaming
+
+
+def test_tritonclient_asks_from_an_event_loop(server, reference):
+    asked = dict(text_input=PROMPT, max_tokens=LENGTH)
+
+    async def ask(library, module, url):
+        async with library.InferenceServerClient(url) as door:
+            texts = [door.infer("tensorrt_llm_bls", client.tensors(module, asked)) for _ in range(3)]
+            return [result.as_numpy("text_output").reshape(-1)[0].decode() for result in await asyncio.gather(*texts)]
+
+    expected = 3 * [greedy(reference, PROMPT)]
+    assert asyncio.run(ask(grpc_aio, grpcclient, server.grpc_url)) == expected
+    assert asyncio.run(ask(http_aio, httpclient, server.http_url)) == expected

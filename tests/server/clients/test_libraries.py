@@ -43,18 +43,12 @@ def test_langchain_reads_the_text(unsigned, reference, tmp_path):
     assert "".join(answer["pieces"]) == expected and len(answer["pieces"]) > 1
 
 
-def conversation(messages):
-    """The model's chat template, for conversations that begin with what the system says."""
-    turns = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
-    return "".join(turns) + "<|im_start|>assistant\n"
-
-
 @pytest.mark.parametrize("model,form", [("ensemble", "trtllm"), ("vllm_model", "vllm")])
 def test_openai_reads_completions_and_chats_whole_and_streamed(server, reference, model, form, tmp_path):
     said = ["Answer in one short sentence.", "What is machine learning?"]
     messages = [{"role": role, "content": text} for role, text in zip(["system", "user"], said)]
     question = dict(prompt=PROMPT, messages=messages, tokens=LENGTH, stop=[","])
-    with frontend.serving(server, model, frontend.FORMATS[form], conversation) as url:
+    with frontend.serving(server, model, frontend.FORMATS[form], frontend.chatml) as url:
         answer = installed.ask("openai", "ask_openai.py", tmp_path, url=url, **question)
     completion, chat = reference.ask(text_input=PROMPT, max_tokens=LENGTH), reference.ask(chat=said, max_tokens=LENGTH)
     counts = len(completion["prompt_ids"]), len(completion["output_ids"])

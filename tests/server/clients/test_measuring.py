@@ -8,7 +8,7 @@ import os
 import pytest
 from google.protobuf import text_format
 
-from harness import installed, places
+from harness import frontend, installed, places
 
 REQUESTS = 4
 TOKENS = 8
@@ -130,21 +130,33 @@ def test_genai_perf_profiles_tokens(server, counted, offline, tmp_path):
     well_answered(counted, "tensorrt_llm")
 
 
+def aiperf(where, environment, url, *how):
+    """Runs it, and checks its own figures."""
+    command = [
+        installed.program("aiperf", "aiperf"), "profile", "-m", "ensemble", "--url", url, *how, "--tokenizer",
+        installed.TOKENIZER, "--isl", PROMPT_TOKENS, "--osl", TOKENS, "--concurrency", 2, "--request-count", REQUESTS,
+        "--ui", "none", "--artifact-dir", where / "artifacts",
+    ]
+    installed.run(command, where, **environment)
+    figures = json.loads((where / "artifacts/profile_export_aiperf.json").read_text())
+    assert figures["request_count"]["avg"] == REQUESTS
+    assert figures["output_sequence_length"]["avg"] > 0
+
+
 @pytest.mark.parametrize("endpoint,streaming", [("generate", []), ("generate_stream", ["--streaming"])])
 def test_aiperf_profiles_the_generate_endpoints(server, counted, offline, tmp_path, endpoint, streaming):
     template = '{"text_input": {{ text|tojson }}, "max_tokens": %d, "min_tokens": %d, "stream": %s}'
     payload = template % (TOKENS, TOKENS, "true" if streaming else "false")
     inputs = json.dumps({"payload_template": payload, "response_field": "text_output"})
-    command = [
-        installed.program("aiperf", "aiperf"), "profile", "-m", "ensemble", "--endpoint-type", "template", "--url",
-        f"http://{server.http_url}", "--endpoint", f"/v2/models/ensemble/{endpoint}", *streaming, "--extra-inputs", inputs,
-        "--tokenizer", installed.TOKENIZER, "--isl", PROMPT_TOKENS, "--osl", TOKENS, "--concurrency", 2,
-        "--request-count", REQUESTS, "--ui", "none", "--artifact-dir", tmp_path / "artifacts",
-    ]
-    installed.run(command, tmp_path, **offline)
-    figures = json.loads((tmp_path / "artifacts/profile_export_aiperf.json").read_text())
-    assert figures["request_count"]["avg"] == REQUESTS
-    assert figures["output_sequence_length"]["avg"] > 0
+    how = ["--endpoint-type", "template", "--endpoint", f"/v2/models/ensemble/{endpoint}", "--extra-inputs", inputs]
+    aiperf(tmp_path, offline, f"http://{server.http_url}", *how, *streaming)
+    well_answered(counted, "ensemble")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_aiperf_profiles_the_openai_frontend(server, counted, offline, tmp_path, kind):
+    with frontend.serving(server, "ensemble", frontend.trtllm, frontend.chatml) as url:
+        aiperf(tmp_path, offline, url, "--endpoint-type", kind, "--streaming")
     well_answered(counted, "ensemble")
 
 

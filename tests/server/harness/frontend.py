@@ -84,6 +84,12 @@ def validated(answer, stream):
     return answer
 
 
+def chatml(messages):
+    """The prompt that the small model's chat template makes of a conversation which begins with the system's words."""
+    turns = [f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in messages]
+    return "".join(turns) + "<|im_start|>assistant\n"
+
+
 def sampling_of(body):
     """Options of an OpenAI request that become tensors."""
     names = [*SAMPLING, "stop", "seed", "max_tokens", "echo"]
