@@ -31,7 +31,7 @@ def server(serve, engine):
         Model("tensorrt_llm", engine, parameters=token),
         Model("tensorrt_llm_whole", engine, decoupled=False, parameters=token),
         Model("vllm_model", engine, max_batch_size=0, parameters={**pool, "profile": "vllm"}),
-    ])
+    ], gates=True)
 
 
 def greedy(reference, prompt, length=LENGTH, **options):
@@ -183,35 +183,36 @@ def test_the_token_client_gets_the_outputs_that_it_names_and_no_others(server, r
 LONG = dict(output_len=900, request_id="12345")
 
 
-def running(server, model):
-    """Waits until a request of a model is being computed."""
+class Begun:
+    """Within the block a model runs two steps of what it is asked, and no more. Calling it returns when a request has
+    begun: when its first response is there, or, where it has only one, when it holds pages."""
 
-    def wait(_results):
-        active = lambda: server.metric("nv_trt_llm_request_metrics", model=model, request_type="scheduled")
-        eventually(active, what=f"a request runs in {model}")
+    def __init__(self, server, model, streaming):
+        self.server, self.model, self.streaming = server, model, streaming
 
-    return wait
+    def __call__(self, results):
+        begun = lambda: not results.empty() if self.streaming else self.server.pages(self.model, "used") > 0
+        eventually(begun, what=f"a request runs in {self.model}")
 
+    def __enter__(self):
+        self.gate = self.server.gate(self.model)
+        self.gate.let_pass(2)
+        return self
 
-def first_response(results):
-    """Waits for it, and leaves it there."""
-    eventually(lambda: not results.empty(), what="a response")
-
-
-@BOTH
-def test_the_token_client_stops_its_request(server, reference, streaming):
-    stop = first_response if streaming else running(server, "tensorrt_llm_whole")
-    told = tokens(server, run_of(reference, 1)["prompt_ids"], streaming=streaming, stop=stop, **LONG)
-    assert len(told.ids[0]) < LONG["output_len"]
-    assert told.empty <= 1 and not told.cancelled
+    def __exit__(self, *_):
+        self.gate.open()
+        eventually(lambda: self.server.pages(self.model, "used") == 0, what=f"{self.model}: empty again")
 
 
 @BOTH
-def test_the_token_client_cancels_its_request(server, reference, streaming):
-    cancel = first_response if streaming else running(server, "tensorrt_llm_whole")
-    told = tokens(server, run_of(reference, 1)["prompt_ids"], streaming=streaming, cancel=cancel, **LONG)
-    assert told.cancelled or len(told.ids[0]) < LONG["output_len"]
-    eventually(lambda: server.pages("tensorrt_llm", "used") == server.pages("tensorrt_llm_whole", "used") == 0)
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_the_token_client_ends_its_request(server, reference, streaming, how):
+    """By a request that says so, or by cancelling: neither needs another step of the model."""
+    model = "tensorrt_llm" if streaming else "tensorrt_llm_whole"
+    with Begun(server, model, streaming) as begun:
+        told = tokens(server, run_of(reference, 1)["prompt_ids"], streaming=streaming, **{how: begun}, **LONG)
+    assert len(told.ids[0]) < 30 and told.empty <= 1
+    assert told.cancelled == (how == "cancel") and (told.ids[0] or told.cancelled)
 
 
 PROMPTS = [f"{PROMPT}\n", "\n", "Ein Fluß fließt\n"]
