@@ -1,5 +1,5 @@
-"""Clients that leave a gRPC stream without closing it. Whatever became of their requests, the model must still unload and
-the server end: with one exception, which is the server's own, as a backend that does nothing shows.
+"""Clients that leave a gRPC stream without closing it. Whatever became of their requests, the model must still unload
+and the server end: with one exception, which is the server's own, as a backend that does nothing shows.
 """
 
 import json
@@ -117,12 +117,13 @@ def backends_with_nothing(folder):
 
 
 def test_a_stream_whose_first_request_the_core_refused_is_kept_by_the_server(serve, engine, tmp_path):
-    """tritonserver 2.51 forgets to release it where the client leaves (what is cancelled with a stream are the requests that
-    the core took), and with it the model, whoever's that is. No backend hears of the request. A server that does so no
-    longer fails here, and its users are rid of the exception."""
+    """tritonserver 2.51 forgets to release it where the client leaves (what is cancelled with a stream are the requests
+    that the core took), and with it the model, whoever's that is. No backend hears of the request. A server that does so
+    no longer fails here, and its users are rid of the exception."""
     backends = backends_with_nothing(tmp_path / "backends")
     models = [Model(name, engine, parameters=POOL) for name in ["ours", "clock"]]
-    server = serve(models, load=["ours", "clock"], backends=backends, args=[f"--exit-timeout-secs={EXIT_SECONDS}"], ends=False)
+    how = dict(backends=backends, args=[f"--exit-timeout-secs={EXIT_SECONDS}"], ends=False)
+    server = serve(models, load=["ours", "clock"], **how)
     (server.repository.path / "nothing/1").mkdir(parents=True)
     server.repository.configure("nothing", NOTHING)
     assert server.load("nothing") is None

@@ -1,5 +1,5 @@
-"""Suites that run other people's clients themselves, as installed. They need hundreds of packages, so scripts/test-server
-leaves them out; scripts/test-clients installs the packages and runs them.
+"""Suites that run other people's clients themselves, as installed. They need hundreds of packages, so
+scripts/test-server leaves them out; scripts/test-clients installs the packages and runs them.
 """
 
 import os

@@ -5,21 +5,17 @@ import pytest
 from harness import frontend, installed
 from harness.cases import LIST
 from harness.repository import Model
+from harness.upstream import connector
 
 LENGTH = 24
 PROMPT = "Once upon a time"
 
-# Of TensorRT-LLM's templates before 0.8, which langchain-nvidia-trt is written for: counts without a sign.
-UNSIGNED = "input [ " + ", ".join(
-    f'{{ name: "{name}" data_type: TYPE_UINT32 dims: [ 1 ] optional: true }}'
-    for name in ["max_tokens", "top_k", "beam_width"]
-) + " ]"
-
 
 def test_llama_index_reads_the_text(server, reference, tmp_path):
-    """It drops what comes after as many pieces as it may ask for tokens, less one: text that is drafted comes in fewer."""
+    """It drops what comes after as many pieces as it asks for tokens, less one: text that is drafted comes in fewer."""
     expected = reference.text(text_input=LIST, max_tokens=LENGTH)
-    answer = installed.ask("llama-index", "ask_llama_index.py", tmp_path, url=server.grpc_url, prompt=LIST, tokens=LENGTH)
+    question = dict(url=server.grpc_url, prompt=LIST, tokens=LENGTH)
+    answer = installed.ask("llama-index", "ask_llama_index.py", tmp_path, **question)
     assert answer["text"] == expected
     assert "".join(answer["pieces"]) == expected and len(answer["pieces"]) > 1
     assert answer["chat"]
@@ -27,18 +23,20 @@ def test_llama_index_reads_the_text(server, reference, tmp_path):
 
 def test_llama_index_without_drafts_reads_all_but_the_last_piece(server, reference, tmp_path):
     expected = reference.text(text_input=PROMPT, max_tokens=8)
-    answer = installed.ask("llama-index", "ask_llama_index.py", tmp_path, url=server.grpc_url, prompt=PROMPT, tokens=8)
+    question = dict(url=server.grpc_url, prompt=PROMPT, tokens=8)
+    answer = installed.ask("llama-index", "ask_llama_index.py", tmp_path, **question)
     assert answer["text"] and expected.startswith(answer["text"])
 
 
 @pytest.fixture(scope="module")
 def unsigned(serve, engine):
-    return serve([Model("ensemble", engine, parameters={"max_tokens_in_paged_kv_cache": 4096}, extra=UNSIGNED)])
+    return serve([Model("ensemble", engine, parameters={"max_tokens_in_paged_kv_cache": 4096}, extra=connector.UNSIGNED)])
 
 
 def test_langchain_reads_the_text(unsigned, reference, tmp_path):
     expected = reference.text(text_input=LIST, max_tokens=LENGTH)
-    answer = installed.ask("langchain", "ask_langchain.py", tmp_path, url=unsigned.grpc_url, prompt=LIST, tokens=LENGTH)
+    question = dict(url=unsigned.grpc_url, prompt=LIST, tokens=LENGTH)
+    answer = installed.ask("langchain", "ask_langchain.py", tmp_path, **question)
     assert answer["text"] == answer["batch"] == expected
     assert "".join(answer["pieces"]) == expected and len(answer["pieces"]) > 1
 

@@ -1,5 +1,5 @@
-"""Programs that measure a server: perf_analyzer, GenAI-Perf, AIPerf, Model Analyzer. What they measure is not looked at; that
-every request was answered, and that they read as many tokens as they asked for, is.
+"""Programs that measure a server: perf_analyzer, GenAI-Perf, AIPerf, Model Analyzer. What they measure is not looked at;
+that every request was answered, and that they read as many tokens as they asked for, is.
 """
 
 import json
@@ -170,8 +170,9 @@ def test_model_analyzer_profiles_a_remote_server(server, counted, perf, tmp_path
         }},
         "triton_launch_mode": "remote", "client_protocol": "grpc", "run_config_search_disable": True,
         "triton_http_endpoint": server.http_url, "triton_grpc_endpoint": server.grpc_url,
-        "triton_metrics_url": f"http://127.0.0.1:{server.metrics_port}/metrics", "checkpoint_directory": str(tmp_path / "checkpoints"),
-        "export_path": str(tmp_path / "out"), "output_model_repository_path": str(tmp_path / "models"),
+        "triton_metrics_url": f"http://127.0.0.1:{server.metrics_port}/metrics",
+        "checkpoint_directory": str(tmp_path / "checkpoints"), "export_path": str(tmp_path / "out"),
+        "output_model_repository_path": str(tmp_path / "models"),
         "skip_summary_reports": True, "skip_detailed_reports": True, "always_report_gpu_metrics": False,
     }
     (tmp_path / "settings.yaml").write_text(json.dumps(settings))

@@ -1,8 +1,9 @@
-"""Triton's OpenAI frontend (python/openai of triton-inference-server/server), which is not on any package index, written
-down: the tensors that it makes of a request, what it demands of the responses, and, for OpenAI clients, the HTTP side.
+"""Triton's OpenAI frontend (python/openai of triton-inference-server/server), which is not on any package index,
+written down: the tensors that it makes of a request, what it demands of the responses, and, for OpenAI clients, the HTTP
+side.
 
-Tensors are those of `_create_trtllm_generate_request` and `_create_vllm_generate_request`, shape for shape. The frontend
-runs the server in its own process; here the same requests go over a gRPC stream.
+Tensors are those of `_create_trtllm_generate_request` and `_create_vllm_generate_request`, shape for shape. The
+frontend runs the server in its own process; here the same requests go over a gRPC stream.
 """
 
 import contextlib

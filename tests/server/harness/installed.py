@@ -1,5 +1,5 @@
-"""Clients of others that scripts/install-clients installed: programs, each in an environment of its own, which run as their
-users run them. They find the model's tokenizer by name in a Hugging Face cache on disk, and no network.
+"""Clients of others that scripts/install-clients installed: programs, each in an environment of its own, which run as
+their users run them. They find the model's tokenizer by name in a Hugging Face cache on disk, and no network.
 """
 
 import json
@@ -65,7 +65,8 @@ def run(command, where, *, seconds=SECONDS, **environment):
         finally:
             end_group(process)
     text = log.read_text(errors="replace")
-    assert code == 0, f"{command[0]} ended with {code or f'nothing after {seconds} s'}; its log, {log}, ends:\n{text[-3000:]}"
+    ended = f"did not end in {seconds} s" if code is None else f"ended with {code}"
+    assert code == 0, f"{command[0]} {ended}; its log, {log}, ends:\n{text[-3000:]}"
     return text
 
 

@@ -1,4 +1,4 @@
-"""openai: a completion and a chat, each whole and streamed. Answers are those objects of the library that hold the text."""
+"""openai: a completion and a chat, each whole and streamed; one that is stopped, and some that are drawn."""
 
 import json
 import sys

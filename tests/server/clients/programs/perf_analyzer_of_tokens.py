@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""perf_analyzer as GenAI-Perf's kind `tensorrtllm_engine` wants it, made of release 2.48, the last on PyPI: that one does
-not stream in the process of the server, and tells of a tensor its first element or its bytes. So it is run over gRPC
-($SPEC_PERF_ANALYZER, $SPEC_PERF_URL), and what it exports is completed.
+"""perf_analyzer as GenAI-Perf's kind `tensorrtllm_engine` wants it, made of release 2.48, the last on PyPI: that one
+does not stream in the process of the server, and tells of a tensor its first element or its bytes. So it is run over
+gRPC ($SPEC_PERF_ANALYZER, $SPEC_PERF_URL), and what it exports is completed.
 """
 
 import json
