@@ -1,21 +1,18 @@
 """The tensors that Triton's OpenAI frontend sends and what its own tests assert about the answers.
 
-The frontend's tests themselves cannot run here: they import the package `tritonserver` (the in-process Python
-server), which is not on PyPI. So its requests are made at tensor level, shape for shape, as its
-`_create_trtllm_generate_request` and `_create_vllm_generate_request` make them, and answers are checked as its
-response validation does.
+The frontend's tests themselves cannot run here: it is in no package, and the one that it imports, `tritonserver`, is
+built for glibc 2.39. So its requests are made at tensor level, and answers are checked as its response validation does
+(harness/frontend.py).
 """
-
-import json
 
 import numpy as np
 import pytest
 
 from harness import client
+from harness.frontend import DEFAULT_MAX_TOKENS, FORMATS, trtllm, validated
 from harness.repository import Model
 
 PROMPT = "machine learning is"
-DEFAULT_MAX_TOKENS = 16
 MESSAGES = "<|im_start|>user\nWhat is machine learning?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -28,44 +25,6 @@ def server(serve, engine):
     ])
 
 
-def trtllm(prompt, *, stream=False, max_tokens=DEFAULT_MAX_TOKENS, stop=None, seed=None, echo=None, **sampling):
-    """`echo` is None for chats, which never send `exclude_input_in_output`."""
-    matrix = lambda value, kind: np.array([[value]], dtype=kind)
-    tensors = {
-        "text_input": matrix(prompt.encode(), np.object_), "stream": matrix(stream, np.bool_),
-        "max_tokens": matrix(max_tokens, np.int32),
-    }
-    if stop:
-        words = [stop] if isinstance(stop, str) else stop
-        tensors["stop_words"] = np.array([[word.encode() for word in words]], dtype=np.object_)
-    defaults = {"top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "temperature": 1.0}
-    for name, value in {**defaults, **sampling}.items():
-        tensors[name] = matrix(value, np.float32)
-    if seed is not None:
-        tensors["seed"] = matrix(seed, np.uint64)
-    if echo is not None:
-        tensors["exclude_input_in_output"] = matrix(not echo, np.bool_)
-    for name in ["return_num_input_tokens", "return_num_output_tokens"]:
-        tensors[name] = matrix(True, np.bool_)
-    return tensors
-
-
-def vllm(prompt, *, stream=False, max_tokens=DEFAULT_MAX_TOKENS, echo=False, **sampling):
-    vector = lambda value, kind: np.array([value], dtype=kind)
-    defaults = {"top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0, "temperature": 1.0}
-    parameters = {**defaults, "max_tokens": max_tokens, **{k: v for k, v in sampling.items() if v is not None}}
-    return {
-        "text_input": vector(prompt.encode(), np.object_), "stream": vector(stream, np.bool_),
-        "exclude_input_in_output": vector(not echo, np.bool_),
-        "sampling_parameters": vector(json.dumps(parameters).encode(), np.object_),
-        "return_logprobs": vector(False, np.bool_), "return_num_input_tokens": vector(True, np.bool_),
-        "return_num_output_tokens": vector(True, np.bool_),
-    }
-
-
-FORMATS = {"trtllm": trtllm, "vllm": vllm}
-
-
 @pytest.fixture(params=FORMATS)
 def complete(request, server):
     """Asks for a completion as the frontend does, and validates the responses as it does."""
@@ -76,19 +35,6 @@ def complete(request, server):
         return validated(answer, options.get("stream", False))
 
     return ask
-
-
-def validated(answer, stream):
-    if not stream:
-        assert 1 <= len(answer.replies) <= 2 and answer.replies[-1].final
-    for reply in answer.replies:
-        text = reply.outputs["text_output"]
-        assert text.size == 1, "expected to find 1 string in the output"
-        text.reshape(-1)[0].decode("utf-8")
-        for name in ["num_input_tokens", "num_output_tokens"]:
-            assert reply.outputs[name].dtype in (np.int32, np.uint32) and reply.outputs[name].size == 1
-    assert answer.finals == 1
-    return answer
 
 
 def test_the_inputs_that_the_frontend_looks_for_are_declared(server):

@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 struct Declared {
     name: &'static str,
     datatype: DataType,
+    /// What it may be declared as instead.
+    also: Option<DataType>,
     dims: &'static [i64],
     required: bool,
 }
@@ -89,11 +91,13 @@ fn agree(profile: Profile, config: &Value) -> Result<()> {
 
 impl Declared {
     fn agrees(&self, list: &str, entry: &Value) -> Result<()> {
-        let expected = type_name(self.datatype);
-        if entry["data_type"] != expected.as_str() {
+        let declares = |datatype| entry["data_type"] == type_name(datatype).as_str();
+        if !declares(self.datatype) && !self.also.is_some_and(declares) {
             return Err(Error::invalid_arg(format!(
-                "{list} '{}' is declared as {}, expected {expected}",
-                self.name, entry["data_type"]
+                "{list} '{}' is declared as {}, expected {}",
+                self.name,
+                entry["data_type"],
+                type_name(self.datatype)
             )));
         }
         let dims: Option<Vec<i64>> =
@@ -158,6 +162,7 @@ fn inputs(profile: Profile) -> Vec<Declared> {
         Declared {
             name: input.name,
             datatype: action.datatype(),
+            also: action.reads(DataType::Uint32).then_some(DataType::Uint32),
             dims: action.dims(),
             required: input.required,
         }
@@ -169,6 +174,7 @@ fn outputs(profile: Profile) -> Vec<Declared> {
     let declared = profile.outputs().iter().map(|output| Declared {
         name: output.name,
         datatype: output.datatype,
+        also: None,
         dims: output.dims,
         required: false,
     });

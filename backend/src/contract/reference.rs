@@ -8,7 +8,8 @@ const HEAD: &str = "\
 # Inputs, outputs and parameters
 
 What a model takes and gives depends on the parameter `profile` of its `config.pbtxt`. Inputs and outputs need
-not be declared there: they are filled in when the model is loaded. What is declared must agree with the tables.
+not be declared there: they are filled in when the model is loaded. What is declared must agree with the tables;
+INT32 inputs of one dimension may be declared as UINT32, for clients of 2023 that send them so.
 
 Every input but the prompt can be left out. Each can also be given as a request parameter of the same name, as
 the generate endpoint does; parameters may be strings (`\"256\"`), lists are JSON in a string. An input tensor

@@ -92,6 +92,13 @@ impl Action {
         }
     }
 
+    /// Whether tensors of a type are read, if a configuration declares it so: in TensorRT-LLM's templates of 2023, and
+    /// clients of that time, token ids and counts have no sign.
+    pub(super) fn reads(&self, datatype: DataType) -> bool {
+        let unsigned = datatype == DataType::Uint32 && matches!(self, Self::Int(_) | Self::Ints(_));
+        datatype == self.datatype() || unsigned
+    }
+
     pub(super) fn dims(&self) -> &'static [i64] {
         match self {
             Self::Ints(_) | Self::Floats(_) | Self::Texts(_) => &[-1],

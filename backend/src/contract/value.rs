@@ -170,13 +170,12 @@ fn words(flat: &[i64]) -> Checked<Vec<Vec<i64>>> {
 
 /// The rows of an input: as many as the batch dimension says, or one where there is none.
 pub(super) fn rows(tensor: &Tensor, action: &Action, batched: bool) -> Result<Vec<Value>> {
-    let datatype = action.datatype();
-    if tensor.datatype != datatype {
+    if !action.reads(tensor.datatype) {
         return Err(Error::invalid_arg(format!(
             "{}: data type {}, expected {}",
             tensor.name,
             tensor.datatype.config_name(),
-            datatype.config_name()
+            action.datatype().config_name()
         )));
     }
     let num_rows = num_rows(tensor, action.dims(), batched)?;
@@ -216,6 +215,9 @@ fn elements(tensor: &Tensor, count: usize) -> Checked<Value> {
         DataType::Bool => Value::Flags(fixed(data, count, |[byte]: [u8; 1]| byte != 0)?),
         DataType::Int32 => {
             Value::Ints(fixed(data, count, |bytes| i64::from(i32::from_le_bytes(bytes)))?)
+        }
+        DataType::Uint32 => {
+            Value::Ints(fixed(data, count, |bytes| i64::from(u32::from_le_bytes(bytes)))?)
         }
         DataType::Uint64 => Value::Uints(fixed(data, count, u64::from_le_bytes)?),
         DataType::Fp32 => Value::Floats(fixed(data, count, f32::from_le_bytes)?),

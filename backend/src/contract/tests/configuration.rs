@@ -73,6 +73,24 @@ fn scalars_may_be_reshaped_away_as_in_tensorrt_llms_templates() {
 }
 
 #[test]
+fn counts_and_ids_may_be_declared_without_a_sign_as_in_older_templates() {
+    let input = |name: &str| json!({ "input": [{ "name": name, "data_type": "TYPE_UINT32", "dims": [1], "optional": true }] });
+    for name in ["max_tokens", "top_k", "beam_width", "end_id"] {
+        let config = completed(Profile::Text, input(name)).unwrap();
+        let declared = |entry: &&Value| entry["name"] == name;
+        let entries: Vec<_> = config["input"].as_array().unwrap().iter().filter(declared).collect();
+        assert_eq!(entries.len(), 1);
+        assert_eq!(entries[0]["data_type"], "TYPE_UINT32");
+    }
+    for (name, expected) in [("seed", "UINT64"), ("temperature", "FP32"), ("stream", "BOOL")] {
+        assert_eq!(
+            refusal(completed(Profile::Text, input(name))),
+            format!("input '{name}' is declared as \"TYPE_UINT32\", expected TYPE_{expected}")
+        );
+    }
+}
+
+#[test]
 fn what_is_declared_otherwise_is_refused_with_both() {
     for (config, message) in [
         (

@@ -167,6 +167,16 @@ fn types_and_shapes_must_be_those_declared() {
 }
 
 #[test]
+fn counts_without_a_sign_are_read_as_they_are() {
+    for value in [7, u32::MAX] {
+        let top_k = tensor("top_k", DataType::Uint32, &[1, 1], value.to_le_bytes().to_vec());
+        assert_eq!(hi([top_k]).unwrap().request.sampling.top_k, value as usize);
+    }
+    let seed = tensor("seed", DataType::Uint32, &[1, 1], vec![1, 0, 0, 0]);
+    assert_eq!(refusal(hi([seed])), "seed: data type UINT32, expected UINT64");
+}
+
+#[test]
 fn bytes_must_be_as_many_as_the_shape_says() {
     let short = tensor("top_k", DataType::Int32, &[1, 1], vec![0; 3]);
     assert_eq!(refusal(hi([short])), "top_k: 3 bytes for 1 elements of 4");
