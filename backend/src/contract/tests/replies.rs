@@ -9,7 +9,7 @@ fn emitted(tokens: &[u32]) -> Vec<Emitted> {
     let one = |&token: &u32| Emitted {
         token,
         logprob: Some(-(token as f32)),
-        rank: Some(token - 90),
+        rank: Some(1 + token % 90),
         top_logprobs: vec![(98, -0.5), (97, -97.0)],
     };
     tokens.iter().map(one).collect()
