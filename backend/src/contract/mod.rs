@@ -65,7 +65,7 @@ pub struct Contract {
 /// One Triton request.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
-    /// What to generate, a row of the batch each. None in a stop request.
+    /// What to generate, a row of the batch each.
     pub rows: Vec<Row>,
     /// Whether each new piece of text is a response of its own.
     pub streams: bool,
@@ -73,8 +73,6 @@ pub struct Call {
     pub report: Report,
     /// How long its client waits, where it said so in the parameters.
     pub timeout: Option<Duration>,
-    /// It ends the request of the same id, and asks for nothing else.
-    pub stop: bool,
 }
 
 /// One row of a request.
