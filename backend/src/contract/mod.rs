@@ -40,6 +40,9 @@ const VLLM_MAX_TOKENS: usize = 16;
 /// The temperature of vLLM where nobody says.
 const VLLM_TEMPERATURE: f32 = 1.0;
 
+/// Outputs that tell whether somebody has sent the beginning of a prompt before.
+const TELL_OF_REUSE: [&str; 2] = ["kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"];
+
 /// A set of names of inputs and outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
@@ -155,7 +158,11 @@ impl Contract {
 
     /// The output tensors of one response.
     pub fn outputs(&self, call: &Call, reply: &Reply, tokenizer: &Tokenizer) -> Vec<Tensor> {
-        reply::outputs(self.profile, call, reply, tokenizer)
+        let mut outputs = reply::outputs(self.profile, call, reply, tokenizer);
+        if !self.settings.report_reuse {
+            outputs.retain(|output| !TELL_OF_REUSE.contains(&output.name.as_str()));
+        }
+        outputs
     }
 
     /// What the client is told of an error of the core, with its own name of the field.

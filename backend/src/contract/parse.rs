@@ -33,6 +33,7 @@ pub(super) fn parse(
     }
     // All that takes no time comes first.
     forms.iter().try_for_each(|form| form.check(contract))?;
+    Words::check(&forms)?;
     let mut words = Words::new(tokenizer);
     let rows = forms.into_iter().map(|form| form.into_row(contract, &mut words));
     let rows = rows.collect::<Result<_>>()?;

@@ -8,6 +8,9 @@ use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
 
+/// Most bytes of words that are split for a request, those of equal lists counted once: a fraction of a second.
+const MAX_BYTES: usize = 256 << 10;
+
 /// The last list of words, and what was made of it.
 type Last<T> = Option<(Arc<[String]>, Arc<T>)>;
 
@@ -21,6 +24,20 @@ pub(in crate::contract) struct Words<'a> {
 impl<'a> Words<'a> {
     pub(in crate::contract) fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, banned: None, biased: None }
+    }
+
+    /// Checks that the words of all rows are not too many to be split.
+    pub(in crate::contract) fn check(forms: &[Form]) -> Result<()> {
+        let bytes: usize =
+            [bytes_of(forms, |form| &form.bad_words), bytes_of(forms, |form| &form.bias_words)]
+                .iter()
+                .sum();
+        if bytes > MAX_BYTES {
+            return Err(Error::invalid_arg(format!(
+                "bad_words and embedding_bias_words: {bytes} bytes in all rows, at most {MAX_BYTES} are allowed"
+            )));
+        }
+        Ok(())
     }
 
     pub(super) fn tokenizer(&self) -> &'a Tokenizer {
@@ -41,6 +58,13 @@ impl<'a> Words<'a> {
             list.iter().map(|word| one_token(word, self.tokenizer)).collect()
         })
     }
+}
+
+/// Bytes of the lists that differ from that of the row before.
+fn bytes_of(forms: &[Form], list: fn(&Form) -> &Arc<[String]>) -> usize {
+    let before = std::iter::once(None).chain(forms.iter().map(|form| Some(list(form))));
+    let new = forms.iter().map(list).zip(before).filter(|&(list, before)| Some(list) != before);
+    new.flat_map(|(list, _)| list.iter()).map(String::len).sum()
 }
 
 /// What was made of the last list, if this is the same.

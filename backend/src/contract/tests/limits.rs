@@ -290,3 +290,24 @@ fn a_draft_may_come_along_where_there_is_no_drafter() {
     assert_eq!(with(16).unwrap().rows[0].request.given_draft, [1; 16]);
     assert_eq!(refusal(with(17)), "draft_input_ids: 17 tokens, at most 16 are allowed");
 }
+
+#[test]
+fn the_words_of_all_rows_together_are_bounded() {
+    let lists = |first: &str| {
+        let word = "x".repeat(1000);
+        let mut words = vec![word.as_str(); 2 * 200];
+        words[200] = first;
+        let prompts = tensor("text_input", DataType::Bytes, &[2, 1], bytes(&["hi", "ho"]));
+        let words = tensor("bad_words", DataType::Bytes, &[2, 200], bytes(&words));
+        refusal(parse(Profile::Text, &[prompts, words]))
+    };
+    // Equal lists count once; what is wrong with them is seen when they are split.
+    assert_eq!(
+        lists(&"x".repeat(1000)),
+        "bad_words: 1000 tokens in an entry, at most 64 are allowed"
+    );
+    assert_eq!(
+        lists("y"),
+        "bad_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are allowed"
+    );
+}
