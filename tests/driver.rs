@@ -84,15 +84,21 @@ impl Emulated {
 /// What the emulated driver runs for each cubin of an engine.
 fn table(engine: &Engine) -> String {
     let mut lines = String::new();
+    let reader = engine.reader().unwrap();
     for section in &engine.manifest().sections {
         let Some((_, variant)) = section.name.strip_prefix("code.").and_then(|n| n.split_once('.'))
         else {
             continue;
         };
-        let hash = blake3::hash(engine.section(&section.name)).to_hex();
+        let hash = blake3::hash(&reader.section(&section.name).bytes().unwrap()).to_hex();
         writeln!(lines, "{hash} {variant}").unwrap();
     }
     lines
+}
+
+/// A code section of an engine.
+fn code(engine: &Engine, name: &str) -> Vec<u8> {
+    engine.reader().unwrap().section(name).bytes().unwrap()
 }
 
 /// A tenth of a GPU's memory is more than enough.
@@ -180,11 +186,11 @@ fn code_that_is_for_another_gpu_or_no_code_is_refused_by_name() {
     let Some(emulated) = Emulated::run(test, &[], &complaints) else { return };
     let engine = emulated.target("cuda:sm_90a,sm_80");
     let mut gpu = Driver::open(0).unwrap();
-    let code = |arch| engine.section(&format!("code.{arch}.accept"));
-    gpu.load("accept", "accept", code("sm_90a"), 0).unwrap();
-    let message = error(gpu.load("accept", "accept", code("sm_80"), 0));
+    let code = |arch| code(&engine, &format!("code.{arch}.accept"));
+    gpu.load("accept", "accept", &code("sm_90a"), 0).unwrap();
+    let message = error(gpu.load("accept", "accept", &code("sm_80"), 0));
     assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_NO_BINARY_FOR_GPU");
-    let message = error(gpu.load("accept", "other", code("sm_90a"), 0));
+    let message = error(gpu.load("accept", "other", &code("sm_90a"), 0));
     assert_eq!(message, "device: cuModuleGetFunction of accept: CUDA_ERROR_NOT_FOUND");
     let message = error(gpu.load("accept", "accept", &[0; 64], 0));
     assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_INVALID_IMAGE");
@@ -286,8 +292,8 @@ fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
     let Some(emulated) = Emulated::run(test, &[], &[complaint; 3]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let mut gpu = Driver::open(0).unwrap();
-    let code = engine.section("code.sm_90a.accept");
-    let kernel = gpu.load("accept", "accept", code, 0).unwrap();
+    let code = code(&engine, "code.sm_90a.accept");
+    let kernel = gpu.load("accept", "accept", &code, 0).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 2048, shared_bytes: 0, params, overlap: true };
     let graph = gpu.record(&[launch]).unwrap();
@@ -307,8 +313,8 @@ fn launches_keep_to_the_shared_memory_that_was_asked_for() {
     let Some(emulated) = Emulated::run(test, &[], &[complaint]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let mut gpu = Driver::open(0).unwrap();
-    let kernel =
-        gpu.load("sample", "sample", engine.section("code.sm_90a.sample"), 50_000).unwrap();
+    let code = code(&engine, "code.sm_90a.sample");
+    let kernel = gpu.load("sample", "sample", &code, 50_000).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 1, shared_bytes: 50_001, params, overlap: true };
     assert_eq!(error(gpu.launch(&launch)), "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE");

@@ -237,10 +237,11 @@ fn table_of_code(arch: &'static str) -> String {
     let targets = pairs.iter().map(|(_, engine)| engine).chain([&random.target]);
     let mut lines = String::new();
     for engine in engines.iter().chain(targets) {
+        let reader = engine.reader().unwrap();
         for section in &engine.manifest().sections {
             let code = section.name.strip_prefix("code.").and_then(|name| name.split_once('.'));
             let Some((_, variant)) = code else { continue };
-            let hash = blake3::hash(engine.section(&section.name)).to_hex();
+            let hash = blake3::hash(&reader.section(&section.name).bytes().unwrap()).to_hex();
             lines += &format!("{hash} {variant}\n");
         }
     }

@@ -1,19 +1,19 @@
 //! One anonymous mapping for all weights of a model, on huge pages where the system grants them: a mapped
 //! file comes in 4 KiB pages, and reading weights through them costs a third of the bandwidth.
-//! Bytes are copied in once, in order, and are read-only from then on.
+//! Bytes are written once, in order, and are read-only from then on.
 #![allow(unsafe_code)]
 
 use super::Pool;
 use crate::{Error, Result};
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Start of every slice: a multiple of this, so that vector loads do not cross cache lines.
 const ALIGN: usize = 256;
 const HUGE_PAGE: usize = 2 << 20;
-/// Bytes that one task copies: whole huge pages, so that a page is faulted in by one thread.
-const COPY: usize = HUGE_PAGE;
+/// Bytes that one task writes: whole huge pages, so that a page is faulted in by one thread.
+const PIECE: usize = HUGE_PAGE;
 
 /// Memory to be filled front to back.
 pub struct Arena {
@@ -56,17 +56,41 @@ impl Arena {
 
     /// Copies `bytes` in, all threads helping. Panics when they do not fit.
     pub fn push(&mut self, pool: &Pool, bytes: &[u8]) -> ArenaSlice {
-        let (offset, len) = (self.used, bytes.len());
+        let copied = self.fill(pool, bytes.len(), |offset, piece| {
+            piece.copy_from_slice(&bytes[offset..][..piece.len()]);
+            Ok(())
+        });
+        copied.expect("copying does not fail")
+    }
+
+    /// Has `write` write `len` bytes, piece by piece on all threads: it gets a piece's offset and its memory. Of
+    /// several failures one is returned; the room is free again then. Panics when they do not fit.
+    pub fn fill(
+        &mut self,
+        pool: &Pool,
+        len: usize,
+        write: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
+    ) -> Result<ArenaSlice> {
+        let offset = self.used;
         let room = self.mapping.bytes - offset;
         assert!(len <= room, "section of {len} bytes, {room} left in the arena");
         // SAFETY: the range is inside the mapping, no slice covers it, and `self` is borrowed mutably.
         let target =
             unsafe { std::slice::from_raw_parts_mut(self.mapping.base.as_ptr().add(offset), len) };
-        pool.for_each_chunk(target, COPY, |i, target| {
-            target.copy_from_slice(&bytes[i * COPY..][..target.len()]);
+        let failure = OnceLock::new();
+        pool.for_each_chunk(target, PIECE, |idx, piece| {
+            if failure.get().is_none()
+                && let Err(error) = write(idx * PIECE, piece)
+            {
+                // Another thread may have failed first.
+                let _ = failure.set(error);
+            }
         });
+        if let Some(error) = failure.into_inner() {
+            return Err(error);
+        }
         self.used = (offset + Self::room(len)).min(self.mapping.bytes);
-        ArenaSlice { mapping: Arc::clone(&self.mapping), offset, len }
+        Ok(ArenaSlice { mapping: Arc::clone(&self.mapping), offset, len })
     }
 }
 
@@ -74,7 +98,7 @@ impl Deref for ArenaSlice {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `push` checked the range and wrote it before it made this slice.
+        // SAFETY: `fill` checked the range and had it written before it made this slice.
         unsafe { std::slice::from_raw_parts(self.mapping.base.as_ptr().add(self.offset), self.len) }
     }
 }
@@ -128,7 +152,7 @@ mod tests {
     #[test]
     fn sections_come_back_as_they_were_and_aligned() {
         let pool = Pool::new(2);
-        let sections = [vec![1_u8; 5], vec![2; 3 * COPY + 17], vec![], vec![3; 256]];
+        let sections = [vec![1_u8; 5], vec![2; 3 * PIECE + 17], vec![], vec![3; 256]];
         let total = sections.iter().map(|s| Arena::room(s.len())).sum();
         let mut arena = Arena::new(total).unwrap();
         let slices: Vec<_> = sections.iter().map(|s| arena.push(&pool, s)).collect();
@@ -143,6 +167,18 @@ mod tests {
     #[should_panic(expected = "left in the arena")]
     fn a_section_that_does_not_fit_is_refused() {
         Arena::new(100).unwrap().push(&Pool::new(1), &vec![0; HUGE_PAGE + 1]);
+    }
+
+    #[test]
+    fn a_piece_that_cannot_be_had_is_an_error_and_leaves_the_room() {
+        let pool = Pool::new(2);
+        let mut arena = Arena::new(4 * PIECE).unwrap();
+        let broken = arena.fill(&pool, 4 * PIECE, |offset, _| match offset / PIECE {
+            2 => Err(Error::Device("gone".into())),
+            _ => Ok(()),
+        });
+        assert_eq!(broken.err().unwrap().to_string(), "device: gone");
+        assert!(*arena.push(&pool, &[7; 3 * PIECE]) == [7; 3 * PIECE]);
     }
 
     #[test]

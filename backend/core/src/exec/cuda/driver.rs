@@ -4,7 +4,7 @@
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product,
+    Address, Description, Device, Fill, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product,
     ProductShape, Shared,
 };
 use super::driver_calls::{self as calls, Status, check};
@@ -251,11 +251,18 @@ impl Device for Driver {
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.write_with(to, bytes.len(), &mut |offset, piece| {
+            piece.copy_from_slice(&bytes[offset..][..piece.len()]);
+            Ok(())
+        })
+    }
+
+    fn write_with(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
         let mut staging = match self.staging.take() {
             Some(staging) => staging,
             None => Staging::new(self)?,
         };
-        let written = staging.write(to, bytes, self);
+        let written = staging.write_with(to, bytes, fill, self);
         self.staging = Some(staging);
         written
     }

@@ -98,14 +98,19 @@ impl<'a> Placed<'a> {
     fn upload(engine: &'a Engine, device: &mut dyn Device) -> Result<Self> {
         let mut address = device.alloc(Weights::bytes(engine))?;
         let mut placed = HashMap::new();
+        let reader = engine.reader()?;
         for section in &engine.manifest().sections {
             if section.kind == SectionKind::Code {
                 continue;
             }
-            device.write(address, engine.section(&section.name))?;
+            let source = reader.section(&section.name);
+            device.write_with(address, source.len(), &mut |offset, piece| {
+                source.read(offset, piece)
+            })?;
             placed.insert(section.name.as_str(), (address, &section.shape[..]));
             address += (section.bytes as usize).next_multiple_of(ALIGNMENT) as Address;
         }
+        reader.finish()?;
         Ok(Self(placed))
     }
 
