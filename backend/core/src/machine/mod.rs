@@ -1,0 +1,22 @@
+//! What the machine and the control groups around this process give to it.
+//!
+//! Everything is worked out from files of the system, which are read through [`Files`]: tests bring recorded ones.
+
+mod cgroup;
+mod memory;
+mod resident;
+#[cfg(test)]
+mod tests;
+
+pub use memory::Headroom;
+pub use resident::resident_bytes;
+
+use std::path::Path;
+
+/// Gives the text of a file of the system, where there is such a file.
+type Files<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+/// The files of this machine.
+fn of_system(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
