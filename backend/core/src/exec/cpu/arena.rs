@@ -4,18 +4,18 @@
 #![allow(unsafe_code)]
 
 use super::Pool;
+use super::mapping::{HUGE_PAGE, Mapping};
 use crate::{Error, Result};
-use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 /// Start of every slice: a multiple of this, so that vector loads do not cross cache lines.
 const ALIGN: usize = 256;
-const HUGE_PAGE: usize = 2 << 20;
 /// Bytes that one task writes: whole huge pages, so that a page is faulted in by one thread.
 const PIECE: usize = HUGE_PAGE;
 
-/// Memory to be filled front to back.
+/// Memory to be filled front to back: bytes that a slice covers are never written again, and those not yet covered are
+/// reached only through `&mut Arena`.
 pub struct Arena {
     mapping: Arc<Mapping>,
     used: usize,
@@ -29,20 +29,6 @@ pub struct ArenaSlice {
     len: usize,
 }
 
-struct Mapping {
-    /// At a huge page.
-    base: NonNull<u8>,
-    bytes: usize,
-    /// What was mapped to find such a place in it.
-    whole: *mut libc::c_void,
-}
-
-// SAFETY: bytes that a slice covers are never written again, and bytes not yet covered are reached only
-// through `&mut Arena`.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
 impl Arena {
     /// Room that a section of `bytes` takes.
     pub fn room(bytes: usize) -> usize {
@@ -51,7 +37,15 @@ impl Arena {
 
     /// Reserves `bytes`, the sum of [`Arena::room`] over what will be pushed.
     pub fn new(bytes: usize) -> Result<Self> {
-        Ok(Self { mapping: Arc::new(Mapping::new(bytes)?), used: 0 })
+        let mapping = Mapping::huge(bytes).map_err(|cause| {
+            Error::Capacity(format!("no memory for {bytes} bytes of weights: {cause}"))
+        })?;
+        Ok(Self { mapping: Arc::new(mapping), used: 0 })
+    }
+
+    /// Addresses of all that is reserved.
+    pub fn addresses(&self) -> Range<usize> {
+        self.mapping.range()
     }
 
     /// Copies `bytes` in, all threads helping. Panics when they do not fit.
@@ -72,11 +66,11 @@ impl Arena {
         write: impl Fn(usize, &mut [u8]) -> Result<()> + Sync,
     ) -> Result<ArenaSlice> {
         let offset = self.used;
-        let room = self.mapping.bytes - offset;
+        let room = self.mapping.len() - offset;
         assert!(len <= room, "section of {len} bytes, {room} left in the arena");
         // SAFETY: the range is inside the mapping, no slice covers it, and `self` is borrowed mutably.
         let target =
-            unsafe { std::slice::from_raw_parts_mut(self.mapping.base.as_ptr().add(offset), len) };
+            unsafe { std::slice::from_raw_parts_mut(self.mapping.base().add(offset), len) };
         let failure = OnceLock::new();
         pool.for_each_chunk(target, PIECE, |idx, piece| {
             if failure.get().is_none()
@@ -89,7 +83,7 @@ impl Arena {
         if let Some(error) = failure.into_inner() {
             return Err(error);
         }
-        self.used = (offset + Self::room(len)).min(self.mapping.bytes);
+        self.used = (offset + Self::room(len)).min(self.mapping.len());
         Ok(ArenaSlice { mapping: Arc::clone(&self.mapping), offset, len })
     }
 }
@@ -99,49 +93,7 @@ impl Deref for ArenaSlice {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: `fill` checked the range and had it written before it made this slice.
-        unsafe { std::slice::from_raw_parts(self.mapping.base.as_ptr().add(self.offset), self.len) }
-    }
-}
-
-impl Mapping {
-    fn new(bytes: usize) -> Result<Self> {
-        let failed = || {
-            let cause = std::io::Error::last_os_error();
-            Error::Capacity(format!("no memory for {bytes} bytes of weights: {cause}"))
-        };
-        let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE);
-        // SAFETY: an anonymous mapping at an address of the system's choice touches nothing of ours.
-        let whole = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes + HUGE_PAGE,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if whole == libc::MAP_FAILED {
-            return Err(failed());
-        }
-        let start = whole.cast::<u8>();
-        let base = start.wrapping_add(start.align_offset(HUGE_PAGE));
-        let base = NonNull::new(base).ok_or_else(failed)?;
-        // SAFETY: the range lies in the mapping just made. Advice only: refusal leaves small pages.
-        #[cfg(target_os = "linux")]
-        unsafe {
-            libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE);
-        }
-        Ok(Self { base, bytes, whole })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and nothing refers to it once the last handle is dropped.
-        unsafe {
-            libc::munmap(self.whole, self.bytes + HUGE_PAGE);
-        }
+        unsafe { std::slice::from_raw_parts(self.mapping.base().add(self.offset), self.len) }
     }
 }
 

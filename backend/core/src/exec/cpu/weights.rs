@@ -5,8 +5,8 @@ use crate::Result;
 use crate::engine::{Engine, EngineReader, SectionKind};
 use crate::model::{Dtype, ModelConfig};
 
-/// All weights of a model.
-pub(super) struct Weights {
+/// All weights of a model; several models may compute with them at once.
+pub struct Weights {
     pub(super) embed: Weight,
     pub(super) layers: Vec<Layer>,
     pub(super) final_norm: Vec<f32>,
@@ -27,18 +27,26 @@ pub(super) struct Layer {
 }
 
 impl Weights {
-    pub(super) fn load(engine: &Engine, pool: &Pool) -> Result<Self> {
+    /// Reads them; all threads of the pool help.
+    pub fn load(engine: &Engine, pool: &Pool) -> Result<Self> {
+        Self::load_into(Self::reserve(engine)?, engine, pool)
+    }
+
+    /// Memory for the matrices of a model.
+    pub fn reserve(engine: &Engine) -> Result<Arena> {
+        let sections = engine.manifest().sections.iter();
+        let matrices = sections.filter(|section| section.kind == SectionKind::Weight);
+        Arena::new(matrices.map(|section| Arena::room(section.bytes as usize)).sum())
+    }
+
+    /// As `load`, with the matrices in memory that `reserve` gave.
+    pub fn load_into(arena: Arena, engine: &Engine, pool: &Pool) -> Result<Self> {
+        engine.require_cpu()?;
         let manifest = engine.manifest();
         let (model, precision) = (&manifest.model, &manifest.precision);
-        let room = manifest.sections.iter().filter(|section| section.kind == SectionKind::Weight);
         let reader = engine.reader()?;
-        let mut loader = Loader {
-            reader: &reader,
-            pool,
-            arena: Arena::new(room.map(|section| Arena::room(section.bytes as usize)).sum())?,
-        };
-        let hidden = model.hidden_size;
-        let vocab = model.vocab_size;
+        let mut loader = Loader { reader: &reader, pool, arena };
+        let (hidden, vocab) = (model.hidden_size, model.vocab_size);
         let embed = loader.weight("embed", precision.head, vocab, hidden, false)?;
         let layers = (0..model.num_layers).map(|idx| loader.layer(idx, model, precision.weights));
         let layers = layers.collect::<Result<_>>()?;
@@ -49,6 +57,12 @@ impl Weights {
         };
         reader.finish()?;
         Ok(Self { embed, layers, final_norm, head })
+    }
+
+    /// Bytes that the weights of an engine take.
+    pub fn bytes(engine: &Engine) -> usize {
+        let sections = engine.manifest().sections.iter();
+        sections.map(|section| Arena::room(section.bytes as usize)).sum()
     }
 
     pub(super) fn head(&self) -> &Weight {

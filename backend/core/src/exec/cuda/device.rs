@@ -37,6 +37,15 @@ pub struct Graph(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
+/// Memory that a device has allocated and not freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes of the GPU.
+    pub device: usize,
+    /// Page-locked bytes of the machine.
+    pub pinned: usize,
+}
+
 /// Writes a piece of what is copied: it gets the piece's offset, and its memory.
 pub type Fill<'a> = dyn FnMut(usize, &mut [u8]) -> Result<()> + 'a;
 
@@ -159,6 +168,16 @@ pub trait Device: Send {
 
     /// Bytes that can still be allocated.
     fn available_bytes(&self) -> Result<usize>;
+
+    /// What was allocated so far; nothing where a device keeps no account.
+    fn held(&self) -> Held {
+        Held::default()
+    }
+
+    /// Whether other devices with the same number use its memory as their own, as those of a driver in one process do.
+    fn shares_memory(&self) -> bool {
+        false
+    }
 
     /// Zeroed memory, aligned to 256, that lives as long as the device.
     fn alloc(&mut self, bytes: usize) -> Result<Address>;
