@@ -10,7 +10,7 @@ use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
-use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
+use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -28,6 +28,8 @@ pub(crate) struct Model {
     pub(crate) room: Arc<Room>,
     /// Requests so far, of all instances.
     num_tickets: AtomicU64,
+    /// What its instances have of them in memory.
+    weights: SharedWeights,
     /// Instances so far that Triton has not placed on a GPU.
     num_unplaced: AtomicUsize,
     /// Dropped last, after `metrics`.
@@ -78,6 +80,7 @@ impl Model {
             running: Running::default(),
             room,
             num_tickets: AtomicU64::new(0),
+            weights: SharedWeights::default(),
             num_unplaced: AtomicUsize::new(0),
             _sweeper: Sweeper,
         })
@@ -134,7 +137,7 @@ impl Model {
             draft_gpu: settings.draft_gpu,
             ..Options::default()
         };
-        let runtime = Runtime::load(&self.folder.target, &options);
+        let runtime = Runtime::load_sharing(&self.folder.target, &options, &self.weights);
         let runtime = runtime.map_err(|error| self.contract.error(error))?;
         fault::inject(&self.name, runtime)
     }

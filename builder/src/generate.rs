@@ -25,6 +25,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,
         },
+        max_batch_size: Some(1),
         ..Options::default()
     };
     let mut runtime = Runtime::load(&folder.target, &options)?;

@@ -70,7 +70,7 @@ pub(crate) static KEYS: &[Key] = &[
         "0 to 1",
         "a quarter, on a GPU nine tenths",
         fraction,
-        "part of the free memory for the KV cache; on a GPU of what weights and workspace leave",
+        "part of the memory that weights and workspace leave free, for the KV cache",
     ),
     key(
         "max_tokens_in_paged_kv_cache",

@@ -52,6 +52,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
         executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
         memory: Memory::default(),
+        _promise: None,
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
         next_id: 0,
