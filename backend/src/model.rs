@@ -10,6 +10,7 @@ use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
+use spec_core::machine::trim_heap;
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -34,6 +35,16 @@ pub(crate) struct Model {
     num_unplaced: AtomicUsize,
     /// Dropped last, after `metrics`.
     _sweeper: Sweeper,
+    _trimmer: Trimmer,
+}
+
+/// Gives memory back that is free once a model is gone.
+struct Trimmer;
+
+impl Drop for Trimmer {
+    fn drop(&mut self) {
+        trim_heap();
+    }
 }
 
 impl Model {
@@ -44,6 +55,8 @@ impl Model {
         let named = |error: String| Error::internal(format!("model '{name}': {error}"));
         let folder =
             ModelFolder::open(&model.folder()?).map_err(|error| named(error.to_string()))?;
+        // What parsing took is free again before its instances are told how much there is.
+        trim_heap();
         let manifest = folder.target.manifest();
         let limits = limits(manifest);
         let mut config = model.config()?;
@@ -83,6 +96,7 @@ impl Model {
             weights: SharedWeights::default(),
             num_unplaced: AtomicUsize::new(0),
             _sweeper: Sweeper,
+            _trimmer: Trimmer,
         })
     }
 

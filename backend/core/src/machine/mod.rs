@@ -3,11 +3,13 @@
 //! Everything is worked out from files of the system, which are read through [`Files`]: tests bring recorded ones.
 
 mod cgroup;
+mod heap;
 mod memory;
 mod resident;
 #[cfg(test)]
 mod tests;
 
+pub use heap::trim_heap;
 pub use memory::Headroom;
 pub use resident::resident_bytes;
 
