@@ -77,6 +77,19 @@ fn instances_share_one_copy_that_goes_with_the_last() {
 }
 
 #[test]
+fn a_drafter_with_the_weights_of_its_target_shares_them_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    tiny::write(&path("model"), 2, 1);
+    Recipe::model(path("model"), Dtype::Bf16, path("model"), Dtype::Bf16).build(&path("built"));
+    let engine = Engine::open(path("built").join("1").join(TARGET_FILE)).unwrap();
+    let mut runtime = Runtime::load(&engine, &options()).unwrap();
+    assert_eq!(is_first(&runtime), [true]);
+    let done = running::run(&mut runtime, &[request()]).remove(0);
+    assert!(done.counters.drafted > 0 && done.counters.accepted == done.counters.drafted);
+}
+
+#[test]
 fn weights_count_with_their_scales_norms_and_biases() {
     let (_folder, engine) = engine();
     let runtime = Runtime::load(&engine, &options()).unwrap();

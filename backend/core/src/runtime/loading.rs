@@ -124,7 +124,7 @@ impl Loader<'_> {
             }
         };
         let bytes = cpu::Weights::bytes(engine);
-        memory.weights.push(WeightCopy { number, memory: MemoryType::Cpu, bytes, is_first });
+        memory.add_weights(WeightCopy { number, memory: MemoryType::Cpu, bytes, is_first });
         let (num_pages, rows) = (self.num_pages, self.placement.rows(idx));
         let resources = Resources { num_pages, rows, isa: *isa, pool: Arc::clone(pool) };
         let model = cpu::Model::new(engine, weights, resources)?;
@@ -156,7 +156,7 @@ impl Loader<'_> {
             }
         };
         let (bytes, place) = (cuda::Weights::bytes(engine), MemoryType::Gpu(number));
-        memory.weights.push(WeightCopy { number: copy.number, memory: place, bytes, is_first });
+        memory.add_weights(WeightCopy { number: copy.number, memory: place, bytes, is_first });
         cuda::Model::load_sharing(engine, copy.weights, self.num_pages, many_rows, device)
     }
 

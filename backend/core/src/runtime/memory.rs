@@ -43,10 +43,14 @@ impl Memory {
     /// What this and another runtime hold together: weights that they share are there once.
     pub fn merge(&mut self, other: &Self) {
         self.own.extend_from_slice(&other.own);
-        let is_new =
-            |copy: &&WeightCopy| self.weights.iter().all(|mine| mine.number != copy.number);
-        let new: Vec<WeightCopy> = other.weights.iter().filter(is_new).cloned().collect();
-        self.weights.extend(new);
+        other.weights.iter().for_each(|copy| self.add_weights(copy.clone()));
+    }
+
+    /// Holds a copy, once.
+    pub(super) fn add_weights(&mut self, copy: WeightCopy) {
+        if self.weights.iter().all(|mine| mine.number != copy.number) {
+            self.weights.push(copy);
+        }
     }
 
     /// Bytes of the types that are asked for.

@@ -175,10 +175,13 @@ impl<'a> Placement<'a> {
         Ok(Source { memory, weight_bytes: 0, working_bytes, page_bytes: 0, free, fraction })
     }
 
-    /// Bytes of weights that an engine has to bring to its place.
+    /// Bytes of weights that an engine has to bring to its place: none that are there, or come with the target.
     fn weight_bytes(&self, idx: usize, copies: &Copies) -> usize {
         let (engine, place) = &self.engines[idx];
         let key = self.key(idx);
+        if (0..idx).any(|earlier| self.key(earlier) == key) {
+            return 0;
+        }
         match place {
             Place::Cpu if copies.cpu.get(&key).is_none() => cpu::Weights::bytes(engine),
             Place::Gpu(..) if copies.gpu.get(&key).is_none() => cuda::Weights::bytes(engine),
