@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_with_the_sum_and_harms_nobody(grouped, ref
             break
         loaded.append(name)
     assert loaded and error, "a group of this size holds one model and not four"
-    for part in ["does not fit", "weights", "workspace", "KV cache", "max_num_tokens", "--dtype", "control group"]:
+    for part in ["does not fit", "weights", "workspace", "KV cache", "max_num_tokens", "max_running", "--dtype", "control group"]:
         assert part in error, error
     for name in loaded:
         assert text(server, name) == reference.text(**ASKED)

@@ -93,7 +93,11 @@ impl Mount {
         let is_plain = below.components().all(|one| matches!(one, std::path::Component::Normal(_)));
         let below = if is_plain { below } else { Path::new("") };
         // The last ancestor is empty: the mount itself.
-        below.ancestors().map(|part| self.point.join(part)).collect()
+        let folder = |part: &Path| match part.as_os_str().is_empty() {
+            true => self.point.clone(),
+            false => self.point.join(part),
+        };
+        below.ancestors().map(folder).collect()
     }
 }
 

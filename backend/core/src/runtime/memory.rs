@@ -131,7 +131,7 @@ impl Source {
             weights + work + kv,
             match self.memory {
                 MemoryType::Gpu(_) => "spec-build --max-batch-size and --max-num-tokens lower",
-                MemoryType::Cpu | MemoryType::Pinned => "max_num_tokens and max_batch_size lower",
+                MemoryType::Cpu | MemoryType::Pinned => "max_num_tokens and max_running lower",
             }
         )))
     }
@@ -245,7 +245,7 @@ mod tests {
             pages(120 + SEQUENCE - 1, &Options::default()).unwrap_err().to_string(),
             "the model does not fit into the memory of the machine: it needs 124 MiB (weights 100, workspace 20, KV \
              cache 4 for one sequence of max_seq_len 64), 123 MiB are left of the machine's memory (7 MiB are promised \
-             to models and not used yet, 9 MiB are kept back): max_num_tokens and max_batch_size lower the workspace, \
+             to models and not used yet, 9 MiB are kept back): max_num_tokens and max_running lower the workspace, \
              spec-build --max-seq-len and --kv-dtype the KV cache, --dtype the weights"
         );
         let gpu = Source { memory: MemoryType::Gpu(2), ..source(0) };
