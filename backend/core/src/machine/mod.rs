@@ -2,13 +2,17 @@
 //!
 //! Everything is worked out from files of the system, which are read through [`Files`]: tests bring recorded ones.
 
+mod affinity;
 mod cgroup;
+mod cpus;
 mod heap;
 mod memory;
 mod resident;
 #[cfg(test)]
 mod tests;
 
+pub use affinity::ThreadId;
+pub use cpus::{Core, Cpus};
 pub use heap::trim_heap;
 pub use memory::Headroom;
 pub use resident::resident_bytes;

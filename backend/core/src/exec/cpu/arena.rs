@@ -11,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 
 /// Start of every slice: a multiple of this, so that vector loads do not cross cache lines.
 const ALIGN: usize = 256;
-/// Bytes that one task writes: whole huge pages, so that a page is faulted in by one thread.
+/// Bytes that one task writes: whole huge pages, so that a page is faulted in by one thread. Memory is given from where
+/// that thread runs; the part of a section that a worker writes is the part of a product that it computes.
 const PIECE: usize = HUGE_PAGE;
 
 /// Memory to be filled front to back: bytes that a slice covers are never written again, and those not yet covered are
@@ -72,7 +73,7 @@ impl Arena {
         let target =
             unsafe { std::slice::from_raw_parts_mut(self.mapping.base().add(offset), len) };
         let failure = OnceLock::new();
-        pool.for_each_chunk(target, PIECE, |idx, piece| {
+        pool.for_each_chunk_near(target, PIECE, |idx, piece| {
             if failure.get().is_none()
                 && let Err(error) = write(idx * PIECE, piece)
             {

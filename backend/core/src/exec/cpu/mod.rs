@@ -18,5 +18,5 @@ pub use arena::{Arena, ArenaSlice};
 pub use isa::Isa;
 pub use linear::{Prepared, Weight, linear, prepare};
 pub use model::{Model, Resources};
-pub use pool::Pool;
+pub use pool::{Pinned, Pinning, Pool};
 pub use weights::Weights;
