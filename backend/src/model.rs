@@ -10,7 +10,7 @@ use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
-use spec_core::machine::trim_heap;
+use spec_core::machine::{Cpus, trim_heap};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -126,10 +126,10 @@ impl Model {
             Placement::Cpu | Placement::Model => self.num_unplaced.fetch_add(1, Ordering::Relaxed),
         };
         let gpu = gpu(placement, built_for, &settings.gpus, turn)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let shared_out = (cores / settings.instance_count.max(1)).max(1);
+        let shared_out = (Cpus::of_thread().threads() / settings.instance_count.max(1)).max(1);
         let options = Options {
             threads: Some(settings.threads.unwrap_or(shared_out)),
+            pinning: settings.pin_threads,
             draft_policy: match settings.draft_len {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,

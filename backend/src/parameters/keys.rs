@@ -54,9 +54,19 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "threads",
         "number",
-        "cores / instances",
+        "physical cores / instances",
         |s, v| put(&mut s.threads, positive(v)),
-        "threads of an instance on the CPU",
+        "threads of an instance on the CPU; without it the processors that the server may use and the time that its \
+         control groups leave are shared out among the model's instances",
+    ),
+    key(
+        "pin_threads",
+        "`auto`, `on`, `off`",
+        "`auto`",
+        |s, v| write(&mut s.pin_threads, v.parse()),
+        "bind each of those threads to a core of its own: where the CPU threads of all models and instances of the server \
+         leave no core over and share none, `on` also where some are left over; where cores are shared nobody is bound. \
+         On machines with several memory nodes threads stay at theirs unless it is `off`",
     ),
     key(
         "draft_len",

@@ -29,7 +29,12 @@ pub struct Cpus {
 impl Cpus {
     /// Of the calling thread: where it was bound to some processors, what it starts is too.
     pub fn of_thread() -> Self {
-        Self::of(&of_system, ThreadId::current().cpus())
+        Self::of_allowed(ThreadId::current().cpus())
+    }
+
+    /// Of a thread that may run on these processors; `None` is all that are there.
+    pub(crate) fn of_allowed(allowed: Option<Vec<usize>>) -> Self {
+        Self::of(&of_system, allowed)
     }
 
     /// Of a thread that may run on these processors of a machine with these files; `None` is all that are there.

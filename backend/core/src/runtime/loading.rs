@@ -119,6 +119,8 @@ impl Loader<'_> {
                 if let Some(promise) = &self.promises.weights {
                     promise.reserve(arena.addresses());
                 }
+                // What worker 0 reads is near to where it will run.
+                let _pinned = pool.pin_caller();
                 let weights = cpu::Weights::load_into(arena, engine, pool)?;
                 self.copies.cpu.put(key, weights)
             }

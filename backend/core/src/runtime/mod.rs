@@ -24,7 +24,7 @@ use placement::Placement;
 use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::{Executor, Timing};
 use crate::engine::{Engine, Limits as EngineLimits};
-use crate::exec::cpu::Isa;
+use crate::exec::cpu::{Isa, Pool};
 use crate::exec::cuda;
 use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
@@ -32,8 +32,10 @@ use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Instant;
 
+pub use crate::exec::cpu::{Pinned, Pinning};
 pub use crate::exec::cuda::ManyRows;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
@@ -43,8 +45,11 @@ pub const MAX_GIVEN_LEN: usize = 16;
 /// How an engine is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Threads of the CPU executor; `None` is one a core.
+    /// Threads of the CPU executor; `None` is one for each physical core that may be used, and no more than control
+    /// groups leave time for.
     pub threads: Option<usize>,
+    /// Whether they are bound to cores.
+    pub pinning: Pinning,
     /// Sequences that run at once, at most the engine's `max_batch_size`.
     pub max_batch_size: Option<usize>,
     /// Bytes for the KV caches of target and drafter together. The least of this and the two limits below
@@ -81,6 +86,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             threads: None,
+            pinning: Pinning::default(),
             max_batch_size: None,
             kv_bytes: None,
             kv_free_fraction: None,
@@ -150,6 +156,7 @@ pub struct Step {
 pub struct Runtime {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
+    pool: Arc<Pool>,
     limits: EngineLimits,
     memory: Memory,
     /// Of what the caches and the workspace have not touched yet.
@@ -219,6 +226,7 @@ impl Runtime {
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,
+            pool: placement.pool,
             limits: EngineLimits { max_draft_len, ..limits },
             memory,
             _promise: promises.kept,
@@ -236,6 +244,12 @@ impl Runtime {
     ) -> Self {
         self.executor = wrap(self.executor);
         self
+    }
+
+    /// Has the calling thread, which is to run the steps, run where the first of the runtime's threads is to run, as
+    /// long as what is returned lives.
+    pub fn pin_caller(&self) -> Option<Pinned> {
+        self.pool.pin_caller()
     }
 
     /// What the engine was built for.
@@ -370,8 +384,4 @@ fn check_ids(field: &'static str, ids: &[u32], vocab_size: usize) -> Result<()> 
         }
         None => Ok(()),
     }
-}
-
-fn num_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }

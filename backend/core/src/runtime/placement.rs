@@ -87,11 +87,15 @@ impl<'a> Placement<'a> {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
             return Err(Error::Unsupported(message.into()));
         }
-        let threads = options.threads.unwrap_or_else(super::num_cores);
+        // Only a CPU's engines compute with it.
+        let pool = match engines.iter().any(|(_, place)| place.number().is_none()) {
+            true => Pool::on_machine(options.threads, options.pinning),
+            false => Pool::new(1),
+        };
         Ok(Self {
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
-            pool: Arc::new(Pool::new(threads)),
+            pool: Arc::new(pool),
             many_rows: options.many_rows,
             launch_ahead: options.launch_ahead,
             open,

@@ -5,14 +5,15 @@
 
 use super::Pool;
 use super::mapping::{HUGE_PAGE, Mapping};
+use super::pool::SyncPtr;
 use crate::{Error, Result};
 use std::ops::{Deref, Range};
 use std::sync::{Arc, OnceLock};
 
 /// Start of every slice: a multiple of this, so that vector loads do not cross cache lines.
 const ALIGN: usize = 256;
-/// Bytes that one task writes: whole huge pages, so that a page is faulted in by one thread. Memory is given from where
-/// that thread runs; the part of a section that a worker writes is the part of a product that it computes.
+/// Bytes that one task writes: a huge page, which is faulted in by one thread and lies near to where that thread runs.
+/// The part of a section that workers of a node write is, up to whole pages, the part of a product that they compute.
 const PIECE: usize = HUGE_PAGE;
 
 /// Memory to be filled front to back: bytes that a slice covers are never written again, and those not yet covered are
@@ -69,13 +70,21 @@ impl Arena {
         let offset = self.used;
         let room = self.mapping.len() - offset;
         assert!(len <= room, "section of {len} bytes, {room} left in the arena");
-        // SAFETY: the range is inside the mapping, no slice covers it, and `self` is borrowed mutably.
-        let target =
-            unsafe { std::slice::from_raw_parts_mut(self.mapping.base().add(offset), len) };
+        // The first page may have other sections ahead of this one.
+        let lead = offset % PIECE;
+        let base = SyncPtr(self.mapping.base());
         let failure = OnceLock::new();
-        pool.for_each_chunk_near(target, PIECE, |idx, piece| {
+        let num_pieces = if len == 0 { 0 } else { (lead + len).div_ceil(PIECE) };
+        pool.for_each_near(num_pieces, |idx| {
+            let start = (idx * PIECE).max(lead) - lead;
+            let end = ((idx + 1) * PIECE - lead).min(len);
+            // SAFETY: inside of the mapping, where no slice covers it, as `self` is borrowed mutably; each `idx` is
+            // handed out once, and its piece overlaps no other.
+            let piece = unsafe {
+                std::slice::from_raw_parts_mut(base.get().add(offset + start), end - start)
+            };
             if failure.get().is_none()
-                && let Err(error) = write(idx * PIECE, piece)
+                && let Err(error) = write(start, piece)
             {
                 // Another thread may have failed first.
                 let _ = failure.set(error);
@@ -101,6 +110,7 @@ impl Deref for ArenaSlice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Mutex;
 
     #[test]
     fn sections_come_back_as_they_were_and_aligned() {
@@ -132,6 +142,28 @@ mod tests {
         });
         assert_eq!(broken.err().unwrap().to_string(), "device: gone");
         assert!(*arena.push(&pool, &[7; 3 * PIECE]) == [7; 3 * PIECE]);
+    }
+
+    #[test]
+    fn a_huge_page_is_written_by_one_task_of_a_section() {
+        let pool = Pool::new(2);
+        let mut arena = Arena::new(8 * PIECE).unwrap();
+        arena.push(&pool, &[1; 3 * ALIGN]);
+        let pieces = Mutex::new(Vec::new());
+        let len = 4 * PIECE + 5;
+        let written = arena.fill(&pool, len, |offset, piece| {
+            pieces.lock().unwrap().push(offset..offset + piece.len());
+            piece.fill(7);
+            Ok(())
+        });
+        assert!(written.unwrap().iter().all(|&byte| byte == 7));
+        let mut pieces = pieces.into_inner().unwrap();
+        pieces.sort_by_key(|piece| piece.start);
+        let ends: Vec<usize> = pieces.iter().map(|piece| piece.end).collect();
+        let at = |page: usize| page * PIECE - 3 * ALIGN;
+        assert_eq!(ends, [at(1), at(2), at(3), at(4), len]);
+        assert!(pieces.windows(2).all(|two| two[0].end == two[1].start) && pieces[0].start == 0);
+        assert!(arena.push(&pool, &[]).is_empty());
     }
 
     #[test]

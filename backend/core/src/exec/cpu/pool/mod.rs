@@ -12,7 +12,6 @@ mod tests;
 
 pub use register::{Pinned, Pinning};
 
-use crate::machine::Cpus;
 use register::Claim;
 use seats::Seats;
 use std::any::Any;
@@ -66,7 +65,7 @@ impl Pool {
     /// Threads for the processors that the calling thread may use, one for each physical core where their number is not
     /// given, beside the other such pools of the process.
     pub fn on_machine(threads: Option<usize>, pinning: Pinning) -> Self {
-        let cpus = Cpus::of_thread();
+        let cpus = register::cpus_of_caller();
         let threads = threads.unwrap_or_else(|| cpus.threads()).max(1);
         let (claim, seats) = Claim::new(cpus, threads, pinning);
         Self::start(&seats, Some(Arc::new(claim)))
@@ -170,21 +169,16 @@ impl Pool {
         chunk_len: usize,
         task: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        let chunks = Chunks::new(data, chunk_len);
-        // SAFETY: each chunk is asked for once.
-        self.for_each(chunks.count(), |i| task(i, unsafe { chunks.get(i) }));
-    }
-
-    /// As `for_each_chunk`, by workers of the node whose range it is.
-    pub fn for_each_chunk_near<T: Send>(
-        &self,
-        data: &mut [T],
-        chunk_len: usize,
-        task: impl Fn(usize, &mut [T]) + Sync,
-    ) {
-        let chunks = Chunks::new(data, chunk_len);
-        // SAFETY: each chunk is asked for once.
-        self.for_each_near(chunks.count(), |i| task(i, unsafe { chunks.get(i) }));
+        let len = data.len();
+        let base = SyncPtr(data.as_mut_ptr());
+        self.for_each(len.div_ceil(chunk_len), |i| {
+            let start = i * chunk_len;
+            let chunk_len = chunk_len.min(len - start);
+            // SAFETY: each `i` is handed out once and its chunk overlaps no other; `data` is borrowed
+            // mutably until `for_each` returns.
+            let chunk = unsafe { std::slice::from_raw_parts_mut(base.get().add(start), chunk_len) };
+            task(i, chunk);
+        });
     }
 
     fn run_locked(&self, _turn: &MutexGuard<'_, ()>, region: &Region<'_>) {
@@ -217,34 +211,6 @@ impl Shared {
                 lock(&self.panic).get_or_insert(payload);
             }
         });
-    }
-}
-
-/// Pieces of a slice that tasks work on at once.
-struct Chunks<T> {
-    base: SyncPtr<T>,
-    len: usize,
-    chunk_len: usize,
-}
-
-impl<T> Chunks<T> {
-    /// The slice stays borrowed for as long as its chunks are in use, by whoever calls this.
-    fn new(data: &mut [T], chunk_len: usize) -> Self {
-        Self { base: SyncPtr(data.as_mut_ptr()), len: data.len(), chunk_len }
-    }
-
-    fn count(&self) -> usize {
-        self.len.div_ceil(self.chunk_len)
-    }
-
-    /// # Safety
-    /// The slice is still borrowed, and no chunk is asked for twice.
-    #[expect(clippy::mut_from_ref, reason = "each chunk is handed out once")]
-    unsafe fn get(&self, i: usize) -> &mut [T] {
-        let start = i * self.chunk_len;
-        let len = self.chunk_len.min(self.len - start);
-        // SAFETY: inside of the slice, and it overlaps no other chunk.
-        unsafe { std::slice::from_raw_parts_mut(self.base.get().add(start), len) }
     }
 }
 

@@ -6,6 +6,7 @@ use super::lock;
 use super::seats::Seats;
 use crate::machine::{Cpus, ThreadId};
 use std::marker::PhantomData;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
 /// Whether threads are bound to cores.
@@ -21,7 +22,30 @@ pub enum Pinning {
     Off,
 }
 
+impl FromStr for Pinning {
+    /// What is expected.
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err("auto, on or off"),
+        }
+    }
+}
+
 static POOLS: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+
+/// Processors that the calling thread may use, or might if no pool had bound it.
+pub(super) fn cpus_of_caller() -> Cpus {
+    let thread = ThreadId::current();
+    let pools = lock(&POOLS);
+    let members = pools.iter().flat_map(|pool| pool.threads.iter().flatten());
+    let before = members.into_iter().find(|member| member.thread == thread);
+    Cpus::of_allowed(before.map(|member| member.before.clone()).or_else(|| thread.cpus()))
+}
 
 /// A pool's place among the others, until it is dropped.
 pub(super) struct Claim {
@@ -270,6 +294,14 @@ mod tests {
     }
 
     #[test]
+    fn pinning_is_read_or_refused() {
+        assert_eq!("auto".parse(), Ok(Pinning::Auto));
+        assert_eq!("on".parse(), Ok(Pinning::On));
+        assert_eq!("off".parse(), Ok(Pinning::Off));
+        assert_eq!("On".parse::<Pinning>(), Err("auto, on or off"));
+    }
+
+    #[test]
     fn a_thread_runs_where_its_pool_says_and_goes_back() {
         std::thread::spawn(|| {
             let here = Cpus::of_thread();
@@ -284,6 +316,7 @@ mod tests {
             let bound = thread.cpus().unwrap();
             // Another test may have a pool on the same core at this moment.
             assert!(bound == own || bound == before, "{bound:?}");
+            assert_eq!(cpus_of_caller(), here, "what a pool binds does not count");
             drop(pinned);
             assert_eq!(thread.cpus().unwrap(), before);
             drop(Pinned::enter(&claim, 0).unwrap());

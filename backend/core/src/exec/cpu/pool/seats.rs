@@ -86,13 +86,10 @@ impl Seats {
     pub(super) fn parents(&self) -> Vec<usize> {
         let mut parents = vec![0; self.len()];
         for node in ranges(&self.0, |seat| seat.node) {
-            parents[node.start] = 0;
             for cache in ranges(&self.0[node.clone()], |seat| seat.cache) {
                 let cache = node.start + cache.start..node.start + cache.end;
                 for first in cache.clone().step_by(FANOUT) {
-                    for worker in first..cache.end.min(first + FANOUT) {
-                        parents[worker] = first;
-                    }
+                    parents[first..cache.end.min(first + FANOUT)].fill(first);
                     parents[first] = cache.start;
                 }
                 parents[cache.start] = node.start;

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::seats::Seats;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
@@ -146,10 +146,15 @@ impl Team {
 
     fn wait_for_children(&self, worker: usize, epoch: u64) {
         let slot = &self.slots[worker];
-        for &child in &slot.children {
-            let done = &self.slots[child].done;
-            wait(&slot.asleep, || (done.load(Ordering::SeqCst) == epoch).then_some(()));
-        }
+        let num_done = Cell::new(0);
+        let all_done = || {
+            let is_done = |child: usize| self.slots[child].done.load(Ordering::SeqCst) == epoch;
+            let left = &slot.children[num_done.get()..];
+            let news = left.iter().take_while(|&&child| is_done(child)).count();
+            num_done.set(num_done.get() + news);
+            (news == left.len()).then_some(())
+        };
+        wait(&slot.asleep, all_done);
     }
 }
 
