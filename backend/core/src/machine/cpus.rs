@@ -74,6 +74,14 @@ impl Cpus {
         Self { cores, quota: quota(files) }
     }
 
+    /// The processors of all cores, ascending.
+    pub(crate) fn all(&self) -> Vec<usize> {
+        let mut all: Vec<usize> =
+            self.cores.iter().flat_map(|core| core.cpus.iter().copied()).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// Threads that compute the most: one a core, and no more than there is time for.
     pub fn threads(&self) -> usize {
         self.cores.len().min(self.quota.unwrap_or(usize::MAX)).max(1)

@@ -77,7 +77,7 @@ struct Placed {
 /// A thread of a pool.
 struct Member {
     thread: ThreadId,
-    /// Where it ran before.
+    /// Where it runs when it is not told where.
     before: Vec<usize>,
     /// Where it was told to run.
     bound: Option<Vec<usize>>,
@@ -109,11 +109,15 @@ impl Pinned {
     /// Takes the calling thread for a worker; `None` where another thread is that worker, or it cannot be bound.
     pub(super) fn enter(claim: &Arc<Claim>, worker: usize) -> Option<Self> {
         let thread = ThreadId::current();
-        let before = thread.cpus()?;
+        let here = thread.cpus()?;
         let mut pools = lock(&POOLS);
         let pool = pools.iter_mut().find(|pool| pool.id == claim.id)?;
         let seat = pool.threads.get_mut(worker).filter(|seat| seat.is_none())?;
-        *seat = Some(Member { thread, before, bound: None });
+        *seat = Some(match worker {
+            0 => Member { thread, before: here, bound: None },
+            // Where whoever started it was bound is none of its business.
+            _ => Member { thread, before: pool.team.cpus.all(), bound: Some(here) },
+        });
         apply(&mut pools);
         Some(Self { claim: Arc::clone(claim), worker, _not_send: PhantomData })
     }
@@ -291,6 +295,30 @@ mod tests {
         assert_eq!(of(&four, &[(3, AUTO)]), [vec![None; 3]]);
         four.quota = Some(4);
         assert!(is_pinned(&of(&four, &[(4, AUTO)])[0]));
+    }
+
+    #[test]
+    fn threads_that_a_bound_thread_starts_are_not_bound_with_it() {
+        std::thread::spawn(|| {
+            let all = Cpus::of_thread();
+            let one = Cpus { cores: vec![all.cores[0].clone()], quota: None };
+            let claim = Arc::new(Claim::new(one, 1, Pinning::On).0);
+            let _pinned = Pinned::enter(&claim, 0);
+            // Two threads on each core: they are not bound to any.
+            let pool = super::super::Pool::on_machine(Some(2 * all.cores.len()), Pinning::On);
+            let seen = Mutex::new(Vec::new());
+            pool.run(|worker| lock(&seen).push((worker, ThreadId::current().cpus().unwrap())));
+            let seen = seen.into_inner().unwrap();
+            assert_eq!(seen.len(), 2 * all.cores.len());
+            for (worker, cpus) in seen {
+                assert!(
+                    worker == 0 || cpus.len() > 1 || all.all().len() == 1,
+                    "{worker}: {cpus:?}"
+                );
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
