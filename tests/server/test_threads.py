@@ -78,7 +78,7 @@ def placed(server):
 
 def eventually_placed(server, expected):
     expected = sorted(map(frozenset, expected), key=sorted)
-    eventually(lambda: placed(server) == expected, seconds=30, what=f"{expected}, not {placed(server)}")
+    eventually(lambda: placed(server) == expected, what=f"threads on {list(map(set, expected))}")
 
 
 def cores_of(server):
