@@ -203,7 +203,7 @@ pub struct TryArgs {
     /// Threads [default: one for each physical core that may be used].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Bind each thread to a core: auto (if none is left over), on or off.
+    /// Bind each thread to a core: auto (several last caches, no core left over), on or off.
     #[arg(long, default_value = "auto")]
     pub pin_threads: Pinning,
     /// Also generate with `--draft-len 0` and report both speeds.

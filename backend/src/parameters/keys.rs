@@ -64,9 +64,9 @@ pub(crate) static KEYS: &[Key] = &[
         "`auto`, `on`, `off`",
         "`auto`",
         |s, v| write(&mut s.pin_threads, v.parse()),
-        "bind each of those threads to a core of its own: where the CPU threads of all models and instances of the server \
-         leave no core over and share none, `on` also where some are left over; where cores are shared nobody is bound. \
-         On machines with several memory nodes threads stay at theirs unless it is `off`",
+        "bind each of those threads to a core of its own, where the CPU threads of all models and instances of the server \
+         share none: `auto` if they leave no core over and there are several last caches, `on` always. On machines with \
+         several memory nodes threads stay at theirs unless it is `off`",
     ),
     key(
         "draft_len",

@@ -17,6 +17,13 @@ pub struct Core {
     pub cache: usize,
 }
 
+impl Core {
+    /// Which of all last caches it has: those of different nodes are different.
+    pub(crate) fn cache_id(&self) -> (usize, usize) {
+        (self.node, self.cache)
+    }
+}
+
 /// Processors that may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {

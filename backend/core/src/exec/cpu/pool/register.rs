@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex};
 /// Whether threads are bound to cores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pinning {
-    /// Where the pools of the process use all cores that it may use, and none twice: what is left over to others stays
-    /// the system's to share out.
+    /// Where there are several last caches, and the pools of the process use all cores that it may use, and none twice.
+    /// Within one cache a thread loses nothing by moving, and has to where another process takes its core; cores that
+    /// are left over to others stay the system's to share out.
     #[default]
     Auto,
     /// Where no core is used twice.
@@ -175,7 +176,10 @@ fn masks(pools: &[&Placed]) -> Vec<Vec<Option<Vec<usize>>>> {
         let has_time = pool.cpus.quota.is_none_or(|quota| quota >= pool.cpus.cores.len());
         let is_pinned = match pool.pinning {
             // Cores that are left over because they cannot be shared out evenly do not count.
-            Pinning::Auto => is_exclusive && has_time && num_free < pools.len(),
+            Pinning::Auto => {
+                let has_far = cores.iter().any(|core| core.cache_id() != cores[0].cache_id());
+                has_far && is_exclusive && has_time && num_free < pools.len()
+            }
             Pinning::On => is_exclusive,
             Pinning::Off => return vec![None; pool.seats.len()],
         };
@@ -243,9 +247,18 @@ mod tests {
 
     #[test]
     fn a_pool_that_uses_all_cores_has_a_thread_on_each() {
-        assert_eq!(of(&cpus(1, 2), &[(2, AUTO)]), [[Some(vec![0]), Some(vec![1])]]);
+        assert_eq!(of(&cpus(1, 2), &[(2, Pinning::On)]), [[Some(vec![0]), Some(vec![1])]]);
         let masks = &of(&cpus(8, 16), &[(128, AUTO)])[0];
         assert_eq!(*masks, (0..128).map(|cpu| Some(vec![cpu])).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn threads_that_share_one_cache_may_move() {
+        assert_eq!(of(&cpus(1, 2), &[(2, AUTO)]), [[None, None]]);
+        // Two caches of one node.
+        let mut two = cpus(1, 2);
+        two.cores[1].cache = 1;
+        assert_eq!(of(&two, &[(2, AUTO)]), [[Some(vec![0]), Some(vec![1])]]);
     }
 
     #[test]
@@ -253,7 +266,7 @@ mod tests {
         let mut two = cpus(1, 2);
         two.cores[0].cpus = vec![0, 2];
         two.cores[1].cpus = vec![1, 3];
-        assert_eq!(of(&two, &[(2, AUTO)]), [[Some(vec![0, 2]), Some(vec![1, 3])]]);
+        assert_eq!(of(&two, &[(2, Pinning::On)]), [[Some(vec![0, 2]), Some(vec![1, 3])]]);
     }
 
     #[test]
@@ -272,27 +285,37 @@ mod tests {
 
     #[test]
     fn pools_that_do_not_fit_beside_each_other_are_not_pinned() {
-        assert_eq!(of(&cpus(1, 4), &[(4, AUTO), (4, AUTO)]), [vec![None; 4], vec![None; 4]]);
+        let on = (4, Pinning::On);
+        assert_eq!(of(&cpus(1, 4), &[on, on]), [vec![None; 4], vec![None; 4]]);
         let node = |first: usize| Some((first..first + 4).collect::<Vec<_>>());
         let masks = of(&cpus(2, 4), &[(8, AUTO), (1, AUTO)]);
         assert_eq!(masks[0][..4], [const { &None::<()> }; 4].map(|_| node(0)));
         assert_eq!((masks[0][7].clone(), masks[1][0].clone()), (node(4), node(0)));
         // Neither beside one that is not bound to anything.
-        assert_eq!(of(&cpus(1, 2), &[(2, AUTO), (2, Pinning::Off)]), [[None, None], [None, None]]);
+        let pools = [(2, Pinning::On), (2, Pinning::Off)];
+        assert_eq!(of(&cpus(1, 2), &pools), [[None, None], [None, None]]);
     }
 
     #[test]
     fn cores_that_are_left_to_others_are_not_chosen_against_the_system() {
-        assert_eq!(of(&cpus(1, 64), &[(4, AUTO)]), [vec![None; 4]]);
+        assert!(
+            of(&cpus(2, 32), &[(4, AUTO)])[0]
+                .iter()
+                .all(|cpus| cpus.as_ref().is_some_and(|cpus| cpus.len() == 32))
+        );
         assert!(is_pinned(&of(&cpus(1, 64), &[(4, Pinning::On)])[0]));
         assert_eq!(of(&cpus(1, 2), &[(2, Pinning::Off)]), [[None, None]]);
     }
 
     #[test]
     fn where_there_is_less_time_than_cores_nobody_is_pinned() {
-        let mut four = cpus(1, 4);
+        let mut four = cpus(2, 2);
         four.quota = Some(3);
-        assert_eq!(of(&four, &[(3, AUTO)]), [vec![None; 3]]);
+        assert!(
+            of(&four, &[(3, AUTO)])[0]
+                .iter()
+                .all(|cpus| cpus.as_ref().is_some_and(|cpus| cpus.len() == 2))
+        );
         four.quota = Some(4);
         assert!(is_pinned(&of(&four, &[(4, AUTO)])[0]));
     }

@@ -37,7 +37,7 @@ impl Seats {
         let count = |of: &dyn Fn(&Core) -> bool| cores.iter().filter(|core| of(core)).count();
         let node_cores: Vec<usize> =
             cores.iter().map(|c| count(&|other| other.node == c.node)).collect();
-        let is_near = |c: &Core, other: &Core| (other.node, other.cache) == (c.node, c.cache);
+        let is_near = |c: &Core, other: &Core| other.cache_id() == c.cache_id();
         let cache_cores: Vec<usize> =
             cores.iter().map(|c| count(&|other| is_near(c, other))).collect();
         let mut sat = vec![0; cores.len()];
