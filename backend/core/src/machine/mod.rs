@@ -1,6 +1,6 @@
 //! What the machine and the control groups around this process give to it.
 //!
-//! Everything is worked out from files of the system, which are read through [`Files`]: tests bring recorded ones.
+//! Everything is worked out from files of the system, which are read through `Files`: tests bring recorded ones.
 
 mod affinity;
 mod cgroup;
