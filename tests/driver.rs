@@ -12,7 +12,9 @@ use spec_core::engine::Engine;
 use spec_core::exec::cuda::Driver;
 use spec_core::exec::cuda::device::{Device as _, Launch};
 use spec_core::model::Dtype;
-use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
+use spec_core::runtime::{
+    Memory, MemoryType, Options, Request, Runtime, SharedWeights, TARGET_FILE,
+};
 use spec_core::sampling::SamplingParams;
 use spec_emu::{Emulator, Schedule};
 use std::fmt::Write as _;
@@ -84,15 +86,21 @@ impl Emulated {
 /// What the emulated driver runs for each cubin of an engine.
 fn table(engine: &Engine) -> String {
     let mut lines = String::new();
+    let reader = engine.reader().unwrap();
     for section in &engine.manifest().sections {
         let Some((_, variant)) = section.name.strip_prefix("code.").and_then(|n| n.split_once('.'))
         else {
             continue;
         };
-        let hash = blake3::hash(engine.section(&section.name)).to_hex();
+        let hash = blake3::hash(&reader.section(&section.name).bytes().unwrap()).to_hex();
         writeln!(lines, "{hash} {variant}").unwrap();
     }
     lines
+}
+
+/// A code section of an engine.
+fn code(engine: &Engine, name: &str) -> Vec<u8> {
+    engine.reader().unwrap().section(name).bytes().unwrap()
 }
 
 /// A tenth of a GPU's memory is more than enough.
@@ -143,6 +151,53 @@ fn texts_are_those_of_the_emulator_and_everything_is_freed() {
 }
 
 #[test]
+fn instances_on_a_gpu_share_weights_which_are_freed_with_the_last() {
+    let test = "instances_on_a_gpu_share_weights_which_are_freed_with_the_last";
+    if Emulated::run(test, &[("EMU_DRIVER_DEVICES", "2")], &[]).is_none() {
+        return;
+    }
+    let emulated = Emulated { folder: env::var_os(FOLDER).unwrap().into() };
+    let engine = emulated.target("cuda:sm_90a");
+    let (options, shared) = (options(Fixed), SharedWeights::default());
+    let load = |gpu| {
+        let options = Options { gpu, ..options.clone() };
+        Runtime::load_sharing(&engine, &options, &shared).unwrap()
+    };
+    let probe = Driver::open(0).unwrap();
+    let left = || probe.available_bytes().unwrap();
+    let none_loaded = left();
+    let expected =
+        texts(&running::run(&mut Runtime::load(&engine, &options).unwrap(), &requests()));
+    assert_eq!(left(), none_loaded);
+
+    let mut first = load(0);
+    let taken = none_loaded - left();
+    let mut second = load(0);
+    let weights: usize = first.memory().weights.iter().map(|copy| copy.bytes).sum();
+    assert!(weights > 0);
+    assert_eq!(none_loaded - left(), 2 * taken - weights);
+    let other = load(1);
+    let numbers =
+        |runtime: &Runtime| runtime.memory().weights.iter().map(|c| c.number).collect::<Vec<_>>();
+    assert_eq!(numbers(&first), numbers(&second));
+    assert!(numbers(&other).iter().all(|number| !numbers(&first).contains(number)));
+
+    let mut both = Memory::default();
+    [&first, &second].into_iter().for_each(|runtime| both.merge(runtime.memory()));
+    assert_eq!(both.bytes(|of| of == MemoryType::Gpu(0)), 2 * taken - weights);
+    assert_eq!(both.bytes(|of| of == MemoryType::Cpu), 0);
+    assert!(both.bytes(|of| of == MemoryType::Pinned) > 0);
+    assert_eq!(other.memory().bytes(|of| of == MemoryType::Gpu(1)), taken);
+
+    assert_eq!(texts(&running::run(&mut first, &requests())), expected);
+    drop(first);
+    assert_eq!(none_loaded - left(), taken, "the second holds the weights");
+    assert_eq!(texts(&running::run(&mut second, &requests())), expected);
+    drop(second);
+    assert_eq!(left(), none_loaded);
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_named() {
     let test = "a_gpu_that_is_not_there_is_named";
     if Emulated::run(test, &[("EMU_DRIVER_DEVICES", "2")], &[]).is_none() {
@@ -163,7 +218,9 @@ fn memory_that_is_not_there_is_named_before_and_after_planning() {
     let engine = emulated.target("cuda:sm_90a");
     let options = Options { kv_bytes: Some(1 << 30), ..running::options(Fixed) };
     let message = error(Runtime::load(&engine, &options));
-    assert!(message.starts_with("the KV cache needs"), "{message}");
+    for part in ["into the memory of GPU 0", "KV cache 2 for one", "spec-build --max-batch-size"] {
+        assert!(message.contains(part), "{message}");
+    }
     let mut gpu = Driver::open(0).unwrap();
     gpu.alloc(500 << 20).unwrap();
     let name = "emulated GPU 0 of compute capability 9.0";
@@ -180,11 +237,11 @@ fn code_that_is_for_another_gpu_or_no_code_is_refused_by_name() {
     let Some(emulated) = Emulated::run(test, &[], &complaints) else { return };
     let engine = emulated.target("cuda:sm_90a,sm_80");
     let mut gpu = Driver::open(0).unwrap();
-    let code = |arch| engine.section(&format!("code.{arch}.accept"));
-    gpu.load("accept", "accept", code("sm_90a"), 0).unwrap();
-    let message = error(gpu.load("accept", "accept", code("sm_80"), 0));
+    let code = |arch| code(&engine, &format!("code.{arch}.accept"));
+    gpu.load("accept", "accept", &code("sm_90a"), 0).unwrap();
+    let message = error(gpu.load("accept", "accept", &code("sm_80"), 0));
     assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_NO_BINARY_FOR_GPU");
-    let message = error(gpu.load("accept", "other", code("sm_90a"), 0));
+    let message = error(gpu.load("accept", "other", &code("sm_90a"), 0));
     assert_eq!(message, "device: cuModuleGetFunction of accept: CUDA_ERROR_NOT_FOUND");
     let message = error(gpu.load("accept", "accept", &[0; 64], 0));
     assert_eq!(message, "device: cuModuleLoadData of accept: CUDA_ERROR_INVALID_IMAGE");
@@ -286,8 +343,8 @@ fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
     let Some(emulated) = Emulated::run(test, &[], &[complaint; 3]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let mut gpu = Driver::open(0).unwrap();
-    let code = engine.section("code.sm_90a.accept");
-    let kernel = gpu.load("accept", "accept", code, 0).unwrap();
+    let code = code(&engine, "code.sm_90a.accept");
+    let kernel = gpu.load("accept", "accept", &code, 0).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 2048, shared_bytes: 0, params, overlap: true };
     let graph = gpu.record(&[launch]).unwrap();
@@ -307,8 +364,8 @@ fn launches_keep_to_the_shared_memory_that_was_asked_for() {
     let Some(emulated) = Emulated::run(test, &[], &[complaint]) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let mut gpu = Driver::open(0).unwrap();
-    let kernel =
-        gpu.load("sample", "sample", engine.section("code.sm_90a.sample"), 50_000).unwrap();
+    let code = code(&engine, "code.sm_90a.sample");
+    let kernel = gpu.load("sample", "sample", &code, 50_000).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 1, shared_bytes: 50_001, params, overlap: true };
     assert_eq!(error(gpu.launch(&launch)), "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE");

@@ -70,6 +70,7 @@ impl Engine {
     }
 
     fn serve(&mut self) {
+        let _pinned = self.runtime.pin_caller();
         loop {
             let usage = self.runtime.usage();
             if self.runtime.is_idle() || monotonic_ns() - self.published_at > PUBLISH_PERIOD {

@@ -11,6 +11,7 @@ mod engine;
 mod fault;
 mod intake;
 mod mailbox;
+mod memory;
 mod metrics;
 mod model;
 pub mod parameters;

@@ -10,7 +10,8 @@ use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
-use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime};
+use spec_core::machine::{Cpus, trim_heap};
+use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -28,10 +29,22 @@ pub(crate) struct Model {
     pub(crate) room: Arc<Room>,
     /// Requests so far, of all instances.
     num_tickets: AtomicU64,
+    /// What its instances have of them in memory.
+    weights: SharedWeights,
     /// Instances so far that Triton has not placed on a GPU.
     num_unplaced: AtomicUsize,
     /// Dropped last, after `metrics`.
     _sweeper: Sweeper,
+    _trimmer: Trimmer,
+}
+
+/// Gives memory back that is free once a model is gone.
+struct Trimmer;
+
+impl Drop for Trimmer {
+    fn drop(&mut self) {
+        trim_heap();
+    }
 }
 
 impl Model {
@@ -42,6 +55,8 @@ impl Model {
         let named = |error: String| Error::internal(format!("model '{name}': {error}"));
         let folder =
             ModelFolder::open(&model.folder()?).map_err(|error| named(error.to_string()))?;
+        // What parsing took is free again before its instances are told how much there is.
+        trim_heap();
         let manifest = folder.target.manifest();
         let limits = limits(manifest);
         let mut config = model.config()?;
@@ -78,8 +93,10 @@ impl Model {
             running: Running::default(),
             room,
             num_tickets: AtomicU64::new(0),
+            weights: SharedWeights::default(),
             num_unplaced: AtomicUsize::new(0),
             _sweeper: Sweeper,
+            _trimmer: Trimmer,
         })
     }
 
@@ -109,10 +126,10 @@ impl Model {
             Placement::Cpu | Placement::Model => self.num_unplaced.fetch_add(1, Ordering::Relaxed),
         };
         let gpu = gpu(placement, built_for, &settings.gpus, turn)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let shared_out = (cores / settings.instance_count.max(1)).max(1);
+        let shared_out = (Cpus::of_thread().threads() / settings.instance_count.max(1)).max(1);
         let options = Options {
             threads: Some(settings.threads.unwrap_or(shared_out)),
+            pinning: settings.pin_threads,
             draft_policy: match settings.draft_len {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
@@ -134,7 +151,7 @@ impl Model {
             draft_gpu: settings.draft_gpu,
             ..Options::default()
         };
-        let runtime = Runtime::load(&self.folder.target, &options);
+        let runtime = Runtime::load_sharing(&self.folder.target, &options, &self.weights);
         let runtime = runtime.map_err(|error| self.contract.error(error))?;
         fault::inject(&self.name, runtime)
     }

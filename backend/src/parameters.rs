@@ -6,7 +6,7 @@
 use crate::contract::Profile;
 use crate::triton::{Error, Result};
 use serde_json::Value;
-use spec_core::runtime::ManyRows;
+use spec_core::runtime::{ManyRows, Pinning};
 
 mod keys;
 mod queue;
@@ -81,6 +81,8 @@ pub struct Settings {
     pub max_running: Option<usize>,
     /// Threads of an instance; `None` shares the cores out.
     pub threads: Option<usize>,
+    /// Whether they are bound to cores.
+    pub pin_threads: Pinning,
     /// Draft tokens in a step; `None` adapts.
     pub draft_len: Option<usize>,
     /// Part of the free memory that the KV cache may take.
@@ -158,6 +160,7 @@ impl Default for Settings {
             instance_count: 1,
             max_running: None,
             threads: None,
+            pin_threads: Pinning::default(),
             draft_len: None,
             kv_memory_fraction: None,
             max_kv_tokens: None,

@@ -6,6 +6,7 @@ use crate::engine::Engine;
 use crate::fault::Gate;
 use crate::intake::{Intake, Lane, Reading, Unread, Work};
 use crate::mailbox::{Job, Mailbox, TicketId};
+use crate::memory::reported;
 use crate::metrics::Slot;
 use crate::model::Model;
 use crate::responder::{News, Responder, server_ends};
@@ -59,9 +60,9 @@ impl Serving {
     /// Loads a runtime and starts the threads.
     pub(crate) fn start(model: &Arc<Model>, instance: Instance) -> Result<Self> {
         let runtime = model.runtime(instance.placement()?)?;
-        let memory = runtime.memory();
+        let memory = runtime.memory().clone();
         // A server that keeps no account of memory says so; it is not needed to serve.
-        let _ = instance.report_memory(memory.kv_bytes + memory.weight_bytes);
+        let _ = instance.report_memory(&reported(&memory));
         let mailbox = Arc::new(Mailbox::new());
         let (news, receiver) = channel();
         // If a later thread cannot be had, the earlier ones end with the last of their senders.

@@ -12,7 +12,7 @@ use spec_build::generate::{Run, run};
 use spec_core::adapt::DraftPolicy;
 use spec_core::batch::{Forward, Segment};
 use spec_core::engine::{DrafterKind, Engine, SectionKind};
-use spec_core::exec::cpu::{Arena, Isa, Model, Pool, roofline};
+use spec_core::exec::cpu::{Arena, Isa, Model, Pinning, Pool, roofline};
 use spec_core::runtime::{ModelFolder, Options, Request, Runtime};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,7 +46,8 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let pool = Arc::new(Pool::new(std::thread::available_parallelism().map_or(1, usize::from)));
+    let pool = Arc::new(Pool::on_machine(None, Pinning::Auto));
+    let _pinned = pool.pin_caller();
     println!("{} threads, {}\n", pool.threads(), Isa::detect());
     let mut arena = Arena::new(SAMPLE)?;
     let sample = arena.push(&pool, &vec![1; SAMPLE]);

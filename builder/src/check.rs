@@ -60,8 +60,12 @@ fn check_hashes(engine: &Engine) -> Result<()> {
 /// the same.
 fn check_tokens(engines: &Engines) -> Result<String> {
     // Both runs compute all of it: what one left must not hide what the other gets wrong.
-    let options =
-        Options { draft_policy: DraftPolicy::Fixed, kv_reuse: false, ..Options::default() };
+    let options = Options {
+        draft_policy: DraftPolicy::Fixed,
+        kv_reuse: false,
+        max_batch_size: Some(1),
+        ..Options::default()
+    };
     let mut runtime = Runtime::load(&engines.first, &options)?;
     let max_draft_len = runtime.limits().max_draft_len;
     let request = request(engines)?;

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use spec_core::model::Dtype;
+use spec_core::runtime::Pinning;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -199,9 +200,12 @@ pub struct TryArgs {
     /// Report the log-probability of each token and this many of the likeliest (with --json).
     #[arg(long)]
     pub logprobs: Option<usize>,
-    /// Threads [default: one a core].
+    /// Threads [default: one for each physical core that may be used].
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Bind each thread to a core: auto (several last caches, no core left over), on or off.
+    #[arg(long, default_value = "auto")]
+    pub pin_threads: Pinning,
     /// Also generate with `--draft-len 0` and report both speeds.
     #[arg(long)]
     pub compare: bool,

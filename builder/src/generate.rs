@@ -21,13 +21,16 @@ pub fn generate(args: &TryArgs) -> Result<()> {
     let folder = ModelFolder::open(&args.model)?;
     let options = Options {
         threads: args.threads,
+        pinning: args.pin_threads,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,
         },
+        max_batch_size: Some(1),
         ..Options::default()
     };
     let mut runtime = Runtime::load(&folder.target, &options)?;
+    let _pinned = runtime.pin_caller();
     let prompt = prompt(args, &folder)?;
     let request = request(args, &folder.tokenizer, prompt)?;
     let mut screen = Screen::new(args, &folder.tokenizer);

@@ -97,6 +97,14 @@ def test_drafts_are_verified_and_kept(server, expected):
     assert verified >= kept > 0
 
 
+@pytest.mark.parametrize("model,number", [("adaptive", 0), ("fixed", 1)])
+def test_memory_is_told_as_that_of_its_gpu(server, model, number):
+    told = lambda of: server.metric("nv_trt_llm_runtime_memory_metrics", model=model, memory_type=of)
+    assert told("gpu") > 0 and told("pinned") > 0 and told("cpu") == 0
+    reported = {(one["type"], one["id"]): one["byte_size"] for one in server.statistics(model)["memory_usage"]}
+    assert reported == {("GPU", number): told("gpu"), ("CPU_PINNED", 0): told("pinned")}
+
+
 def test_no_call_of_the_driver_was_wrong(server, expected):
     assert client.generate(server, "adaptive", CASES[0]).good().text == expected[0]
     assert complaints(server) == []

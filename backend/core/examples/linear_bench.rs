@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use spec_core::exec::cpu::roofline::{quiet, read_all, time};
-use spec_core::exec::cpu::{Arena, Isa, Pool, Prepared, Weight, linear, prepare};
+use spec_core::exec::cpu::{Arena, Isa, Pinning, Pool, Prepared, Weight, linear, prepare};
 use spec_core::model::Dtype;
 use spec_core::model::panel::packed_bytes;
 use std::hint::black_box;
@@ -36,9 +36,9 @@ fn main() {
         let named = args.iter().any(|arg| all.contains(&arg.as_str()));
         !named || args.iter().any(|arg| arg == name)
     };
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let pool = Pool::new(threads);
-    println!("{} with {threads} threads", Isa::detect());
+    let pool = Pool::on_machine(None, Pinning::Auto);
+    let _pinned = pool.pin_caller();
+    println!("{} with {} threads", Isa::detect(), pool.threads());
     for (name, layer) in MODELS.iter().filter(|(name, _)| wanted(name, &["0.5b", "1.5b"])) {
         for dtype in
             Dtype::ALL.into_iter().filter(|d| wanted(d.name(), &Dtype::ALL.map(Dtype::name)))

@@ -1,7 +1,7 @@
 //! Everything between an engine file and text, without Triton and without the builder.
 //!
 //! Imports go one way: a file uses what stands left of its bar, and files between the same two bars:
-//! `error | engine, model, tokenizer, sampling | sequence, pages, batch | adapt, scheduler, draft, verify | exec | runtime`.
+//! `error | engine, machine, model, tokenizer, sampling | sequence, pages, batch | adapt, scheduler, draft, verify | exec | runtime`.
 
 pub mod adapt;
 pub mod batch;
@@ -9,6 +9,7 @@ pub mod draft;
 pub mod engine;
 pub mod error;
 pub mod exec;
+pub mod machine;
 pub mod model;
 pub mod pages;
 pub mod runtime;

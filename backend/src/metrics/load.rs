@@ -1,7 +1,7 @@
 //! How loaded a model is: the gauges, which add up its instances.
 
 use crate::triton::{Family, Kind, Metric, Result};
-use spec_core::runtime::{Memory, Usage};
+use spec_core::runtime::{Memory, MemoryType, Usage};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,12 +26,12 @@ const FAMILIES: &[(&str, &str, &str, &[Gauge])] = &[
     ),
     (
         "nv_trt_llm_runtime_memory_metrics",
-        "Bytes of weights and KV cache",
+        "Bytes of weights, KV cache and workspace; what instances share counts once",
         "memory_type",
         &[
-            ("cpu", |load| (load.memory.kv_bytes + load.memory.weight_bytes) as f64),
-            ("gpu", |_| 0.0),
-            ("pinned", |_| 0.0),
+            ("cpu", |load| load.bytes(|memory| memory == MemoryType::Cpu)),
+            ("gpu", |load| load.bytes(|memory| matches!(memory, MemoryType::Gpu(_)))),
+            ("pinned", |load| load.bytes(|memory| memory == MemoryType::Pinned)),
         ],
     ),
     (
@@ -84,7 +84,7 @@ fn unix_seconds() -> f64 {
 }
 
 /// How loaded an instance is, or all of them together.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Load {
     usage: Usage,
     memory: Memory,
@@ -92,7 +92,9 @@ struct Load {
 }
 
 impl Load {
-    fn with(self, other: &Self) -> Self {
+    fn with(&self, other: &Self) -> Self {
+        let mut memory = self.memory.clone();
+        memory.merge(&other.memory);
         let (a, b) = (&self.usage, &other.usage);
         Self {
             usage: Usage {
@@ -112,12 +114,13 @@ impl Load {
                 preemptions: a.preemptions + b.preemptions,
                 reused_pages: a.reused_pages + b.reused_pages,
             },
-            memory: Memory {
-                kv_bytes: self.memory.kv_bytes + other.memory.kv_bytes,
-                weight_bytes: self.memory.weight_bytes + other.memory.weight_bytes,
-            },
+            memory,
             dead: self.dead || other.dead,
         }
+    }
+
+    fn bytes(&self, of: impl Fn(MemoryType) -> bool) -> f64 {
+        self.memory.bytes(of) as f64
     }
 
     /// What stays of an instance that is gone: its counts.
@@ -156,7 +159,8 @@ impl Gauges {
     fn update<T>(&self, change: impl FnOnce(&mut Instances) -> T) -> T {
         let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut instances);
-        let all = instances.slots.iter().flatten().fold(instances.gone, |all, load| all.with(load));
+        let all = instances.slots.iter().flatten();
+        let all = all.fold(instances.gone.clone(), |all, load| all.with(load));
         for (metric, read) in &self.metrics {
             metric.set(read(&all));
         }
@@ -189,7 +193,9 @@ impl Slot {
 
     /// Its engine thread has died: it holds nothing any more.
     pub(crate) fn publish_death(&self) {
-        self.change(|load| *load = Load { dead: true, memory: load.memory, ..load.counts() });
+        self.change(|load| {
+            *load = Load { dead: true, memory: load.memory.clone(), ..load.counts() }
+        });
     }
 
     fn change(&self, change: impl FnOnce(&mut Load)) {

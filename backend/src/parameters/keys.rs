@@ -54,9 +54,19 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "threads",
         "number",
-        "cores / instances",
+        "physical cores / instances",
         |s, v| put(&mut s.threads, positive(v)),
-        "threads of an instance on the CPU",
+        "threads of an instance on the CPU; without it the processors that the server may use and the time that its \
+         control groups leave are shared out among the model's instances",
+    ),
+    key(
+        "pin_threads",
+        "`auto`, `on`, `off`",
+        "`auto`",
+        |s, v| write(&mut s.pin_threads, v.parse()),
+        "bind each of those threads to a core of its own, where the CPU threads of all models and instances of the server \
+         share none: `auto` if they leave no core over and there are several last caches, `on` always. On machines with \
+         several memory nodes threads stay at theirs unless it is `off`",
     ),
     key(
         "draft_len",
@@ -70,7 +80,7 @@ pub(crate) static KEYS: &[Key] = &[
         "0 to 1",
         "a quarter, on a GPU nine tenths",
         fraction,
-        "part of the free memory for the KV cache; on a GPU of what weights and workspace leave",
+        "part of the memory that weights and workspace leave free, for the KV cache",
     ),
     key(
         "max_tokens_in_paged_kv_cache",

@@ -22,6 +22,17 @@ pub enum Placement {
     Model,
 }
 
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// In the machine.
+    Cpu,
+    /// In the machine, page-locked.
+    Pinned,
+    /// On this GPU.
+    Gpu(i64),
+}
+
 /// An instance. Its statistics can be reported from any thread; once Triton has taken the instance away,
 /// reports go nowhere.
 #[derive(Clone)]
@@ -182,27 +193,53 @@ impl Instance {
         })
     }
 
-    /// Reports bytes of host memory that it holds.
-    pub fn report_memory(&self, bytes: usize) -> Result<()> {
+    /// Reports the bytes that it holds of each memory, until it ends.
+    pub fn report_memory(&self, held: &[(Memory, usize)]) -> Result<()> {
         self.with(|raw| {
-            let mut usage = ptr::null_mut();
-            // SAFETY: the instance is alive; Triton copies the attributes, which are deleted once.
-            unsafe {
-                let f = functions();
-                check(f.TRITONSERVER_BufferAttributesNew(&mut usage))?;
-                let reported = check(f.TRITONSERVER_BufferAttributesSetMemoryType(
-                    usage,
-                    sys::TRITONSERVER_MEMORY_CPU,
-                ))
-                .and_then(|()| check(f.TRITONSERVER_BufferAttributesSetMemoryTypeId(usage, 0)))
-                .and_then(|()| check(f.TRITONSERVER_BufferAttributesSetByteSize(usage, bytes)))
-                .and_then(|()| {
-                    check(f.TRITONBACKEND_ModelInstanceReportMemoryUsage(raw, &mut usage, 1))
-                });
-                check(f.TRITONSERVER_BufferAttributesDelete(usage))?;
-                reported
-            }
+            let held: Result<Vec<_>> =
+                held.iter().map(|&(of, bytes)| Usage::new(of, bytes)).collect();
+            let held = held?;
+            let mut usage: Vec<_> = held.iter().map(|usage| usage.0).collect();
+            // SAFETY: instance and attributes are alive; Triton copies the attributes.
+            check(unsafe {
+                functions().TRITONBACKEND_ModelInstanceReportMemoryUsage(
+                    raw,
+                    usage.as_mut_ptr(),
+                    usage.len() as u32,
+                )
+            })
         })
+    }
+}
+
+/// Bytes of a memory, as Triton has them described.
+struct Usage(*mut sys::TRITONSERVER_BufferAttributes);
+
+impl Usage {
+    fn new(of: Memory, bytes: usize) -> Result<Self> {
+        let (kind, id) = match of {
+            Memory::Cpu => (sys::TRITONSERVER_MEMORY_CPU, 0),
+            Memory::Pinned => (sys::TRITONSERVER_MEMORY_CPU_PINNED, 0),
+            Memory::Gpu(number) => (sys::TRITONSERVER_MEMORY_GPU, number),
+        };
+        let (f, mut raw) = (functions(), ptr::null_mut());
+        // SAFETY: the pointer is ours.
+        check(unsafe { f.TRITONSERVER_BufferAttributesNew(&mut raw) })?;
+        let usage = Self(raw);
+        // SAFETY: the attributes are alive.
+        unsafe {
+            check(f.TRITONSERVER_BufferAttributesSetMemoryType(raw, kind))?;
+            check(f.TRITONSERVER_BufferAttributesSetMemoryTypeId(raw, id))?;
+            check(f.TRITONSERVER_BufferAttributesSetByteSize(raw, bytes))?;
+        }
+        Ok(usage)
+    }
+}
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        // SAFETY: ours, and deleted once. An error could not be helped.
+        let _ = check(unsafe { functions().TRITONSERVER_BufferAttributesDelete(self.0) });
     }
 }
 

@@ -74,7 +74,7 @@ pub use api::{Level, log, lower_thread_priority, monotonic_ns};
 pub use backend::Backend;
 pub use entry::panic_message;
 pub use error::{Code, Error, Result};
-pub use instance::{Instance, Placement, ResponseTimes, Times};
+pub use instance::{Instance, Memory, Placement, ResponseTimes, Times};
 pub use metric::{Family, Kind, Metric};
 pub use model::Model;
 pub use request::Request;

@@ -64,9 +64,18 @@ fn engine(checkpoint: &Checkpoint, weights: Dtype, folder: &std::path::Path) -> 
     let engine = Engine::open(path).unwrap();
     engine.verify_hashes(|_| ()).unwrap();
     for Code { section, cubin } in code {
-        assert_eq!(engine.section(&section), cubin);
+        assert_eq!(bytes(&engine, &section), cubin);
     }
     engine
+}
+
+/// A section as it is read back.
+fn bytes(engine: &Engine, section: &str) -> Vec<u8> {
+    engine.reader().unwrap().section(section).bytes().unwrap()
+}
+
+fn floats(engine: &Engine, section: &str) -> Vec<f32> {
+    engine.reader().unwrap().section(section).floats().unwrap()
 }
 
 /// Tensor and row whose outputs stand at each row of the fused q, k, v projection.
@@ -102,12 +111,13 @@ fn check(engine: &Engine, checkpoint: &Checkpoint, section: &str, rows: &[(Strin
     let spec = engine.manifest().sections.iter().find(|s| s.name == section).unwrap();
     let (dtype, k) = (spec.dtype.unwrap(), spec.shape[1]);
     assert_eq!(spec.shape[0], rows.len());
-    let scales = dtype.is_scaled().then(|| engine.floats(&format!("{section}.scale")));
+    let scales = dtype.is_scaled().then(|| floats(engine, &format!("{section}.scale")));
+    let image = bytes(engine, section);
     for (place, (name, row)) in rows.iter().enumerate() {
         let (mut expected, mut found) = (vec![0.0; k], vec![0.0; k]);
         checkpoint.read_rows(name, *row..row + 1, &mut expected).unwrap();
-        let scale = scales.map(|scales| scales[place]);
-        unpack_row(dtype, engine.section(section), k, place, scale, &mut found);
+        let scale = scales.as_ref().map(|scales| scales[place]);
+        unpack_row(dtype, &image, k, place, scale, &mut found);
         let largest = expected.iter().fold(0f32, |most, v| most.max(v.abs()));
         for (found, expected) in found.iter().zip(&expected) {
             // e4m3 keeps four significant bits, and steps of 2^-9 below; half precision holds the values exactly.
@@ -162,7 +172,7 @@ fn biases_follow_their_rows_and_norms_stay_as_they_are() {
     qwen(128).write(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let engine = engine(&checkpoint, Dtype::Fp8, dir.path());
-    let bias = engine.floats("layers.0.qkv.bias");
+    let bias = floats(&engine, "layers.0.qkv.bias");
     assert_eq!(bias.len(), 10 * 128);
     for (found, (name, row)) in bias.iter().zip(qkv_rows(128)) {
         let mut expected = [0.0];
@@ -172,7 +182,7 @@ fn biases_follow_their_rows_and_norms_stay_as_they_are() {
     }
     let mut norm = [0.0; 64];
     checkpoint.read_rows(FINAL_NORM, 0..64, &mut norm).unwrap();
-    assert_eq!(engine.floats("final_norm"), norm);
+    assert_eq!(floats(&engine, "final_norm"), norm);
 }
 
 #[test]
@@ -182,13 +192,13 @@ fn weights_that_are_fp8_already_are_kept_bit_for_bit() {
     let made_up = format!("random:{}", dir.path().display());
     let checkpoint = Checkpoint::open(std::path::Path::new(&made_up)).unwrap();
     let engine = engine(&checkpoint, Dtype::Fp8, dir.path());
-    let scales = engine.floats("layers.0.qkv.scale");
+    let scales = floats(&engine, "layers.0.qkv.scale");
+    let image = bytes(&engine, "layers.0.qkv");
     for (place, (name, row)) in qkv_rows(128).into_iter().enumerate() {
         let name = format!("model.layers.0.self_attn.{name}_proj.weight");
         let (mut expected, mut found) = ([0.0; 64], [0.0; 64]);
         checkpoint.read_rows(&name, row..row + 1, &mut expected).unwrap();
-        let image = engine.section("layers.0.qkv");
-        unpack_row(Dtype::Fp8, image, 64, place, Some(scales[place]), &mut found);
+        unpack_row(Dtype::Fp8, &image, 64, place, Some(scales[place]), &mut found);
         assert_eq!(found, expected, "{name} {row}");
     }
 }

@@ -4,7 +4,7 @@ use super::{Machine, Model};
 use crate::roofline::{Product, Roofline};
 use anyhow::Result;
 use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
-use spec_core::exec::cpu::{Isa, Pool};
+use spec_core::exec::cpu::{Isa, Pinning, Pool};
 use spec_core::model::Dtype;
 
 /// Rows up to which the rate of the products is measured.
@@ -20,8 +20,8 @@ pub(super) struct Cpu {
 impl Cpu {
     /// With the bandwidth given, or measured.
     pub(super) fn new(given: Option<f64>) -> Result<Self> {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let pool = Pool::new(threads);
+        let pool = Pool::on_machine(None, Pinning::Auto);
+        let _pinned = pool.pin_caller();
         let (bandwidth, source) = match given {
             Some(bandwidth) => (bandwidth, "given"),
             None => (read_bandwidth(&pool)?, "measured"),
@@ -41,6 +41,7 @@ impl Machine for Cpu {
     }
 
     fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {
+        let _pinned = self.pool.pin_caller();
         let product = |dtype: Dtype, macs: u64| -> Result<Product> {
             let rows = rows.min(MAX_RATED_ROWS);
             let rates = multiply_rates(&self.pool, self.isa, dtype, rows)?;

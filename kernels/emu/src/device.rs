@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::machine::{self, Schedule};
 use crate::product;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
+    Address, Description, Device, Graph, Held, Kernel, Launch, Mark, Product, ProductShape, Shared,
 };
 use spec_core::model::Dtype;
 use spec_core::{Error, Result};
@@ -33,7 +33,7 @@ enum Work {
 /// longer work than is looked for is done: who reads what is not there yet finds what was there before.
 pub struct Emulator {
     arena: Arena,
-    used: usize,
+    held: Held,
     description: Description,
     schedule: Schedule,
     /// Names of the loaded variants.
@@ -56,7 +56,7 @@ impl Emulator {
         let name = format!("emulated GPU of compute capability {}.{}", capability.0, capability.1);
         Self {
             arena: Arena::new(MEMORY_BYTES),
-            used: 0,
+            held: Held::default(),
             description: Description { name, capability, driver: 580, num_sms },
             schedule,
             kernels: Vec::new(),
@@ -131,11 +131,15 @@ impl Device for Emulator {
     }
 
     fn available_bytes(&self) -> Result<usize> {
-        Ok(MEMORY_BYTES - self.used)
+        Ok(MEMORY_BYTES - self.held.device - self.held.pinned)
+    }
+
+    fn held(&self) -> Held {
+        self.held
     }
 
     fn alloc(&mut self, bytes: usize) -> Result<Address> {
-        self.used += bytes;
+        self.held.device += bytes;
         let address = self.arena.alloc(bytes);
         self.arena.write(address, &vec![0; bytes]);
         Ok(address)
@@ -143,6 +147,9 @@ impl Device for Emulator {
 
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
         let device = self.alloc(bytes)?;
+        // All of its memory is the machine's; this is told apart.
+        self.held.device -= bytes;
+        self.held.pinned += bytes;
         let host = NonNull::new(device as *mut u8).expect("an address of the arena");
         Ok(Shared { host, device, len: bytes })
     }

@@ -227,22 +227,32 @@ fn a_run_over_the_driver_goes_on_behind_a_kernel_that_faults() {
 
 /// Which kernel each cubin of the run is, for the emulated driver.
 fn table_of_code(arch: &'static str) -> String {
-    let mut engines: Vec<Engine> = FEW.iter().map(|case| Pair::build(case, arch).cuda).collect();
+    let mut lines = String::new();
+    for case in &FEW {
+        lines += &lines_of_code(&Pair::build(case, arch).cuda);
+    }
     let bed = Bed { machine: Machine::Emulator, arch, small: true };
+    for drafts in [Drafts::LookUp, Drafts::Model] {
+        let (_folder, target) = case::speculating(drafts, bed);
+        lines += &lines_of_code(&target);
+        lines.extend(target.open_drafter().unwrap().as_ref().map(lines_of_code));
+    }
     let [(target, draft)] = FEW_PAIRS;
     let random = RandomEngines::write(target, draft, &LIMITS, arch).unwrap();
-    let pairs = [case::speculating(Drafts::LookUp, bed), case::speculating(Drafts::Model, bed)];
-    engines.extend(pairs.iter().filter_map(|(_, engine)| engine.open_drafter().unwrap()));
-    engines.extend(random.draft);
-    let targets = pairs.iter().map(|(_, engine)| engine).chain([&random.target]);
+    lines.extend(
+        [Some(&random.target), random.draft.as_ref()].into_iter().flatten().map(lines_of_code),
+    );
+    lines
+}
+
+fn lines_of_code(engine: &Engine) -> String {
+    let reader = engine.reader().unwrap();
     let mut lines = String::new();
-    for engine in engines.iter().chain(targets) {
-        for section in &engine.manifest().sections {
-            let code = section.name.strip_prefix("code.").and_then(|name| name.split_once('.'));
-            let Some((_, variant)) = code else { continue };
-            let hash = blake3::hash(engine.section(&section.name)).to_hex();
-            lines += &format!("{hash} {variant}\n");
-        }
+    for section in &engine.manifest().sections {
+        let code = section.name.strip_prefix("code.").and_then(|name| name.split_once('.'));
+        let Some((_, variant)) = code else { continue };
+        let hash = blake3::hash(&reader.section(&section.name).bytes().unwrap()).to_hex();
+        lines += &format!("{hash} {variant}\n");
     }
     lines
 }

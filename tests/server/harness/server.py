@@ -47,7 +47,7 @@ class Gate:
     def __exit__(self, *_):
         self.open()
 
-# Loading maps an engine of 270 MB; on two busy cores that takes seconds, not minutes.
+# Loading reads an engine of 270 MB; on two busy cores that takes seconds, not minutes.
 START_SECONDS = 120
 STOP_SECONDS = 60
 
@@ -63,9 +63,13 @@ def free_ports(count):
 
 
 class Server:
-    """A tritonserver process. `load` names the models to load at the start; with `gates` they can be held."""
+    """A tritonserver process. `load` names the models to load at the start; with `gates` they can be held; `group` is a
+    control group to run in.
+    """
 
-    def __init__(self, repository, log, *, load=(), args=(), env=None, backends=None, gates=False, wait=True):
+    def __init__(
+        self, repository, log, *, load=(), args=(), env=None, backends=None, gates=False, wait=True, group=None
+    ):
         self.repository = repository
         self.gates = log.parent / "gates"
         if gates:
@@ -82,6 +86,7 @@ class Server:
             f"--metrics-port={self.metrics_port}", "--http-address=127.0.0.1", "--grpc-address=127.0.0.1",
             "--allow-gpu-metrics=false", "--metrics-config=histogram_latencies=true", *args,
         ]
+        command = group.command(command) if group else command
         with open(log, "ab") as out:
             self.process = subprocess.Popen(
                 [str(part) for part in command], stdout=out, stderr=out, env={**os.environ, **(env or {})}
@@ -154,7 +159,7 @@ class Server:
             connection.close()
 
     def rss(self):
-        """Resident bytes that are not a mapped file: an engine's mapped weights come and go with the page cache."""
+        """Resident bytes that are not of files: libraries that are mapped come and go with the page cache."""
         status = open(f"/proc/{self.pid}/status").read()
         return int(re.search(r"RssAnon:\s+(\d+) kB", status)[1]) * 1024
 

@@ -1,5 +1,5 @@
-//! The bytes of an engine file; no other file knows them. Pure: slices in, values out. A failure is
-//! a text that says what is wrong and both values; the caller adds the file and the remedy.
+//! The bytes of an engine file; no other file knows them. Pure: bytes in, values out, and the caller reads the
+//! file. A failure is a text that says what is wrong and both values; the caller adds the file and the remedy.
 //!
 //! ```text
 //! 0   8   magic
@@ -12,6 +12,7 @@
 //! ```
 
 use super::{Manifest, check};
+use std::ops::Range;
 
 /// Text that says what is wrong with a file, both values included.
 pub(super) type Result<T> = std::result::Result<T, String>;
@@ -22,7 +23,7 @@ const VERSION: u32 = 1;
 const ALIGN: u64 = 256;
 /// The header carries the manifest's hash, because a hash inside the manifest could not cover it:
 /// with it, opening a file detects every change of what the file says about itself.
-const HEADER_LEN: usize = 56;
+pub(super) const HEADER_LEN: usize = 56;
 /// Far above what the largest permitted model needs, far below what would hurt to parse.
 const MAX_MANIFEST_LEN: u64 = 64 << 20;
 
@@ -89,73 +90,93 @@ pub(super) fn frame(json: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Checks a whole file, except for the contents of its sections, and returns its manifest. After
-/// this every section lies inside the file, and the sections are those that the model demands.
-pub(super) fn parse(file: &[u8]) -> Result<Manifest> {
-    let json = manifest_text(file)?;
-    let manifest: Manifest =
-        serde_json::from_slice(json).map_err(|error| format!("manifest: {error}"))?;
-    check::manifest(&manifest)?;
-    check_places(file, &manifest, (HEADER_LEN + json.len()) as u64)?;
+/// Checks a file of `len` bytes, except for the contents of its sections, and returns its manifest. After this
+/// every section lies inside the file, and the sections are those that the model demands. `read` gives the bytes
+/// of a range, which lies inside the file and is no longer than a manifest may be.
+pub(super) fn parse<E: From<String>>(
+    len: u64,
+    mut read: impl FnMut(Range<u64>) -> std::result::Result<Vec<u8>, E>,
+) -> std::result::Result<Manifest, E> {
+    let header = Header::parse(&read(0..len.min(HEADER_LEN as u64))?, len)?;
+    let manifest = header.manifest(&read(HEADER_LEN as u64..header.end())?)?;
+    for gap in gaps(&manifest, header.end(), len)? {
+        check_fill(&read(gap.clone())?, gap.start, 0)?;
+    }
     Ok(manifest)
 }
 
-/// The manifest's JSON, proven by its hash.
-fn manifest_text(file: &[u8]) -> Result<&[u8]> {
-    let Some(after_magic) = file.strip_prefix(MAGIC) else {
-        let start = file[..file.len().min(MAGIC.len())].escape_ascii();
-        let magic = MAGIC.escape_ascii();
-        return Err(format!("not an engine file: starts with \"{start}\", expected \"{magic}\""));
-    };
-    // The version decides what the rest means, so it comes before any complaint about the rest.
-    if let Some(&version) = after_magic.first_chunk::<4>() {
-        let version = u32::from_le_bytes(version);
-        if version != VERSION {
-            return Err(format!("built by format {version}, this reads {VERSION}"));
+/// What the start of a file says about the manifest that follows it.
+struct Header {
+    json_len: usize,
+    json_hash: blake3::Hash,
+}
+
+impl Header {
+    /// From the first [`HEADER_LEN`] bytes of a file of `file_len` bytes, or from all that it has.
+    fn parse(start: &[u8], file_len: u64) -> Result<Self> {
+        let Some(after_magic) = start.strip_prefix(MAGIC) else {
+            let start = start[..start.len().min(MAGIC.len())].escape_ascii();
+            let magic = MAGIC.escape_ascii();
+            return Err(format!(
+                "not an engine file: starts with \"{start}\", expected \"{magic}\""
+            ));
+        };
+        // The version decides what the rest means, so it comes before any complaint about the rest.
+        if let Some(&version) = after_magic.first_chunk::<4>() {
+            let version = u32::from_le_bytes(version);
+            if version != VERSION {
+                return Err(format!("built by format {version}, this reads {VERSION}"));
+            }
         }
+        let Some(header) = start.first_chunk::<HEADER_LEN>() else {
+            return Err(format!("ends at byte {file_len}, the header takes {HEADER_LEN}"));
+        };
+        let header = Self::of(header)?;
+        if header.end() > file_len {
+            return Err(format!("ends at byte {file_len}, its manifest at {}", header.end()));
+        }
+        Ok(header)
     }
-    let Some((header, rest)) = file.split_first_chunk::<HEADER_LEN>() else {
-        return Err(format!("ends at byte {}, the header takes {HEADER_LEN}", file.len()));
-    };
-    let json = framed_text(header, rest)?;
-    let (found, expected) = (blake3::hash(json), &header[24..56]);
-    if found.as_bytes() != expected {
-        let expected = blake3::Hash::from_slice(expected).map_err(|e| e.to_string())?;
-        return Err(format!(
-            "manifest has hash {}, the header says {}",
-            found.to_hex(),
-            expected.to_hex()
-        ));
+
+    fn of(bytes: &[u8; HEADER_LEN]) -> Result<Self> {
+        let reserved = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        if reserved != 0 {
+            return Err(format!("bytes 12 to 16 hold {reserved}, expected 0"));
+        }
+        let mut len = [0; 8];
+        len.copy_from_slice(&bytes[16..24]);
+        let len = u64::from_le_bytes(len);
+        if len == 0 || len > MAX_MANIFEST_LEN {
+            return Err(format!("manifest length is {len}, expected 1 to {MAX_MANIFEST_LEN}"));
+        }
+        let json_hash = blake3::Hash::from_slice(&bytes[24..]).map_err(|e| e.to_string())?;
+        Ok(Self { json_len: len as usize, json_hash })
     }
-    Ok(json)
+
+    /// Where the manifest and its padding end.
+    fn end(&self) -> u64 {
+        ((HEADER_LEN + self.json_len) as u64).next_multiple_of(ALIGN)
+    }
+
+    /// The manifest out of what follows the header, up to [`end`](Self::end): proven by its hash, and checked.
+    fn manifest(&self, text: &[u8]) -> Result<Manifest> {
+        let (json, padding) = text.split_at(self.json_len);
+        check_fill(padding, (HEADER_LEN + self.json_len) as u64, b' ')?;
+        let (found, expected) = (blake3::hash(json), self.json_hash);
+        if found != expected {
+            let (found, expected) = (found.to_hex(), expected.to_hex());
+            return Err(format!("manifest has hash {found}, the header says {expected}"));
+        }
+        let manifest =
+            serde_json::from_slice(json).map_err(|error| format!("manifest: {error}"))?;
+        check::manifest(&manifest)?;
+        Ok(manifest)
+    }
 }
 
-/// The manifest's JSON by its length alone: reserved bytes, bounds and padding checked.
-fn framed_text<'a>(header: &[u8; HEADER_LEN], rest: &'a [u8]) -> Result<&'a [u8]> {
-    let reserved = u32::from_le_bytes([header[12], header[13], header[14], header[15]]);
-    if reserved != 0 {
-        return Err(format!("bytes 12 to 16 hold {reserved}, expected 0"));
-    }
-    let mut len = [0; 8];
-    len.copy_from_slice(&header[16..24]);
-    let len = u64::from_le_bytes(len);
-    if len == 0 || len > MAX_MANIFEST_LEN {
-        return Err(format!("manifest length is {len}, expected 1 to {MAX_MANIFEST_LEN}"));
-    }
-    let end = HEADER_LEN as u64 + len;
-    let padded = end.next_multiple_of(ALIGN);
-    let file_len = (HEADER_LEN + rest.len()) as u64;
-    if padded > file_len {
-        return Err(format!("ends at byte {file_len}, its manifest at {padded}"));
-    }
-    let (json, after) = rest.split_at(len as usize);
-    check_fill(after, end, padded, b' ')?;
-    Ok(json)
-}
-
-/// Sections lie where [`layout`] puts them, with zeros between, up to the end of the file.
-fn check_places(file: &[u8], manifest: &Manifest, manifest_end: u64) -> Result<()> {
-    let start = manifest_end.next_multiple_of(ALIGN);
+/// Checks that sections lie where [`layout`] puts them, from `start` up to the end of the file, and gives what is
+/// between them.
+fn gaps(manifest: &Manifest, start: u64, file_len: u64) -> Result<Vec<Range<u64>>> {
     let layout = layout(start, manifest.sections.iter().map(|section| section.bytes))
         .ok_or("sections end beyond 2^64 bytes")?;
     for (section, expected) in manifest.sections.iter().zip(&layout.offsets) {
@@ -166,27 +187,22 @@ fn check_places(file: &[u8], manifest: &Manifest, manifest_end: u64) -> Result<(
             ));
         }
     }
-    if layout.end != file.len() as u64 {
-        return Err(format!("ends at byte {}, its sections at {}", file.len(), layout.end));
+    if layout.end != file_len {
+        return Err(format!("ends at byte {file_len}, its sections at {}", layout.end));
     }
-    let mut end = start;
-    for section in &manifest.sections {
-        // In bounds: both are at most the file's length, by the comparison above.
-        check_fill(&file[end as usize..], end, section.offset, 0)?;
-        end = section.offset + section.bytes;
-    }
-    Ok(())
+    let ends = manifest.sections.iter().map(|section| section.offset + section.bytes);
+    let gaps = std::iter::once(start).chain(ends).zip(layout.offsets);
+    Ok(gaps.map(|(end, next)| end..next).filter(|gap| !gap.is_empty()).collect())
 }
 
-/// The bytes of the file from `from` to `to`, at the start of `bytes`, must all be `fill`.
-fn check_fill(bytes: &[u8], from: u64, to: u64, fill: u8) -> Result<()> {
-    let padding = &bytes[..(to - from) as usize];
-    match padding.iter().position(|&byte| byte != fill) {
+/// Bytes that stand at `start` must all be `fill`.
+fn check_fill(bytes: &[u8], start: u64, fill: u8) -> Result<()> {
+    match bytes.iter().position(|&byte| byte != fill) {
         None => Ok(()),
         Some(idx) => Err(format!(
             "byte {} is padding and holds {}, expected {fill}",
-            from + idx as u64,
-            padding[idx]
+            start + idx as u64,
+            bytes[idx]
         )),
     }
 }
@@ -194,7 +210,7 @@ fn check_fill(bytes: &[u8], from: u64, to: u64, fill: u8) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::tests::placed_manifest;
+    use crate::engine::tests::{parse_bytes, placed_manifest};
     use proptest::prelude::*;
 
     proptest! {
@@ -234,7 +250,7 @@ mod tests {
             prop_assert_eq!(manifest.sections[0].offset, start.len() as u64);
             let mut file = start;
             file.resize(end as usize, 0);
-            prop_assert_eq!(parse(&file), Ok(manifest));
+            prop_assert_eq!(parse_bytes(&file), Ok(manifest));
         }
     }
 

@@ -1,13 +1,14 @@
 //! The engine file: what is in it, and its bytes.
 //!
-//! A file is written once by [`EngineWriter`], renamed into place and never changed; [`Engine`] maps
-//! it, checks everything but the weights' own hashes, and cannot fail after that.
+//! A file is written once by [`EngineWriter`] and renamed into place. [`Engine`] is what it says about itself, all
+//! checked; [`EngineReader`] reads the sections, and refuses a file that somebody changed all the same.
 
 mod check;
 mod code;
 mod format;
 mod identity;
 mod manifest;
+mod opened;
 mod reader;
 mod sections;
 mod temp;
@@ -19,6 +20,7 @@ pub use code::{Kernels, Matrix, code_section, needed_variants};
 pub use manifest::{
     CostTable, Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind,
 };
-pub use reader::Engine;
+pub use opened::Engine;
+pub use reader::{EngineReader, SectionReader};
 pub use sections::{SectionSpec, expected_sections};
 pub use writer::{EngineWriter, Sealed, SectionWriter, commit_pair};

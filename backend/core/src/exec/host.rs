@@ -8,6 +8,24 @@ use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
 
+/// Bytes a token of the vocabulary for turning one row of logits into a distribution: scores, their order, weights.
+const SAMPLING_BYTES: usize = 24;
+
+/// How large steps may be.
+#[derive(Clone, Copy, Debug)]
+pub struct StepBounds {
+    /// Rows of the target.
+    pub rows: usize,
+    /// Sequences.
+    pub sequences: usize,
+    /// Drafts of a sequence.
+    pub drafts: usize,
+    /// Tokens that the target knows.
+    pub vocab_size: usize,
+    /// Tokens that a model that drafts knows; 0 without one.
+    pub draft_vocab: usize,
+}
+
 /// An executor over any target and drafter.
 pub struct Host {
     target: Box<dyn Forward>,
@@ -18,6 +36,17 @@ impl Host {
     /// Without a drafter every step is a plain one.
     pub fn new(target: Box<dyn Forward>, drafter: Option<Box<dyn Drafter>>) -> Self {
         Self { target, drafter }
+    }
+
+    /// Bytes of the machine's memory that a step takes for a while at most, whatever the requests ask for: the logits of
+    /// target and drafter and the distributions that drafts were drawn from.
+    pub fn step_bytes(bounds: &StepBounds) -> usize {
+        let StepBounds { rows, sequences, drafts, vocab_size, draft_vocab } = *bounds;
+        let logits = |rows: usize, vocab_size: usize| rows * vocab_size * size_of::<f32>();
+        let target = logits(rows.min(sequences * (drafts + 1)), vocab_size);
+        let drafter = logits(sequences.min(rows), draft_vocab);
+        let drawn_from = logits(rows.min(sequences * drafts), draft_vocab);
+        drawn_from + target.max(drafter) + SAMPLING_BYTES * vocab_size.max(draft_vocab)
     }
 
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {

@@ -4,4 +4,4 @@ pub mod cpu;
 pub mod cuda;
 mod host;
 
-pub use host::Host;
+pub use host::{Host, StepBounds};

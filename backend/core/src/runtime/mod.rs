@@ -1,24 +1,30 @@
 //! The loop: requests in, tokens out, one speculative step at a time.
 
 mod folder;
+mod ledger;
+mod loading;
 mod memory;
 mod placement;
+mod shared;
 mod text;
 
 #[cfg(test)]
 mod tests;
 
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
-pub use memory::Memory;
+pub use memory::{Memory, MemoryType, WeightCopy};
 pub use placement::OpenGpu;
+pub use shared::SharedWeights;
 pub use text::{TextChunk, TextRules, TextStream};
 
+use ledger::Promise;
+use loading::{Loaded, Loader};
 use placement::Placement;
 
 use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::{Executor, Timing};
 use crate::engine::{Engine, Limits as EngineLimits};
-use crate::exec::cpu::Isa;
+use crate::exec::cpu::{Isa, Pool};
 use crate::exec::cuda;
 use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
@@ -26,8 +32,10 @@ use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::sequence::{FinishReason, Limits, Sequence, SequenceId, Shares};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Instant;
 
+pub use crate::exec::cpu::{Pinned, Pinning};
 pub use crate::exec::cuda::ManyRows;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
@@ -42,15 +50,18 @@ pub fn max_given_len(max_draft_len: usize) -> usize {
 /// How an engine is run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Threads of the CPU executor; `None` is one a core.
+    /// Threads of the CPU executor; `None` is one for each physical core that may be used, and no more than control
+    /// groups leave time for.
     pub threads: Option<usize>,
+    /// Whether they are bound to cores.
+    pub pinning: Pinning,
     /// Sequences that run at once, at most the engine's `max_batch_size`.
     pub max_batch_size: Option<usize>,
     /// Bytes for the KV caches of target and drafter together. The least of this and the two limits below
-    /// counts; without any, a quarter of the machine's free memory. Never more than `max_batch_size` sequences
-    /// of `max_seq_len` need.
+    /// counts; without any, a quarter of what is free beside weights and workspace, or nine tenths of it on a GPU.
+    /// Never more than is free, and never more than `max_batch_size` sequences of `max_seq_len` need.
     pub kv_bytes: Option<usize>,
-    /// Part of the machine's free memory for the KV caches.
+    /// Part of the free memory for the KV caches.
     pub kv_free_fraction: Option<f64>,
     /// Tokens that the KV caches hold at most.
     pub kv_tokens: Option<usize>,
@@ -80,6 +91,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             threads: None,
+            pinning: Pinning::default(),
             max_batch_size: None,
             kv_bytes: None,
             kv_free_fraction: None,
@@ -151,8 +163,11 @@ pub struct Step {
 pub struct Runtime {
     scheduler: Scheduler,
     executor: Box<dyn Executor>,
+    pool: Arc<Pool>,
     limits: EngineLimits,
     memory: Memory,
+    /// Of what the caches and the workspace have not touched yet.
+    _promise: Option<Promise>,
     vocab_size: usize,
     end_tokens: Vec<u32>,
     next_id: SequenceId,
@@ -167,16 +182,39 @@ pub struct Runtime {
 impl Runtime {
     /// Loads a target and the drafter that it names onto the devices that they were built for.
     pub fn load(target: &Engine, options: &Options) -> Result<Self> {
-        Self::load_on(target, options, &|ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?)))
+        Self::load_sharing(target, options, &SharedWeights::default())
+    }
+
+    /// As `load`, with the weights that others have loaded with `weights`: instances of a model share one copy.
+    pub fn load_sharing(
+        target: &Engine,
+        options: &Options,
+        weights: &SharedWeights,
+    ) -> Result<Self> {
+        let open = |ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?) as _);
+        Self::load_with(target, options, &open, weights)
     }
 
     /// As `load`, with GPUs that `open` gives for their numbers.
     pub fn load_on(target: &Engine, options: &Options, open: OpenGpu<'_>) -> Result<Self> {
+        Self::load_with(target, options, open, &SharedWeights::default())
+    }
+
+    /// As `load_sharing` and `load_on`.
+    pub fn load_with(
+        target: &Engine,
+        options: &Options,
+        open: OpenGpu<'_>,
+        weights: &SharedWeights,
+    ) -> Result<Self> {
         let draft = target.open_drafter()?;
         let manifest = target.manifest();
+        let mut copies = weights.lock();
         let placement = Placement::new(target, draft.as_ref(), options, open)?;
-        let num_pages = memory::num_pages(&manifest.limits, &placement.sources()?, options)?;
-        let (executor, drafts) = placement.executor(num_pages, options.draft_policy)?;
+        let (num_pages, promises) = placement.promise(&manifest.limits, options, &copies)?;
+        let loader =
+            Loader { placement: &placement, num_pages, promises: &promises, copies: &mut copies };
+        let Loaded { executor, drafts, memory } = loader.load(options.draft_policy)?;
         let limits = manifest.limits.clone();
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
@@ -198,8 +236,10 @@ impl Runtime {
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,
+            pool: placement.pool,
             limits: EngineLimits { max_draft_len, ..limits },
-            memory: Memory::of(target, draft.as_ref(), num_pages),
+            memory,
+            _promise: promises.kept,
             vocab_size: manifest.model.vocab_size,
             end_tokens: manifest.end_tokens.clone(),
             next_id: 0,
@@ -216,6 +256,12 @@ impl Runtime {
     ) -> Self {
         self.executor = wrap(self.executor);
         self
+    }
+
+    /// Has the calling thread, which is to run the steps, run where the first of the runtime's threads is to run, as
+    /// long as what is returned lives.
+    pub fn pin_caller(&self) -> Option<Pinned> {
+        self.pool.pin_caller()
     }
 
     /// What the engine was built for.
@@ -348,8 +394,8 @@ impl Runtime {
     }
 
     /// What it holds in memory for as long as it lives.
-    pub fn memory(&self) -> Memory {
-        self.memory
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// Whether nothing runs or waits.
@@ -365,8 +411,4 @@ fn check_ids(field: &'static str, ids: &[u32], vocab_size: usize) -> Result<()> 
         }
         None => Ok(()),
     }
-}
-
-fn num_cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }

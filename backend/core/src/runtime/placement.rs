@@ -1,28 +1,25 @@
-//! Where target and drafter run, what memory they find there, and their models once loaded.
+//! Where target and drafter run, what they need of the memory there, and what is free of it.
 
-use super::Options;
-use super::memory::{self, Source};
-use crate::adapt::DraftPolicy;
-use crate::batch::{Executor, Forward};
-use crate::draft::{self, Drafter};
-use crate::engine::{Device as Built, DrafterKind, Engine};
-use crate::exec::Host;
+use super::ledger::{Decision, Ledger, Promise};
+use super::memory::{self, Free, MemoryType, Source};
+use super::shared::{Copies, Key};
+use super::{MAX_GIVEN_LEN, Options};
+use crate::engine::{Device as Built, Engine, Limits};
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, Gpu, ManyRows, OnHost, Weights};
+use crate::exec::cuda::{self, Gpu, ManyRows};
+use crate::exec::{Host, StepBounds};
+use crate::machine::Headroom;
 use crate::{Error, Result};
 use std::sync::Arc;
-
-/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
-/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
-const MAX_LOOKUP: usize = 5;
-const MIN_LOOKUP: usize = 3;
 
 /// Part of the machine's free memory that the KV caches may take where nothing is said.
 const CPU_FRACTION: f64 = 0.25;
 /// Part of a GPU's memory beside weights and workspace.
 const GPU_FRACTION: f64 = 0.9;
 
+/// Bytes of the machine's memory that nobody plans: requests, responses and what the server around this does.
+const CPU_RESERVE: usize = 128 << 20;
 /// Bytes of a GPU's memory that nobody plans: code, graphs, and what the driver rounds up.
 const GPU_RESERVE: usize = 512 << 20;
 
@@ -31,28 +28,41 @@ pub type OpenGpu<'a> = &'a dyn Fn(usize) -> Result<Box<dyn Device>>;
 
 /// Where one engine runs.
 #[derive(Clone)]
-enum Place {
+pub(super) enum Place {
     Cpu,
     /// The GPU with this number.
     Gpu(usize, Gpu),
 }
 
-/// The engines of a runtime, each with its place.
+/// The engines of a runtime, each with its place: the target's first, then the drafter's.
 pub(super) struct Placement<'a> {
-    engines: Vec<(&'a Engine, Place)>,
-    isa: Isa,
-    pool: Arc<Pool>,
-    many_rows: ManyRows,
-    launch_ahead: bool,
+    pub(super) engines: Vec<(&'a Engine, Place)>,
+    pub(super) isa: Isa,
+    pub(super) pool: Arc<Pool>,
+    pub(super) many_rows: ManyRows,
+    pub(super) launch_ahead: bool,
+    pub(super) open: OpenGpu<'a>,
+    /// How large steps may be.
+    pub(super) bounds: StepBounds,
+}
+
+/// Memory that a runtime has been promised.
+pub(super) struct Promises {
+    /// Weights in the machine's memory: until they are there.
+    pub(super) weights: Option<Promise>,
+    /// Caches and workspace in the machine's memory, which are touched little by little: as long as the runtime lives.
+    pub(super) kept: Option<Promise>,
+    /// What is allocated on GPUs, until it is.
+    on_gpus: Vec<Promise>,
 }
 
 impl<'a> Placement<'a> {
-    /// Opens what the engines were built for: the target's first, then the drafter's.
+    /// Opens what the engines were built for.
     pub(super) fn new(
         target: &'a Engine,
         draft: Option<&'a Engine>,
         options: &Options,
-        open: OpenGpu<'_>,
+        open: OpenGpu<'a>,
     ) -> Result<Self> {
         let ordinals = [options.gpu, options.draft_gpu.unwrap_or(options.gpu)];
         let mut engines: Vec<(&Engine, Place)> = Vec::new();
@@ -77,99 +87,137 @@ impl<'a> Placement<'a> {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
             return Err(Error::Unsupported(message.into()));
         }
-        let threads = options.threads.unwrap_or_else(super::num_cores);
+        // Only a CPU's engines compute with it.
+        let pool = match engines.iter().any(|(_, place)| place.number().is_none()) {
+            true => Pool::on_machine(options.threads, options.pinning),
+            false => Pool::new(1),
+        };
         Ok(Self {
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
-            pool: Arc::new(Pool::new(threads)),
+            pool: Arc::new(pool),
             many_rows: options.many_rows,
             launch_ahead: options.launch_ahead,
+            open,
+            bounds: step_bounds(target, draft, options),
         })
     }
 
-    /// The memories that pages come from, one for each device.
-    pub(super) fn sources(&self) -> Result<Vec<Source>> {
-        let mut sources: Vec<(Option<usize>, Source)> = Vec::new();
-        for (idx, (engine, place)) in self.engines.iter().enumerate() {
-            let number = place.number();
-            if sources.iter().all(|(other, _)| *other != number) {
-                sources.push((number, place.source()?));
-            }
-            for (_, source) in sources.iter_mut().filter(|(other, _)| *other == number) {
-                source.page_bytes += memory::page_bytes(engine);
-                let taken = self.fixed_bytes(idx);
-                source.available = source.available.map(|bytes| bytes.saturating_sub(taken));
+    /// Decides how many KV pages there are to be, and has all that the engines take promised: nobody else can be
+    /// promised the same while it is loaded.
+    pub(super) fn promise(
+        &self,
+        limits: &Limits,
+        options: &Options,
+        copies: &Copies,
+    ) -> Result<(usize, Promises)> {
+        let mut decision = Ledger::of_process().decide();
+        let sources = self.sources(&decision, copies)?;
+        let num_pages = memory::num_pages(limits, &sources, options)?;
+        let mut promises = Promises { weights: None, kept: None, on_gpus: Vec::new() };
+        for Source { memory, weight_bytes, working_bytes, page_bytes, .. } in sources {
+            let mut promise = |bytes| decision.promise(memory, bytes);
+            let kept = working_bytes + num_pages * page_bytes;
+            match memory {
+                MemoryType::Gpu(_) => promises.on_gpus.push(promise(weight_bytes + kept)),
+                MemoryType::Cpu | MemoryType::Pinned => {
+                    promises.weights = Some(promise(weight_bytes));
+                    promises.kept = Some(promise(kept));
+                }
             }
         }
-        Ok(sources.into_iter().map(|(_, source)| source).collect())
+        Ok((num_pages, promises))
     }
 
-    /// Loads the models, with caches of `num_pages`, and puts them together with the drafters that the target
-    /// names. Tells whether anything drafts.
-    pub(super) fn executor(
-        &self,
-        num_pages: usize,
-        policy: DraftPolicy,
-    ) -> Result<(Box<dyn Executor>, bool)> {
-        let engine = self.engines[0].0;
-        let target = self.load(0, num_pages)?;
-        let draft = (self.engines.len() > 1).then(|| self.load(1, num_pages)).transpose()?;
-        let lookup = || lookup(&engine.manifest().drafter, policy);
-        let drafts = lookup().is_some() || draft.is_some();
-        let steps = self.steps(&target, draft.as_ref(), lookup());
-
-        let draft = draft.map(|draft| draft::Model::new(draft.forward(), self.shared_vocab()));
-        let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
-            (Some(lookup), Some(model)) => Some(Box::new(draft::Combined::new(lookup, model))),
-            (Some(lookup), None) => Some(Box::new(lookup)),
-            (None, Some(model)) => Some(Box::new(model)),
-            (None, None) => None,
-        };
-        let host = Host::new(target.forward(), drafter);
-        Ok(match steps {
-            Some(steps) => (Box::new(cuda::Steps::new(engine, steps, host)?), drafts),
-            None => (Box::new(host), drafts),
-        })
+    /// The memories that are used, one for each device.
+    fn sources(&self, decision: &Decision<'_>, copies: &Copies) -> Result<Vec<Source>> {
+        let mut sources: Vec<Source> = Vec::new();
+        for idx in 0..self.engines.len() {
+            let (engine, place) = &self.engines[idx];
+            let memory = place.memory();
+            let known = sources.iter().position(|source| source.memory == memory);
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    sources.push(self.source(place, decision)?);
+                    sources.len() - 1
+                }
+            };
+            let source = &mut sources[at];
+            source.page_bytes += page_bytes(engine);
+            source.working_bytes += self.working_bytes(idx);
+            source.weight_bytes += self.weight_bytes(idx, copies);
+        }
+        Ok(sources)
     }
 
-    /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.
-    fn steps(
-        &self,
-        target: &Loaded,
-        draft: Option<&Loaded>,
-        lookup: Option<draft::Ngram>,
-    ) -> Option<cuda::OnGpu> {
-        let Loaded::Gpu(target, number, gpu) = target else { return None };
-        let draft = match draft {
-            None => None,
-            Some(Loaded::Gpu(model, at, _)) if at == number => {
-                let vocab_size = self.shared_vocab();
-                Some(cuda::DraftModel { model: Arc::clone(model), vocab_size })
-            }
-            // Drafts from elsewhere come through the host.
-            Some(_) => return None,
-        };
-        let (gpu, target) = (gpu.clone(), Arc::clone(target));
-        Some(cuda::OnGpu { gpu, target, lookup, draft, launch_ahead: self.launch_ahead })
-    }
-
-    fn load(&self, idx: usize, num_pages: usize) -> Result<Loaded> {
-        let (engine, place) = &self.engines[idx];
-        Ok(match place {
+    /// A memory before anything is loaded.
+    fn source(&self, place: &Place, decision: &Decision<'_>) -> Result<Source> {
+        let memory = place.memory();
+        // First: what is touched meanwhile then counts twice, and not at all the other way round.
+        let promised = decision.outstanding(memory);
+        let (free, fraction, working_bytes) = match place {
             Place::Cpu => {
-                let pool = Arc::clone(&self.pool);
-                Loaded::Cpu(Box::new(cpu::Model::load(engine, num_pages, self.isa, pool)?))
+                let free = Headroom::now().map(|Headroom { bytes, bound }| Free {
+                    bytes: bytes.saturating_sub(promised + CPU_RESERVE),
+                    promised,
+                    reserve: CPU_RESERVE,
+                    bound: bound.to_string(),
+                });
+                (free, CPU_FRACTION, Host::step_bytes(&self.bounds))
             }
-            Place::Gpu(number, gpu) => {
-                let device = &mut **gpu.lock();
-                let model = cuda::Model::load_with(engine, num_pages, self.many_rows, device)?;
-                Loaded::Gpu(Arc::new(model), *number, gpu.clone())
+            Place::Gpu(_, gpu) => {
+                let free = Free {
+                    bytes: gpu.lock().available_bytes()?.saturating_sub(promised + GPU_RESERVE),
+                    promised,
+                    reserve: GPU_RESERVE,
+                    bound: "of its memory".into(),
+                };
+                (Some(free), GPU_FRACTION, 0)
             }
-        })
+        };
+        Ok(Source { memory, weight_bytes: 0, working_bytes, page_bytes: 0, free, fraction })
+    }
+
+    /// Bytes of weights that an engine has to bring to its place: none that are there, or come with the target.
+    fn weight_bytes(&self, idx: usize, copies: &Copies) -> usize {
+        let (engine, place) = &self.engines[idx];
+        let key = self.key(idx);
+        if (0..idx).any(|earlier| self.key(earlier) == key) {
+            return 0;
+        }
+        match place {
+            Place::Cpu if copies.cpu.get(&key).is_none() => cpu::Weights::bytes(engine),
+            Place::Gpu(..) if copies.gpu.get(&key).is_none() => cuda::Weights::bytes(engine),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that an engine takes at its place besides weights and cache.
+    fn working_bytes(&self, idx: usize) -> usize {
+        let (engine, place) = &self.engines[idx];
+        let Place::Gpu(_, gpu) = place else {
+            return cpu::Model::working_bytes(engine, self.isa, self.rows(idx));
+        };
+        let manifest = engine.manifest();
+        let passes = cuda::Model::working_bytes(engine, self.many_rows, gpu.lock().describe());
+        let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
+        passes + steps
+    }
+
+    /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.
+    pub(super) fn rows(&self, idx: usize) -> usize {
+        if idx == 0 { self.bounds.rows } else { usize::MAX }
+    }
+
+    /// By which weights are shared.
+    pub(super) fn key(&self, idx: usize) -> Key {
+        let (engine, place) = &self.engines[idx];
+        (engine.manifest().identity.clone(), place.number())
     }
 
     /// Tokens that both models have.
-    fn shared_vocab(&self) -> usize {
+    pub(super) fn shared_vocab(&self) -> usize {
         let sizes = self.engines.iter().map(|(engine, _)| engine.manifest().model.vocab_size);
         sizes.min().unwrap_or(0)
     }
@@ -181,32 +229,34 @@ impl<'a> Placement<'a> {
         let is_shared = target.is_some() && numbers.next() == Some(target);
         if is_shared { self.shared_vocab() } else { 0 }
     }
+}
 
-    /// Bytes that an engine takes on its GPU besides its cache; those on the CPU are mapped or swapped.
-    fn fixed_bytes(&self, idx: usize) -> usize {
-        let (engine, place) = &self.engines[idx];
-        let Place::Gpu(_, gpu) = place else { return 0 };
-        let manifest = engine.manifest();
-        let passes = cuda::Model::working_bytes(engine, self.many_rows, gpu.lock().describe());
-        let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
-        Weights::bytes(engine) + passes + steps
+/// How large steps of the target may be.
+fn step_bounds(target: &Engine, draft: Option<&Engine>, options: &Options) -> StepBounds {
+    let manifest = target.manifest();
+    let limits = &manifest.limits;
+    let sequences = options.max_batch_size(limits);
+    StepBounds {
+        rows: limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX)),
+        sequences,
+        drafts: limits.max_draft_len.max(MAX_GIVEN_LEN),
+        vocab_size: manifest.model.vocab_size,
+        draft_vocab: draft.map_or(0, |draft| draft.manifest().model.vocab_size),
     }
 }
 
-/// A model where it runs.
-enum Loaded {
-    Cpu(Box<cpu::Model>),
-    /// On the GPU with this number.
-    Gpu(Arc<cuda::Model>, usize, Gpu),
-}
-
-impl Loaded {
-    /// For the executor on the host.
-    fn forward(self) -> Box<dyn Forward> {
-        match self {
-            Self::Cpu(model) => model,
-            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)),
-        }
+/// Bytes of one page of an engine's KV cache.
+pub(super) fn page_bytes(engine: &Engine) -> usize {
+    let manifest = engine.manifest();
+    let (model, precision) = (&manifest.model, &manifest.precision);
+    match manifest.device {
+        Built::Cpu => cpu::kv::KvCache::page_bytes(
+            precision.kv,
+            model.num_layers,
+            model.num_kv_heads,
+            model.head_dim,
+        ),
+        Built::Cuda { .. } => cuda::kv::page_bytes(precision.kv, model),
     }
 }
 
@@ -216,37 +266,16 @@ fn cannot_open(engine: &Engine, archs: &[String], error: &Error) -> Error {
     Error::BadEngine(format!("engine {path}: built for cuda:{archs}: {error}"))
 }
 
-/// The look-up of an engine without a model to draft with; beside a model, the adaptive policy has one too.
-fn lookup(kind: &DrafterKind, policy: DraftPolicy) -> Option<draft::Ngram> {
-    match (kind, policy) {
-        (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
-            Some(draft::Ngram::new(*max_ngram, *min_ngram))
-        }
-        (DrafterKind::Model(_), DraftPolicy::Adaptive) => {
-            Some(draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP))
-        }
-        _ => None,
-    }
-}
-
 impl Place {
     /// Number of the GPU.
-    fn number(&self) -> Option<usize> {
+    pub(super) fn number(&self) -> Option<usize> {
         match self {
             Self::Cpu => None,
             Self::Gpu(number, _) => Some(*number),
         }
     }
 
-    /// Its memory before anything is loaded.
-    fn source(&self) -> Result<Source> {
-        let (available, fraction, is_hard) = match self {
-            Self::Cpu => (memory::available_memory(), CPU_FRACTION, false),
-            Self::Gpu(_, gpu) => {
-                let free = gpu.lock().available_bytes()?;
-                (Some(free.saturating_sub(GPU_RESERVE)), GPU_FRACTION, true)
-            }
-        };
-        Ok(Source { page_bytes: 0, available, fraction, is_hard })
+    pub(super) fn memory(&self) -> MemoryType {
+        self.number().map_or(MemoryType::Cpu, MemoryType::Gpu)
     }
 }

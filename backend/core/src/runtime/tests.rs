@@ -4,7 +4,6 @@ use super::*;
 use crate::batch::{Entry, Outcome};
 use crate::pages::PAGE_TOKENS;
 use crate::scheduler::fake::{self, Fake};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fails while the flag is up.
@@ -50,7 +49,9 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         },
         scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
         executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
+        pool: Arc::new(Pool::new(1)),
         memory: Memory::default(),
+        _promise: None,
         vocab_size: fake::VOCAB_SIZE as usize,
         end_tokens: Vec::new(),
         next_id: 0,

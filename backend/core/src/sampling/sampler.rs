@@ -19,8 +19,8 @@ pub enum Coupling {
 pub enum Stream {
     /// The target, at a position where no draft was kept.
     Target,
-    /// A drafter, for the token of this place in its proposal: at most one draw for each (siblings would be the same
-    /// token). Each step drafts from another position on, so that no draw is repeated behind a rejected draft.
+    /// A drafter, for the token of this place in its proposal: at most one draw for each, siblings included. Each step
+    /// drafts from another position on, so that no draw is repeated behind a rejected draft.
     Draft(usize),
 }
 

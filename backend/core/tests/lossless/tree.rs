@@ -69,18 +69,14 @@ type Second = fn(first: u32) -> [f32; 4];
 /// Two drawn siblings; the joint of (accepted, token) against the formula.
 fn drawn_siblings_p_value(second: Second) -> f64 {
     let outcomes = (0..TRIALS).map(|trial| {
-        // The siblings' own noise: one draft stream cannot give two draws for a position.
-        let draw = |dist: &Distribution, nth: u64| {
-            let sampler = Sampler::new(sampled(), Coupling::Independent(trial ^ nth << 40), vec![]);
-            sampler.draw(dist, PROMPT.len(), Stream::Draft)
-        };
+        let sampler = Sampler::new(sampled(), Coupling::Independent(trial), vec![]);
+        let draw = |dist: &Distribution, nth| sampler.draw(dist, PROMPT.len(), Stream::Draft(nth));
         let mut proposal = Proposal::default();
         let q = distribution(&DRAFT);
-        let first = draw(&q, 1);
+        let first = draw(&q, 0);
         node(&mut proposal, None, first, Some(q));
         let q = distribution(&second(first));
-        node(&mut proposal, None, draw(&q, 2), Some(q));
-        let sampler = Sampler::new(sampled(), Coupling::Independent(trial), vec![]);
+        node(&mut proposal, None, draw(&q, 1), Some(q));
         // Ends after one token, so that the bonus does not widen the cells.
         let row = |node: Option<usize>, _: &[u32]| match node {
             None => distribution(&TARGET),

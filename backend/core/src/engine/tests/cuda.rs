@@ -11,7 +11,7 @@ fn refusal(edit: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = placed(cuda_manifest());
     edit(&mut manifest);
     manifest.identity = manifest.compute_identity();
-    format::parse(&format::frame(&serde_json::to_vec(&manifest).unwrap())).unwrap_err()
+    parse_bytes(&format::frame(&serde_json::to_vec(&manifest).unwrap())).unwrap_err()
 }
 
 #[test]
@@ -25,8 +25,8 @@ fn an_engine_with_code_round_trips() {
     for variant in needed_variants(&manifest.model, &manifest.precision) {
         for arch in ["sm_90a", "sm_80"] {
             let name = code_section(arch, &variant);
-            let section = manifest.sections.iter().find(|section| section.name == name).unwrap();
-            assert_eq!(engine.section(&name), contents(section, 0));
+            let written = manifest.sections.iter().find(|section| section.name == name).unwrap();
+            assert_eq!(section(&engine, &name), contents(written, 0));
         }
     }
 }

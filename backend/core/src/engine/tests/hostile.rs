@@ -17,7 +17,7 @@ fn with_manifest(json: &[u8]) -> Vec<u8> {
 }
 
 fn refusal_of(json: &str) -> String {
-    format::parse(&with_manifest(json.as_bytes())).unwrap_err()
+    parse_bytes(&with_manifest(json.as_bytes())).unwrap_err()
 }
 
 /// The message for an edited manifest whose identity fits the edit.
@@ -25,7 +25,7 @@ fn refusal(edit: impl FnOnce(&mut Manifest)) -> String {
     let mut manifest = placed_manifest();
     edit(&mut manifest);
     manifest.identity = manifest.compute_identity();
-    format::parse(&with_manifest(&serde_json::to_vec(&manifest).unwrap())).unwrap_err()
+    parse_bytes(&with_manifest(&serde_json::to_vec(&manifest).unwrap())).unwrap_err()
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn json_that_is_no_manifest_is_refused() {
     }
     let message = refusal_of(&(json + "{}"));
     assert!(message.starts_with("manifest: trailing characters"), "{message}");
-    assert!(format::parse(&with_manifest(b"\xff\xfe")).is_err());
+    assert!(parse_bytes(&with_manifest(b"\xff\xfe")).is_err());
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn random_damage_never_panics() {
     for _ in 0..20_000 {
         let mut file = valid.clone();
         random.mutate(&mut file);
-        if let Ok(manifest) = format::parse(&file) {
+        if let Ok(manifest) = parse_bytes(&file) {
             assert_safe(&file, &manifest);
         }
     }
@@ -285,13 +285,13 @@ fn random_damage_never_panics() {
 fn random_manifests_with_the_right_hash_never_panic() {
     let valid = serde_json::to_vec(&placed_manifest()).unwrap();
     let mut random = Random(0xdead_beef_cafe_f00d);
-    format::parse(&with_manifest(&valid)).unwrap();
+    parse_bytes(&with_manifest(&valid)).unwrap();
     let mut parsed = 0;
     for _ in 0..20_000 {
         let mut json = valid.clone();
         random.mutate(&mut json);
         let file = with_manifest(&json);
-        let result = format::parse(&file);
+        let result = parse_bytes(&file);
         parsed += usize::from(!matches!(&result, Err(what) if what.starts_with("manifest: ")));
         if let Ok(manifest) = result {
             assert_safe(&file, &manifest);
@@ -333,7 +333,7 @@ fn hostile_values_in_every_field_never_panic() {
                 altered = serde_json::to_value(manifest).unwrap();
             }
             let file = with_manifest(altered.to_string().as_bytes());
-            if let Ok(manifest) = format::parse(&file) {
+            if let Ok(manifest) = parse_bytes(&file) {
                 assert_safe(&file, &manifest);
             }
         }

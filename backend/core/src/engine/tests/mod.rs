@@ -1,5 +1,6 @@
 //! Tests of whole files; what they share.
 
+mod changed;
 mod cuda;
 mod damage;
 mod hostile;
@@ -119,7 +120,7 @@ fn seal(path: &Path, manifest: Manifest, salt: u8) -> Sealed {
 }
 
 /// A folder with a finished engine in it.
-fn tiny_engine() -> (TempDir, PathBuf) {
+pub(super) fn tiny_engine() -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("target.engine");
     seal(&path, tiny_manifest(), 0).commit().unwrap();
@@ -129,6 +130,21 @@ fn tiny_engine() -> (TempDir, PathBuf) {
 fn tiny_file() -> Vec<u8> {
     let (_folder, path) = tiny_engine();
     fs::read(path).unwrap()
+}
+
+/// The manifest of a file of these bytes.
+pub(super) fn parse_bytes(file: &[u8]) -> format::Result<Manifest> {
+    format::parse(file.len() as u64, |range| {
+        Ok(file[range.start as usize..range.end as usize].to_vec())
+    })
+}
+
+/// A section as it is read back.
+fn section(engine: &Engine, name: &str) -> Vec<u8> {
+    let reader = engine.reader().unwrap();
+    let bytes = reader.section(name).bytes().unwrap();
+    reader.finish().unwrap();
+    bytes
 }
 
 fn open_error(path: &Path) -> String {

@@ -8,25 +8,28 @@ use super::attention::{Attention, Row, Task};
 use super::kv::KvCache;
 use super::linear::{Prepared, Weight, linear, prepare};
 use super::pool::SyncPtr;
+use super::scratch::Scratch;
 use super::weights::{Layer, Weights};
 use super::{Isa, Pool, ops};
 use crate::batch::{Forward, Logits, Segment};
-use crate::engine::Engine;
+use crate::engine::{Engine, Manifest};
 use crate::model::{ModelConfig, RopeTable};
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// Rows that go through the layers together; longer passes are cut, which bounds the scratch memory.
+/// Rows that go through the layers together at most: more gain nothing, and each takes memory.
 const MAX_ROWS: usize = 512;
 
 /// A model ready to run.
 pub struct Model {
     config: ModelConfig,
     rope: RopeTable,
-    weights: Weights,
+    weights: Arc<Weights>,
     kv: KvCache,
     compute: Compute,
     scratch: Scratch,
+    /// Rows that go through the layers together.
+    max_rows: usize,
 }
 
 /// Who computes, and how.
@@ -35,18 +38,16 @@ struct Compute {
     pool: Arc<Pool>,
 }
 
-/// Activations of one pass, `[rows][width]` each; kept so that a step allocates nothing.
-#[derive(Default)]
-struct Scratch {
-    residual: Vec<f32>,
-    normed: Vec<f32>,
-    qkv: Vec<f32>,
-    queries: Vec<f32>,
-    attended: Vec<f32>,
-    projected: Vec<f32>,
-    gate_up: Vec<f32>,
-    activated: Vec<f32>,
-    prepared: Prepared,
+/// What one of several models in a process gets to run with.
+pub struct Resources {
+    /// Pages of the KV cache.
+    pub num_pages: usize,
+    /// Rows that go through the layers together, at most; longer passes are cut.
+    pub rows: usize,
+    /// Instructions to compute with.
+    pub isa: Isa,
+    /// Threads to compute on.
+    pub pool: Arc<Pool>,
 }
 
 /// One row of a pass.
@@ -59,7 +60,13 @@ struct Input<'a> {
 impl Model {
     /// Loads the engine's weights and makes a cache of `num_pages` pages.
     pub fn load(engine: &Engine, num_pages: usize, isa: Isa, pool: Arc<Pool>) -> Result<Self> {
-        engine.require_cpu()?;
+        let weights = Arc::new(Weights::load(engine, &pool)?);
+        Self::new(engine, weights, Resources { num_pages, rows: MAX_ROWS, isa, pool })
+    }
+
+    /// A model with the engine's weights, which others may compute with too.
+    pub fn new(engine: &Engine, weights: Arc<Weights>, resources: Resources) -> Result<Self> {
+        let Resources { num_pages, rows, isa, pool } = resources;
         let manifest = engine.manifest();
         let config = manifest.model.clone();
         let kv = KvCache::new(
@@ -69,19 +76,34 @@ impl Model {
             config.num_kv_heads,
             config.head_dim,
         )?;
+        let max_rows = rows.clamp(1, MAX_ROWS);
         Ok(Self {
             rope: RopeTable::new(&config, manifest.limits.max_seq_len),
-            weights: Weights::load(engine, &pool)?,
+            weights,
             kv,
+            scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
             config,
             compute: Compute { isa, pool },
-            scratch: Scratch::default(),
+            max_rows,
         })
     }
 
-    /// Runs at most [`MAX_ROWS`] rows through all layers and appends the logits that they want.
+    /// Bytes that a model takes besides weights and cache, where its steps have up to `rows` rows; logits are their
+    /// reader's.
+    pub fn working_bytes(engine: &Engine, isa: Isa, rows: usize) -> usize {
+        let Manifest { model, precision, limits, .. } = engine.manifest();
+        let rope = limits.max_seq_len * model.head_dim * size_of::<f32>();
+        rope + Scratch::bytes(model, precision, isa, rows.clamp(1, MAX_ROWS))
+    }
+
+    /// The KV cache.
+    pub fn kv(&self) -> &KvCache {
+        &self.kv
+    }
+
+    /// Runs at most `max_rows` rows through all layers and appends the logits that they want.
     fn pass(&mut self, inputs: &[Input<'_>], logits: &mut Logits) {
-        let Self { config, rope, weights, kv, compute, scratch } = self;
+        let Self { config, rope, weights, kv, compute, scratch, max_rows: _ } = self;
         let rows: Vec<Row<'_>> = inputs.iter().map(|input| input.row).collect();
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
         embed(&weights.embed, inputs, &mut scratch.residual);
@@ -106,7 +128,7 @@ impl Forward for Model {
         }
         let num_logits = inputs.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
-        for inputs in inputs.chunks(MAX_ROWS) {
+        for inputs in inputs.chunks(self.max_rows) {
             self.pass(inputs, &mut logits);
         }
         Ok(logits)

@@ -4,7 +4,7 @@ use super::device::{Device, Kernel};
 use super::shape::{self, Tiling};
 use super::step_params::SAMPLE_SHARED_BYTES;
 use crate::Result;
-use crate::engine::{Engine, Kernels, Matrix, code_section};
+use crate::engine::{Engine, EngineReader, Kernels, Matrix, code_section};
 use spec_kernels::{Epilogue, GEMM_ROWS, Variant};
 
 /// A product compiled for each number of rows.
@@ -36,12 +36,13 @@ pub(super) struct Code {
 impl Code {
     /// Loads what a pass of the engine's model needs.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let mut loader = Loader::new(engine, device)?;
+        let reader = engine.reader()?;
+        let mut loader = Loader::new(engine, &reader, device)?;
         let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
         let kernels = Kernels { model, precision };
         let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
         let [narrow, wide] = kernels.attention();
-        Ok(Self {
+        let code = Self {
             embed: loader.load(&kernels.embed(), 0)?,
             qkv: loader.by_rows(&kernels, Matrix::Qkv)?,
             rope: loader.load(&kernels.rope(), 0)?,
@@ -51,7 +52,9 @@ impl Code {
             gate_up: loader.by_rows(&kernels, Matrix::GateUp)?,
             down: loader.by_rows(&kernels, Matrix::Down)?,
             head: loader.by_rows(&kernels, Matrix::Head)?,
-        })
+        };
+        reader.finish()?;
+        Ok(code)
     }
 
     /// Attention in tiles of this width.
@@ -77,12 +80,15 @@ pub(super) struct StepCode {
 impl StepCode {
     /// Loads them.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let mut loader = Loader::new(engine, device)?;
-        Ok(Self {
+        let reader = engine.reader()?;
+        let mut loader = Loader::new(engine, &reader, device)?;
+        let code = Self {
             rows: loader.load(&Variant::plain("rows"), 0)?,
             sample: loader.load(&Variant::plain("sample"), SAMPLE_SHARED_BYTES)?,
             accept: loader.load(&Variant::plain("accept"), 0)?,
-        })
+        };
+        reader.finish()?;
+        Ok(code)
     }
 }
 
@@ -104,41 +110,48 @@ pub(super) struct ManyCode {
 impl ManyCode {
     /// Loads them.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let mut loader = Loader::new(engine, device)?;
+        let reader = engine.reader()?;
+        let mut loader = Loader::new(engine, &reader, device)?;
         let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
         let kernels = Kernels { model, precision };
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         let quantise = kernels.quantise();
-        Ok(Self {
+        let code = Self {
             unpack: loader.load(&kernels.unpack(), 0)?,
             normalise: loader.load(&Variant::plain("normalise"), shared_bytes)?,
             quantise: quantise.map(|code| loader.load(&code, shared_bytes)).transpose()?,
             residual: loader.load(&Variant::finish(Epilogue::Residual), shared_bytes)?,
             swiglu: loader.load(&Variant::finish(Epilogue::SwiGlu), shared_bytes)?,
-        })
+        };
+        reader.finish()?;
+        Ok(code)
     }
 }
 
 /// Loads code sections of one architecture.
 struct Loader<'a> {
-    engine: &'a Engine,
+    reader: &'a EngineReader<'a>,
     arch: &'a str,
     device: &'a mut dyn Device,
 }
 
 impl<'a> Loader<'a> {
     /// Finds the architecture that suits the device.
-    fn new(engine: &'a Engine, device: &'a mut dyn Device) -> Result<Self> {
+    fn new(
+        engine: &'a Engine,
+        reader: &'a EngineReader<'a>,
+        device: &'a mut dyn Device,
+    ) -> Result<Self> {
         let description = device.describe();
         let (major, minor) = description.capability;
         let arch = engine.require_cuda(major, minor, description.driver)?;
-        Ok(Self { engine, arch, device })
+        Ok(Self { reader, arch, device })
     }
 
     /// Loads a variant that uses up to `shared_bytes`.
     fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel> {
-        let code = self.engine.section(&code_section(self.arch, variant));
-        self.device.load(&variant.to_string(), variant.kernel, code, shared_bytes)
+        let code = self.reader.section(&code_section(self.arch, variant)).bytes()?;
+        self.device.load(&variant.to_string(), variant.kernel, &code, shared_bytes)
     }
 
     fn by_rows(&mut self, kernels: &Kernels<'_>, matrix: Matrix) -> Result<ByRows> {

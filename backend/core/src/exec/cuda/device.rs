@@ -37,6 +37,21 @@ pub struct Graph(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(pub u32);
 
+/// Memory that a device has allocated and not freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes of the GPU.
+    pub device: usize,
+    /// Page-locked bytes of the machine.
+    pub pinned: usize,
+}
+
+/// Writes a piece of what is copied: it gets the piece's offset, and its memory.
+pub type Fill<'a> = dyn FnMut(usize, &mut [u8]) -> Result<()> + 'a;
+
+/// Bytes of a piece where a device does not say otherwise.
+const PIECE_BYTES: usize = 8 << 20;
+
 /// Memory that host and device both see. It lives as long as the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
@@ -66,17 +81,15 @@ impl Shared {
     /// Copies values in, to `offset` bytes on. Nothing that was issued and not waited for may still read them.
     pub fn copy_from<T: Plain>(&self, offset: usize, values: &[T]) {
         let bytes = bytes_of(values);
-        assert!(
-            offset + bytes.len() <= self.len,
-            "{} bytes at {offset} of {}",
-            bytes.len(),
-            self.len
-        );
-        // SAFETY: the range lies inside, by the assertion; nobody else writes there, by the contract.
-        unsafe {
-            let to = self.host.as_ptr().add(offset);
-            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-        }
+        self.with(offset..offset + bytes.len(), |memory| memory.copy_from_slice(bytes));
+    }
+
+    /// Has `write` write a range. Nothing that was issued and not waited for may still read it.
+    pub fn with<R>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> R) -> R {
+        let (offset, len) = (range.start, range.len());
+        assert!(range.end <= self.len, "{len} bytes at {offset} of {}", self.len);
+        // SAFETY: the range lies inside, by the assertion; nobody else reads or writes there, by the contract.
+        write(unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr().add(offset), len) })
     }
 }
 
@@ -156,6 +169,16 @@ pub trait Device: Send {
     /// Bytes that can still be allocated.
     fn available_bytes(&self) -> Result<usize>;
 
+    /// What was allocated so far; nothing where a device keeps no account.
+    fn held(&self) -> Held {
+        Held::default()
+    }
+
+    /// Whether other devices with the same number use its memory as their own, as those of a driver in one process do.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
     /// Zeroed memory, aligned to 256, that lives as long as the device.
     fn alloc(&mut self, bytes: usize) -> Result<Address>;
 
@@ -164,6 +187,18 @@ pub trait Device: Send {
 
     /// Copies to the device.
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()>;
+
+    /// Copies `bytes` bytes to the device that `fill` writes, piece by piece in order: from where they come straight to
+    /// where they are copied from. What was copied before a piece that fails stays.
+    fn write_with(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
+        let mut piece = vec![0; bytes.min(PIECE_BYTES)];
+        for offset in (0..bytes).step_by(PIECE_BYTES) {
+            let piece = &mut piece[..PIECE_BYTES.min(bytes - offset)];
+            fill(offset, piece)?;
+            self.write(to + offset as Address, piece)?;
+        }
+        Ok(())
+    }
 
     /// Copies to the device from memory that both see, bytes `from.start .. from.end` of it, when their turn comes:
     /// they stay as they are until they were waited for.

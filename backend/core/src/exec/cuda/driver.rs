@@ -4,7 +4,7 @@
 
 use super::cublas::Cublas;
 use super::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, PRODUCT_BYTES, Product,
+    Address, Description, Device, Fill, Graph, Held, Kernel, Launch, Mark, PRODUCT_BYTES, Product,
     ProductShape, Shared,
 };
 use super::driver_calls::{self as calls, Status, check};
@@ -35,6 +35,7 @@ pub struct Driver {
     functions: Vec<sys::CUfunction>,
     graphs: Vec<Recorded>,
     events: Vec<sys::CUevent>,
+    held: Held,
     staging: Option<Staging>,
     products: Option<Cublas>,
     /// The status after which no work is taken any more.
@@ -89,6 +90,7 @@ impl Driver {
                 functions: Vec::new(),
                 graphs: Vec::new(),
                 events: Vec::new(),
+                held: Held::default(),
                 staging: None,
                 products: None,
                 last: OnceCell::new(),
@@ -206,6 +208,15 @@ impl Device for Driver {
         Ok(free)
     }
 
+    fn held(&self) -> Held {
+        self.held
+    }
+
+    /// All devices of a number are in its primary context.
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
     fn alloc(&mut self, bytes: usize) -> Result<Address> {
         self.enter()?;
         let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
@@ -222,6 +233,7 @@ impl Device for Driver {
         }
         self.check("cuMemAlloc", status)?;
         self.memory.push(address);
+        self.held.device += bytes;
         // SAFETY: the range was just allocated.
         self.check("cuMemsetD8Async", unsafe {
             calls::cuMemsetD8Async(address, 0, bytes, self.stream)
@@ -240,6 +252,7 @@ impl Device for Driver {
                 calls::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
             )?;
             self.shared.push(host);
+            self.held.pinned += len;
             ptr::write_bytes(host.cast::<u8>(), 0, len);
             self.check(
                 "cuMemHostGetDevicePointer",
@@ -251,11 +264,18 @@ impl Device for Driver {
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.write_with(to, bytes.len(), &mut |offset, piece| {
+            piece.copy_from_slice(&bytes[offset..][..piece.len()]);
+            Ok(())
+        })
+    }
+
+    fn write_with(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
         let mut staging = match self.staging.take() {
             Some(staging) => staging,
             None => Staging::new(self)?,
         };
-        let written = staging.write(to, bytes, self);
+        let written = staging.write_with(to, bytes, fill, self);
         self.staging = Some(staging);
         written
     }

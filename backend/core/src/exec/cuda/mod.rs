@@ -47,5 +47,5 @@ pub use many::ManyRows;
 pub use model::{Model, Pass};
 pub use places::Places;
 pub use step::{DraftModel, OnGpu, Steps};
-pub use weights::Weights;
+pub use weights::{Uploaded, Weights};
 pub use workspace::{Capacity, Workspace};

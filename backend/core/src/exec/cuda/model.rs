@@ -11,12 +11,13 @@ use super::pass::Launches;
 use super::plain::bytes_of;
 use super::shape::{TILE_OUTPUTS, Tiling};
 use super::tables::{Bounds, Tables, passes};
-use super::weights::Weights;
+use super::weights::{Uploaded, Weights};
 use super::workspace::{Capacity, Workspace};
 use crate::Result;
 use crate::batch::Segment;
 use crate::engine::{Engine, Precision};
 use crate::model::{Dtype, ModelConfig, RopeTable};
+use std::sync::Arc;
 
 /// A model on a device.
 #[derive(Debug)]
@@ -37,6 +38,8 @@ pub struct Model {
     pub(super) capability: (u32, u32),
     /// For passes of many rows, where a library multiplies those.
     many: Option<Many>,
+    /// Whose memory the weights are in, where that is not the device's own.
+    _owner: Option<Arc<Uploaded>>,
 }
 
 /// The rows of a pass; their tables are in the workspace.
@@ -69,11 +72,33 @@ impl Model {
         many_rows: ManyRows,
         device: &mut dyn Device,
     ) -> Result<Self> {
+        let weights = Weights::upload(engine, device)?;
+        Self::new(engine, weights, num_pages, many_rows, device)
+    }
+
+    /// As `load_with`, with weights that others may compute with too.
+    pub fn load_sharing(
+        engine: &Engine,
+        uploaded: Arc<Uploaded>,
+        num_pages: usize,
+        many_rows: ManyRows,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let model = Self::new(engine, uploaded.weights.clone(), num_pages, many_rows, device)?;
+        Ok(Self { _owner: Some(uploaded), ..model })
+    }
+
+    fn new(
+        engine: &Engine,
+        weights: Weights,
+        num_pages: usize,
+        many_rows: ManyRows,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
         let manifest = engine.manifest();
         let (config, precision) = (manifest.model.clone(), manifest.precision.clone());
         let Description { num_sms, capability, .. } = *device.describe();
         let code = Code::load(engine, device)?;
-        let weights = Weights::upload(engine, device)?;
         let max_seq_len = manifest.limits.max_seq_len;
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
         let capacity = Capacity::of(manifest, many_rows);
@@ -94,6 +119,7 @@ impl Model {
             capability,
             many,
             config,
+            _owner: None,
         })
     }
 

@@ -1,7 +1,7 @@
 //! Page-locked memory through which everything else on the host goes to a device: the copy engine reads it when its turn
 //! comes, so what is copied may go as soon as it is here, and nobody waits for the device until a half is full.
 
-use super::device::{Address, Device, Mark, Shared};
+use super::device::{Address, Device, Fill, Mark, Shared};
 use crate::Result;
 
 /// One half is filled while the other is read.
@@ -25,22 +25,24 @@ impl Staging {
         Ok(Self { shared, marks, half: 0, used: 0 })
     }
 
-    /// Copies to the device in order with all other work.
-    pub(super) fn write(
+    /// Copies what `fill` writes to the device, in order with all other work.
+    pub(super) fn write_with(
         &mut self,
-        mut to: Address,
-        bytes: &[u8],
+        to: Address,
+        bytes: usize,
+        fill: &mut Fill<'_>,
         device: &mut dyn Device,
     ) -> Result<()> {
-        for piece in bytes.chunks(HALF_BYTES) {
-            if self.used + piece.len() > HALF_BYTES {
+        for offset in (0..bytes).step_by(HALF_BYTES) {
+            let len = HALF_BYTES.min(bytes - offset);
+            if self.used + len > HALF_BYTES {
                 self.turn(device)?;
             }
             let first = self.half * HALF_BYTES + self.used;
-            self.shared.copy_from(first, piece);
-            device.write_shared(to, &self.shared, first..first + piece.len())?;
-            self.used += piece.len().next_multiple_of(ALIGNMENT);
-            to += piece.len() as Address;
+            let range = first..first + len;
+            self.shared.with(range.clone(), |piece| fill(offset, piece))?;
+            device.write_shared(to + offset as Address, &self.shared, range)?;
+            self.used += len.next_multiple_of(ALIGNMENT);
         }
         Ok(())
     }

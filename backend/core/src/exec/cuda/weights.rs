@@ -1,9 +1,11 @@
 //! An engine's weights in the memory of a GPU.
 
 use super::device::{Address, Device};
+use super::forward::Gpu;
 use crate::Result;
 use crate::engine::{Engine, SectionKind};
 use std::collections::HashMap;
+use std::fmt;
 
 /// Sections stay aligned as they are in the file.
 const ALIGNMENT: usize = 256;
@@ -67,7 +69,17 @@ impl Weights {
 
     /// Copies every section but the code to the device.
     pub fn upload(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let placed = Placed::upload(engine, device)?;
+        let address = device.alloc(Self::bytes(engine))?;
+        Self::upload_to(address, engine, device)
+    }
+
+    /// As `upload`, to memory that is there.
+    fn upload_to(address: Address, engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        // What cannot run is refused before gigabytes are copied.
+        let description = device.describe();
+        let (major, minor) = description.capability;
+        engine.require_cuda(major, minor, description.driver)?;
+        let placed = Placed::upload(address, engine, device)?;
         let config = &engine.manifest().model;
         let layer = |idx: usize| {
             let name = |part: &str| format!("layers.{idx}.{part}");
@@ -91,21 +103,54 @@ impl Weights {
     }
 }
 
+/// Weights in memory of their own, which goes with the last model that holds them.
+pub struct Uploaded {
+    pub(super) weights: Weights,
+    /// Has allocated it, and does nothing else.
+    _owner: Gpu,
+}
+
+impl fmt::Debug for Uploaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uploaded").finish_non_exhaustive()
+    }
+}
+
+impl Uploaded {
+    /// Has `owner` allocate memory, and `device` copy the weights there: devices of one number that share memory.
+    pub fn new(
+        engine: &Engine,
+        mut owner: Box<dyn Device>,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let address = owner.alloc(Weights::bytes(engine))?;
+        // Zeroed, before another queue writes there; written, before others read.
+        owner.wait()?;
+        let weights = Weights::upload_to(address, engine, device)?;
+        device.wait()?;
+        Ok(Self { weights, _owner: Gpu::new(owner) })
+    }
+}
+
 /// Sections by name: where they are, and their shapes.
 struct Placed<'a>(HashMap<&'a str, (Address, &'a [usize])>);
 
 impl<'a> Placed<'a> {
-    fn upload(engine: &'a Engine, device: &mut dyn Device) -> Result<Self> {
-        let mut address = device.alloc(Weights::bytes(engine))?;
+    fn upload(mut address: Address, engine: &'a Engine, device: &mut dyn Device) -> Result<Self> {
         let mut placed = HashMap::new();
+        let reader = engine.reader()?;
         for section in &engine.manifest().sections {
             if section.kind == SectionKind::Code {
                 continue;
             }
-            device.write(address, engine.section(&section.name))?;
+            let source = reader.section(&section.name);
+            device.write_with(address, source.len(), &mut |offset, piece| {
+                source.read(offset, piece)
+            })?;
             placed.insert(section.name.as_str(), (address, &section.shape[..]));
             address += (section.bytes as usize).next_multiple_of(ALIGNMENT) as Address;
         }
+        reader.finish()?;
         Ok(Self(placed))
     }
 

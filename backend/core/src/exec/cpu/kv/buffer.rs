@@ -1,37 +1,19 @@
-//! Zeroed memory that many threads may write to, at addresses that are multiples of 64.
+//! Zeroed memory that many threads may write to, at addresses that are multiples of a page.
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
+use crate::exec::cpu::mapping::Mapping;
+use std::ops::Range;
 
 /// A cache line, and the widest vector.
 const ALIGN: usize = 64;
 
 /// Bytes behind a raw pointer: who reads and writes which of them, and when, is the owner's affair.
-pub(super) struct Buffer {
-    memory: NonNull<u8>,
-    layout: Layout,
-    /// Of the first multiple of [`ALIGN`] in the memory.
-    start: usize,
-    len: usize,
-}
-
-// SAFETY: the memory is owned, and every access to it is through raw pointers whose users answer for
-// the absence of data races.
-unsafe impl Send for Buffer {}
-// SAFETY: as above.
-unsafe impl Sync for Buffer {}
+pub(super) struct Buffer(Mapping);
 
 impl Buffer {
     /// `None` where there is no such amount of memory.
     pub(super) fn zeroed(len: usize) -> Option<Self> {
-        // The system hands out zeroed memory without touching it only when it is asked for a small
-        // alignment, so the first multiple of `ALIGN` is looked for here.
-        let layout = Layout::from_size_align(len.checked_add(ALIGN)?, 16).ok()?;
-        // SAFETY: the size is at least `ALIGN`.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        let start = memory.as_ptr().align_offset(ALIGN);
-        Some(Self { memory, layout, start, len })
+        Mapping::new(len).ok().map(Self)
     }
 
     /// Where the elements `offset .. offset + count` lie.
@@ -40,23 +22,14 @@ impl Buffer {
     /// If the range does not end within the buffer.
     pub(super) fn at<E>(&self, offset: usize, count: usize) -> *mut E {
         let size = size_of::<E>();
-        assert!(align_of::<E>() <= ALIGN && (offset + count) * size <= self.len);
-        // SAFETY: `start` is less than `ALIGN` and the assertion bounds the rest: the result stays in
-        // the allocation of `ALIGN + len` bytes.
-        unsafe { self.memory.as_ptr().add(self.start + offset * size).cast() }
+        assert!(align_of::<E>() <= ALIGN && (offset + count) * size <= self.0.len());
+        // SAFETY: the assertion bounds the result to the mapping.
+        unsafe { self.0.base().add(offset * size).cast() }
     }
 
-    /// Usable bytes.
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout, and freed here only.
-        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    /// Its addresses.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        self.0.range()
     }
 }
 

@@ -16,6 +16,7 @@ use crate::model::Dtype;
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::{Error, Result};
 use buffer::Buffer;
+use std::ops::Range;
 
 const _: () = assert!(PAGE_TOKENS == LANES, "a key vector is a page wide");
 
@@ -77,6 +78,11 @@ impl KvCache {
     ) -> usize {
         let row = head_dim + head_dim.next_multiple_of(LANES);
         num_layers * num_kv_heads * PAGE_TOKENS * row * dtype.bytes()
+    }
+
+    /// Addresses of all pages: of the keys, and of the values.
+    pub fn addresses(&self) -> [Range<usize>; 2] {
+        [self.keys.addresses(), self.values.addresses()]
     }
 
     /// The number format.
@@ -287,6 +293,6 @@ mod tests {
     fn page_bytes_count_what_is_allocated() {
         let cache = KvCache::new(Dtype::Fp16, 3, 5, 2, 80).unwrap();
         let bytes = 5 * KvCache::page_bytes(Dtype::Fp16, 3, 2, 80);
-        assert_eq!(cache.keys.len() + cache.values.len(), bytes);
+        assert_eq!(cache.addresses().map(|range| range.len()).iter().sum::<usize>(), bytes);
     }
 }

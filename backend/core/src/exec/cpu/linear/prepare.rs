@@ -34,6 +34,12 @@ impl Form {
         }
     }
 
+    /// Words from a row of `k` values to the next: whole quads of k for any format, two words for the scale and the
+    /// sum, and an odd number of cache lines, so that the rows of a block do not fall into one cache set.
+    fn stride(self, k: usize) -> usize {
+        16 * ((k.next_multiple_of(4) / self.len() + 2).div_ceil(16) | 1)
+    }
+
     /// Values in a word.
     fn len(self) -> usize {
         match self {
@@ -76,10 +82,8 @@ pub fn prepare(
 ) {
     assert_eq!(x.len(), rows * k, "activations of {rows} rows of {k}");
     let form = Form::of(isa, dtype);
-    // Whole quads of k for any format, two words for the scale and the sum, and an odd number of cache
-    // lines, so that the rows of a block do not fall into one cache set.
-    let words = (k.next_multiple_of(4) / form.len() + 2).div_ceil(16) | 1;
-    *out = Prepared { form, rows, k, stride: 16 * words, words: std::mem::take(&mut out.words) };
+    let stride = form.stride(k);
+    *out = Prepared { form, rows, k, stride, words: std::mem::take(&mut out.words) };
     out.words.resize(rows * out.stride, 0);
     let encode = kernel::encoder(isa);
     let encode = |row: usize, words: &mut [u32]| {
@@ -94,6 +98,16 @@ pub fn prepare(
 }
 
 impl Prepared {
+    /// With room for so many words: rows are prepared without moving it.
+    pub fn with_capacity(words: usize) -> Self {
+        Self { words: Vec::with_capacity(words), ..Self::default() }
+    }
+
+    /// Words that `rows` rows of `k` values take, prepared for `dtype`.
+    pub fn num_words(isa: Isa, dtype: Dtype, rows: usize, k: usize) -> usize {
+        rows * Form::of(isa, dtype).stride(k)
+    }
+
     /// Panics unless the first `rows` rows can be multiplied by a `dtype` matrix of `k` inputs.
     pub(super) fn check(&self, isa: Isa, dtype: Dtype, k: usize, rows: usize) {
         let form = Form::of(isa, dtype);

@@ -1,0 +1,28 @@
+//! What the machine and the control groups around this process give to it.
+//!
+//! Everything is worked out from files of the system, which are read through `Files`: tests bring recorded ones.
+
+mod affinity;
+mod cgroup;
+mod cpus;
+mod heap;
+mod memory;
+mod resident;
+#[cfg(test)]
+mod tests;
+
+pub use affinity::ThreadId;
+pub use cpus::{Core, Cpus};
+pub use heap::trim_heap;
+pub use memory::Headroom;
+pub use resident::resident_bytes;
+
+use std::path::Path;
+
+/// Gives the text of a file of the system, where there is such a file.
+type Files<'a> = &'a dyn Fn(&Path) -> Option<String>;
+
+/// The files of this machine.
+fn of_system(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}

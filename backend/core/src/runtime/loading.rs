@@ -1,0 +1,204 @@
+//! From engines with their places to an executor: weights are brought to where they are used, or found there, and
+//! target and drafter are put together.
+
+use super::memory::{Memory, MemoryType, WeightCopy};
+use super::placement::{Place, Placement, Promises};
+use super::shared::{Copies, Numbered};
+use crate::Result;
+use crate::adapt::DraftPolicy;
+use crate::batch::{Executor, Forward};
+use crate::draft::{self, Drafter};
+use crate::engine::DrafterKind;
+use crate::exec::Host;
+use crate::exec::cpu::{self, Resources};
+use crate::exec::cuda::device::Device;
+use crate::exec::cuda::{self, Gpu, OnHost, Uploaded};
+use std::sync::Arc;
+
+/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
+/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
+const MAX_LOOKUP: usize = 5;
+const MIN_LOOKUP: usize = 3;
+
+/// An executor, and what it took.
+pub(super) struct Loaded {
+    pub(super) executor: Box<dyn Executor>,
+    /// Whether anything drafts.
+    pub(super) drafts: bool,
+    pub(super) memory: Memory,
+}
+
+/// A model where it runs.
+enum Model {
+    Cpu(Box<cpu::Model>),
+    /// On the GPU with this number.
+    Gpu(Arc<cuda::Model>, usize, Gpu),
+}
+
+/// Loads the engines of a placement.
+pub(super) struct Loader<'a> {
+    pub(super) placement: &'a Placement<'a>,
+    pub(super) num_pages: usize,
+    pub(super) promises: &'a Promises,
+    pub(super) copies: &'a mut Copies,
+}
+
+impl Loader<'_> {
+    /// Loads the models and puts them together with the drafters that the target names.
+    pub(super) fn load(mut self, policy: DraftPolicy) -> Result<Loaded> {
+        let placement = self.placement;
+        let engine = placement.engines[0].0;
+        let mut memory = Memory::default();
+        let target = self.model(0, &mut memory)?;
+        let has_draft = placement.engines.len() > 1;
+        let draft = has_draft.then(|| self.model(1, &mut memory)).transpose()?;
+        let lookup = || lookup(&engine.manifest().drafter, policy);
+        let drafts = lookup().is_some() || draft.is_some();
+        let steps = self.steps(&target, draft.as_ref(), lookup());
+
+        let vocab_size = placement.shared_vocab();
+        let draft = draft.map(|draft| draft::Model::new(draft.forward(), vocab_size));
+        let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
+            (Some(lookup), Some(model)) => Some(Box::new(draft::Combined::new(lookup, model))),
+            (Some(lookup), None) => Some(Box::new(lookup)),
+            (None, Some(model)) => Some(Box::new(model)),
+            (None, None) => None,
+        };
+        let host = Host::new(target.forward(), drafter);
+        let executor: Box<dyn Executor> = match steps {
+            Some(steps) => Box::new(cuda::Steps::new(engine, steps, host)?),
+            None => Box::new(host),
+        };
+        memory.own = self.own();
+        Ok(Loaded { executor, drafts, memory })
+    }
+
+    /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.
+    fn steps(
+        &self,
+        target: &Model,
+        draft: Option<&Model>,
+        lookup: Option<draft::Ngram>,
+    ) -> Option<cuda::OnGpu> {
+        let Model::Gpu(target, number, gpu) = target else { return None };
+        let draft = match draft {
+            None => None,
+            Some(Model::Gpu(model, at, _)) if at == number => {
+                let vocab_size = self.placement.shared_vocab();
+                Some(cuda::DraftModel { model: Arc::clone(model), vocab_size })
+            }
+            // Drafts from elsewhere come through the host.
+            Some(_) => return None,
+        };
+        let (gpu, target) = (gpu.clone(), Arc::clone(target));
+        let launch_ahead = self.placement.launch_ahead;
+        Some(cuda::OnGpu { gpu, target, lookup, draft, launch_ahead })
+    }
+
+    /// Loads an engine, and tells what weights it has.
+    fn model(&mut self, idx: usize, memory: &mut Memory) -> Result<Model> {
+        match &self.placement.engines[idx].1 {
+            Place::Cpu => Ok(Model::Cpu(Box::new(self.on_cpu(idx, memory)?))),
+            Place::Gpu(number, gpu) => {
+                let (number, gpu) = (*number, gpu.clone());
+                let model = self.on_gpu(idx, number, &mut **gpu.lock(), memory)?;
+                Ok(Model::Gpu(Arc::new(model), number, gpu))
+            }
+        }
+    }
+
+    fn on_cpu(&mut self, idx: usize, memory: &mut Memory) -> Result<cpu::Model> {
+        let Placement { engines, isa, pool, .. } = self.placement;
+        let (engine, key) = (engines[idx].0, self.placement.key(idx));
+        let found = self.copies.cpu.get(&key);
+        let is_first = found.is_none();
+        let Numbered { number, weights } = match found {
+            Some(found) => found,
+            None => {
+                let arena = cpu::Weights::reserve(engine)?;
+                if let Some(promise) = &self.promises.weights {
+                    promise.reserve(arena.addresses());
+                }
+                // What worker 0 reads is near to where it will run.
+                let _pinned = pool.pin_caller();
+                let weights = cpu::Weights::load_into(arena, engine, pool)?;
+                self.copies.cpu.put(key, weights)
+            }
+        };
+        let bytes = cpu::Weights::bytes(engine);
+        memory.add_weights(WeightCopy { number, memory: MemoryType::Cpu, bytes, is_first });
+        let (num_pages, rows) = (self.num_pages, self.placement.rows(idx));
+        let resources = Resources { num_pages, rows, isa: *isa, pool: Arc::clone(pool) };
+        let model = cpu::Model::new(engine, weights, resources)?;
+        if let Some(promise) = &self.promises.kept {
+            model.kv().addresses().into_iter().for_each(|range| promise.reserve(range));
+        }
+        Ok(model)
+    }
+
+    fn on_gpu(
+        &mut self,
+        idx: usize,
+        number: usize,
+        device: &mut dyn Device,
+        memory: &mut Memory,
+    ) -> Result<cuda::Model> {
+        let (engine, many_rows) = (self.placement.engines[idx].0, self.placement.many_rows);
+        if !device.shares_memory() {
+            return cuda::Model::load_with(engine, self.num_pages, many_rows, device);
+        }
+        let key = self.placement.key(idx);
+        let found = self.copies.gpu.get(&key);
+        let is_first = found.is_none();
+        let copy = match found {
+            Some(found) => found,
+            None => {
+                let owner = (self.placement.open)(number)?;
+                self.copies.gpu.put(key, Uploaded::new(engine, owner, device)?)
+            }
+        };
+        let (bytes, place) = (cuda::Weights::bytes(engine), MemoryType::Gpu(number));
+        memory.add_weights(WeightCopy { number: copy.number, memory: place, bytes, is_first });
+        cuda::Model::load_sharing(engine, copy.weights, self.num_pages, many_rows, device)
+    }
+
+    /// What was taken besides weights that can be shared.
+    fn own(&self) -> Vec<(MemoryType, usize)> {
+        let kept = self.promises.kept.as_ref();
+        let mut own: Vec<_> =
+            kept.map(|kept| (MemoryType::Cpu, kept.bytes())).into_iter().collect();
+        for (_, place) in &self.placement.engines {
+            if let Place::Gpu(number, gpu) = place
+                && own.iter().all(|(memory, _)| *memory != place.memory())
+            {
+                let held = gpu.lock().held();
+                own.push((MemoryType::Gpu(*number), held.device));
+                own.push((MemoryType::Pinned, held.pinned));
+            }
+        }
+        own
+    }
+}
+
+/// The look-up of an engine without a model to draft with; beside a model, the adaptive policy has one too.
+fn lookup(kind: &DrafterKind, policy: DraftPolicy) -> Option<draft::Ngram> {
+    match (kind, policy) {
+        (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
+            Some(draft::Ngram::new(*max_ngram, *min_ngram))
+        }
+        (DrafterKind::Model(_), DraftPolicy::Adaptive) => {
+            Some(draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP))
+        }
+        _ => None,
+    }
+}
+
+impl Model {
+    /// For the executor on the host.
+    fn forward(self) -> Box<dyn Forward> {
+        match self {
+            Self::Cpu(model) => model,
+            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)),
+        }
+    }
+}
