@@ -88,7 +88,7 @@ pub struct Settings {
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
-    pub exclude_prompt: bool,
+    pub exclude_prompt: Option<bool>,
     /// Tokens to generate, where a request does not say; `None` leaves it to the profile.
     pub default_max_tokens: Option<usize>,
     /// Sampling, where a request does not say.
@@ -145,7 +145,7 @@ impl Default for Settings {
             draft_gpu: None,
             prefill: ManyRows::default(),
             launch_ahead: true,
-            exclude_prompt: true,
+            exclude_prompt: None,
             default_max_tokens: None,
             sampling: SamplingDefaults::default(),
             request_timeout_ms: 0,

@@ -41,10 +41,16 @@ pub(super) struct Form {
     pub(super) frequency_penalty: Option<f32>,
     pub(super) seed: Option<u64>,
     pub(super) logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<usize>,
     pub(super) top_logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
     pub(super) draft_len: Option<usize>,
     pub(super) pad_id: Option<i32>,
+    pub(super) num_sequences: Option<usize>,
+    pub(super) best_of: Option<usize>,
+    pub(super) includes_stop: bool,
+    pub(super) shows_special: bool,
+    pub(super) hides_text: bool,
     pub(super) report: Report,
     pub(super) streams: bool,
     pub(super) stop: bool,
@@ -58,6 +64,8 @@ impl Form {
         let (prompt_len, logprobs) = (prompt.len(), self.alternatives());
         check_stops(&self.stops).map_err(|error| contract.error(error))?;
         self.check_tokens(contract)?;
+        self.check_prompt_logprobs(prompt_len)?;
+        let (rules, min_tokens) = (self.text_rules(contract)?, self.num_held_back());
         let request = Request {
             max_tokens: self.max_tokens(contract, prompt_len)?,
             draft_len: self.draft_len(contract)?,
@@ -78,8 +86,9 @@ impl Form {
         };
         Ok(Row {
             request,
-            stops: self.stops.into_iter().filter(|stop| !stop.is_empty()).collect(),
+            rules,
             stop_sequences: self.stop_sequences,
+            min_tokens,
             echo,
             logprobs,
             prompt_len,
@@ -93,9 +102,13 @@ impl Form {
             (Profile::Vllm, Some(false)) if self.streams => Err(Error::invalid_arg(
                 "When streaming, `exclude_input_in_output` = False is not allowed.",
             )),
-            (_, Some(given)) => Ok(given),
-            (Profile::Vllm, None) => Ok(self.streams),
-            (_, None) => Ok(contract.settings.exclude_prompt),
+            (Profile::Vllm, given) => Ok(given.unwrap_or(self.streams)),
+            // TensorRT-LLM never streams the prompt, whatever is asked.
+            _ if self.streams => Ok(true),
+            (profile, given) => {
+                let given = given.or(contract.settings.exclude_prompt);
+                Ok(given.unwrap_or(profile == Profile::Text))
+            }
         }
     }
 
@@ -205,8 +218,10 @@ impl Form {
         write(&mut params.frequency_penalty, self.frequency_penalty);
         params.top_k = self.top_k.unwrap_or(params.top_k);
         params.seed = self.seed.or(params.seed);
-        params.min_tokens = self.min_tokens.max(self.min_length);
-        params.logprobs = self.alternatives().or(self.report.any_log_probs().then_some(0));
+        params.min_tokens = self.num_held_back();
+        let weighs = self.report.any_log_probs() || self.fan_out().chooses();
+        params.logprobs = self.alternatives().or(weighs.then_some(0));
+        params.prompt_logprobs = self.prompt_logprobs;
         params.temperature = match (self.temperature, defaults.temperature) {
             (Some(given), _) | (None, Some(given)) => given,
             (None, None) if contract.profile == Profile::Vllm => VLLM_TEMPERATURE,
@@ -216,6 +231,7 @@ impl Form {
         params.logit_bias = self.biases(tokenizer)?.into();
         params.bad_words = self.banned(contract, tokenizer)?.into();
         params.validate(contract.vocab_size).map_err(|error| contract.error(error))?;
+        self.fan_out().check_draws(contract, &params)?;
         Ok(params)
     }
 

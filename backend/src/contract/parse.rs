@@ -22,8 +22,9 @@ pub(super) fn parse(
     let mut common = Form::default();
     given.parameters(profile, parameters, &mut common)?;
     let forms = given.forms(common)?;
-    let (streams, report) = (forms[0].streams, forms[0].report);
-    if forms.iter().any(|form| (form.streams, form.report) != (streams, report)) {
+    let (streams, report, fan_out) = (forms[0].streams, forms[0].report, forms[0].fan_out());
+    let shared = |form: &Form| (form.streams, form.report, form.fan_out());
+    if forms.iter().any(|form| shared(form) != (streams, report, fan_out)) {
         return Err(Error::invalid_arg("rows of a batch differ in what they stream or return"));
     }
     if forms.iter().any(|form| form.stop) {
@@ -34,9 +35,10 @@ pub(super) fn parse(
             "Streaming is only supported if model is deployed using decoupled mode.",
         ));
     }
+    fan_out.check(contract, forms.len(), streams)?;
     let rows = forms.into_iter().map(|form| form.into_row(contract, tokenizer));
     let rows = rows.collect::<Result<_>>()?;
-    Ok(Call { rows, streams, report, stop: false, timeout: timeout(parameters)? })
+    Ok(Call { rows, fan_out, streams, report, stop: false, timeout: timeout(parameters)? })
 }
 
 /// Triton's gRPC frontend takes `timeout` out of the parameters, its generate endpoint leaves it there.

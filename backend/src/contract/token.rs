@@ -91,7 +91,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("ignore_eos", IGNORE_EOS),
     input("end_id", END_ID),
     input("pad_id", PAD_ID),
-    input("num_return_sequences", ONE_ONLY),
+    input("num_return_sequences", NUM_SEQUENCES),
     input("beam_width", ONE_ONLY),
     input("return_log_probs", RETURN_LOG_PROBS),
     input("return_context_logits", RETURN_LOGITS),
@@ -137,7 +137,7 @@ pub(super) static INPUTS: &[Input] = &[
 
 pub(super) static PARAMETERS: &[Input] = &[input("request_type", REQUEST_TYPE)];
 
-const OUTPUT_IDS: Output = output(
+const OUTPUT_IDS: Output = lists(
     "output_ids",
     Int32,
     &[-1, -1],
@@ -150,7 +150,7 @@ const OUTPUT_IDS: Output = output(
         let ids = prompt.iter().copied().chain(generated).map(i64::from);
         Some(Cell::Ints(ids.collect(), i64::from(scene.row.pad_id)))
     },
-    "the tokens; of a streamed response what is new. Shorter rows are filled up with `pad_id`",
+    "the prompt's tokens, unless they are excluded, and those behind them; of a streamed response what is new. Shorter rows are filled up with `pad_id`",
 );
 const SEQUENCE_LENGTH: Output = output(
     "sequence_length",
@@ -201,6 +201,7 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("logit_bias", "embedding_bias"),
     ("given_draft", "draft_input_ids"),
     ("draft_len", "num_draft_tokens"),
+    ("num_sequences", "num_return_sequences"),
 ];
 
 fn tokens(ids: &[i64]) -> Checked<Vec<u32>> {

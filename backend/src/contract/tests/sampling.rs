@@ -53,7 +53,7 @@ fn the_operators_defaults_hold_where_a_request_does_not_say() {
     let settings = Settings {
         sampling: defaults,
         default_max_tokens: Some(10),
-        exclude_prompt: false,
+        exclude_prompt: Some(false),
         ..settings(Profile::Text)
     };
     let contract = Contract::new(&settings, &limits(), VOCAB);
@@ -100,7 +100,8 @@ fn vllm_reads_every_option() {
         prompt_logprobs: None,
     };
     assert_eq!(row.request.sampling, expected);
-    assert_eq!((row.request.stop_tokens.as_slice(), row.stops), (&[5, 6][..], vec!["x".into()]));
+    assert_eq!(row.request.stop_tokens, [5, 6]);
+    assert_eq!(row.rules.unwrap().stops[..], ["x"]);
     assert_eq!((row.request.draft_len, row.request.ignore_eos), (Some(0), true));
 }
 
@@ -114,7 +115,7 @@ fn vllm_takes_request_parameters_and_the_tensor_wins_over_them() {
     let row =
         contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap().rows.remove(0);
     assert_eq!((row.request.max_tokens, row.request.sampling.temperature), (6, 0.25));
-    assert_eq!((row.stops, row.logprobs), (vec!["a".to_string()], Some(2)));
+    assert_eq!((&row.rules.unwrap().stops[..], row.logprobs), (&["a".to_string()][..], Some(2)));
 }
 
 #[test]
@@ -141,10 +142,6 @@ fn vllm_options_that_are_wrong_unknown_or_not_built_are_named() {
     ] {
         assert_eq!(refusal(vllm(&options)), message);
     }
-    assert_eq!(
-        unsupported(vllm(&json!({ "n": 2 }))),
-        "sampling_parameters: n: 2, only 1 is supported"
-    );
     assert_eq!(
         unsupported(vllm(&json!({ "guided_decoding": {} }))),
         "sampling_parameters: guided_decoding: not supported, guided decoding is not built in"
