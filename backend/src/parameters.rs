@@ -36,6 +36,26 @@ pub enum WhenFull {
     HoldBack,
 }
 
+/// What becomes of a request for more tokens than fit behind its prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenTooLong {
+    /// It gets those that fit.
+    #[default]
+    Clamp,
+    /// It is refused.
+    Refuse,
+}
+
+/// What a temperature means where neither top-k nor top-p nor min-p is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TemperatureAlone {
+    /// Tokens are drawn from all.
+    #[default]
+    Draws,
+    /// Nothing, as in TensorRT-LLM: the likeliest token is taken.
+    Greedy,
+}
+
 /// Which responses Triton counts in its response statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResponseStatistics {
@@ -89,6 +109,12 @@ pub struct Settings {
     pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
     pub exclude_prompt: Option<bool>,
+    /// What becomes of a request for more tokens than fit.
+    pub when_too_long: WhenTooLong,
+    /// What a temperature means by itself.
+    pub temperature_alone: TemperatureAlone,
+    /// Whether responses tell how many KV pages were found computed.
+    pub report_reuse: bool,
     /// Tokens to generate, where a request does not say; `None` leaves it to the profile.
     pub default_max_tokens: Option<usize>,
     /// Sampling, where a request does not say.
@@ -138,6 +164,9 @@ impl Default for Settings {
             policy: Policy::default(),
             max_queue_size: 1024,
             when_full: WhenFull::default(),
+            when_too_long: WhenTooLong::default(),
+            temperature_alone: TemperatureAlone::default(),
+            report_reuse: true,
             queue: QueuePolicy::default(),
             kv_reuse: true,
             max_num_tokens: None,

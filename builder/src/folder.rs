@@ -28,6 +28,9 @@ use std::path::Path;
 const DEFAULT_DRAFT_LEN: usize = 8;
 /// Context length unless the command line says otherwise or the models are shorter.
 const DEFAULT_SEQ_LEN: usize = 8192;
+/// What is bounded in serving unless the operator says otherwise. Triton's HTTP frontend does not tell of clients that
+/// have gone: what they asked for ends with its time.
+const BOUNDS: [(&str, &str); 2] = [("max_queue_size", "1024"), ("request_timeout_ms", "600000")];
 /// n-grams that the look-up drafter tries.
 const NGRAM: DrafterKind = DrafterKind::Ngram { max_ngram: 3, min_ngram: 2 };
 
@@ -274,7 +277,7 @@ fn config_text(output: &Path, plan: &Plan) -> Result<String> {
             // One instance on one GPU: without a list every GPU of the machine would get one.
             Device::Cuda { .. } => "count: 1 kind: KIND_GPU gpus: [ 0 ]",
         },
-        parameters: Vec::new(),
+        parameters: BOUNDS.map(|(key, value)| (key.into(), value.into())).into(),
     };
     Ok(config.render())
 }

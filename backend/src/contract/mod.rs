@@ -42,6 +42,9 @@ const VLLM_MAX_TOKENS: usize = 16;
 /// The temperature of vLLM where nobody says.
 const VLLM_TEMPERATURE: f32 = 1.0;
 
+/// Outputs that tell whether somebody has sent the beginning of a prompt before.
+const TELL_OF_REUSE: [&str; 2] = ["kv_cache_alloc_new_blocks", "kv_cache_reused_blocks"];
+
 /// A set of names of inputs and outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
@@ -67,7 +70,7 @@ pub struct Contract {
 /// One Triton request.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
-    /// What to generate, a row of the batch each. None in a stop request.
+    /// What to generate, a row of the batch each.
     pub rows: Vec<Row>,
     /// How many texts each row gets.
     pub fan_out: FanOut,
@@ -77,8 +80,6 @@ pub struct Call {
     pub report: Report,
     /// How long its client waits, where it said so in the parameters.
     pub timeout: Option<Duration>,
-    /// It ends the request of the same id, and asks for nothing else.
-    pub stop: bool,
 }
 
 /// One row of a request.
@@ -177,7 +178,11 @@ impl Contract {
 
     /// The output tensors of one response.
     pub fn outputs(&self, call: &Call, reply: &Reply, tokenizer: &Tokenizer) -> Vec<Tensor> {
-        reply::outputs(self.profile, call, reply, tokenizer)
+        let mut outputs = reply::outputs(self.profile, call, reply, tokenizer);
+        if !self.settings.report_reuse {
+            outputs.retain(|output| !TELL_OF_REUSE.contains(&output.name.as_str()));
+        }
+        outputs
     }
 
     /// What the client is told of an error of the core, with its own name of the field.

@@ -1,22 +1,31 @@
 //! The options of a request, each once: profiles give them names.
 
+use super::form::Form;
 use super::table::{Action, Checked, Opt, Wrong};
 use crate::triton::DataType;
 
-/// Most words of a list.
-const MAX_WORDS: usize = 4096;
+/// Most words of a list, as many as sampling takes.
+const MAX_WORDS: usize = 1024;
 /// Most bytes of a word.
 const MAX_WORD_BYTES: usize = 1024;
 
 pub(super) const TEXT_INPUT: Opt =
-    Opt { action: Action::Text(|form, text| put(&mut form.text, text)), help: "the prompt" };
+    Opt { action: Action::Text(|form, text| put(&mut form.text, text.into())), help: "the prompt" };
 pub(super) const MESSAGES: Opt = Opt {
-    action: Action::Text(|form, json| put(&mut form.messages, json)),
-    help: "a conversation, as a JSON list of objects with `role` and `content`, which the model's chat template makes the prompt of",
+    action: Action::Text(|form, json| put(&mut form.messages, json.into())),
+    help: "a conversation, as a JSON list of messages in OpenAI's schema, which the model's chat template makes the prompt of. What they spell is never a control token",
+};
+pub(super) const TOOLS: Opt = Opt {
+    action: Action::Text(|form, json| put(&mut form.tools, json.into())),
+    help: "functions that the model may call, as a JSON list in OpenAI's schema, for the chat template",
+};
+pub(super) const TEMPLATE_VARIABLES: Opt = Opt {
+    action: Action::Text(|form, json| put(&mut form.template_variables, json.into())),
+    help: "further variables of the chat template, as a JSON object: `{\"enable_thinking\": false}`",
 };
 pub(super) const MAX_TOKENS: Opt = Opt {
     action: Action::Int(|form, n| put(&mut form.max_tokens, at_least(1, n)?)),
-    help: "tokens to generate at most; with the prompt at most the engine's `max_seq_len`. Absent: parameter `default_max_tokens`, cut to what fits",
+    help: "tokens to generate at most; what does not fit behind the prompt in the engine's `max_seq_len` is left away (parameter `when_too_long`). Absent: parameter `default_max_tokens`",
 };
 pub(super) const MIN_TOKENS: Opt = Opt {
     action: Action::Int(|form, n| write(&mut form.min_tokens, at_least(0, n)?)),
@@ -27,11 +36,11 @@ pub(super) const MIN_LENGTH: Opt = Opt {
     help: "the same as `min_tokens`; the larger one holds",
 };
 pub(super) const STOP_WORDS: Opt = Opt {
-    action: Action::Texts(|form, words| write(&mut form.stops, words)),
+    action: Action::Texts(|form, words| write(&mut form.stops, words.into())),
     help: "the text ends before the first of these; empty ones are ignored",
 };
 pub(super) const BAD_WORDS: Opt = Opt {
-    action: Action::Texts(|form, list| write(&mut form.bad_words, words(list)?)),
+    action: Action::Texts(|form, list| write(&mut form.bad_words, words(list)?.into())),
     help: "the tokens of these never come; empty ones are ignored",
 };
 pub(super) const EXCLUDE_INPUT: Opt = Opt {
@@ -41,12 +50,9 @@ pub(super) const EXCLUDE_INPUT: Opt = Opt {
 pub(super) const END_ID: Opt = Opt {
     action: Action::Int(|form, id| match id {
         -1 => write(&mut form.ignore_eos, true),
-        _ => {
-            form.stop_tokens.push(token(id)?);
-            Ok(())
-        }
+        _ => write(&mut form.end_id, u32::try_from(id).ok()),
     }),
-    help: "the text also ends at this token; -1: it does not end at the model's end tokens",
+    help: "the text also ends at this token, if the vocabulary has it; -1: it does not end at the model's end tokens",
 };
 pub(super) const PAD_ID: Opt = Opt {
     action: Action::Int(|form, id| {
@@ -69,7 +75,7 @@ pub(super) const MIN_P: Opt = Opt {
 };
 pub(super) const TEMPERATURE: Opt = Opt {
     action: Action::Float(|form, t| put(&mut form.temperature, t)),
-    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where a top-k above 1, a top-p below 1 or a min-p above 0 is given, else 0",
+    help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`; without that 1 where a top-k above 1, a top-p below 1 or a min-p above 0 is given, else 0. Given alone it draws from all tokens (parameter `temperature_alone`)",
 };
 pub(super) const LENGTH_PENALTY: Opt = Opt {
     action: Action::Float(|_, penalty| match penalty {
@@ -91,8 +97,19 @@ pub(super) const FREQUENCY_PENALTY: Opt = Opt {
     help: "-2 to 2, taken from the logits of tokens in the output as often as they occur",
 };
 pub(super) const SEED: Opt = Opt {
-    action: Action::Uint(|form, seed| put(&mut form.seed, seed)),
+    action: Action::Uint(the_seed),
     help: "the same seed gives the same text. Absent: every request draws anew",
+};
+pub(super) const RANDOM_SEED: Opt =
+    Opt { action: Action::Uint(the_seed), help: "the same as `seed`, by its older name" };
+pub(super) const PRIORITY: Opt = Opt {
+    // It is looked at before a request is read; here it only has to be a level.
+    action: Action::Int(|_, level| at_least(0, level).map(drop)),
+    help: "level of the whole request in the model's `dynamic_batching`, the first row's: lower is served first, 0 is the default level. Wins over the priority that Triton's clients send beside the inputs",
+};
+pub(super) const CACHE_SALT: Opt = Opt {
+    action: Action::Text(|form, salt| write(&mut form.cache_salt, salt.into())),
+    help: "only requests with the same salt share the KV cache of equal beginnings, and can learn of each other by it",
 };
 pub(super) const IGNORE_EOS: Opt = Opt {
     action: Action::Flag(|form, flag| {
@@ -131,11 +148,11 @@ pub(super) const STREAM: Opt = Opt {
     help: "send the output as it comes; needs a decoupled model",
 };
 pub(super) const BIAS_WORDS: Opt = Opt {
-    action: Action::Texts(|form, list| write(&mut form.bias_words, words(list)?)),
+    action: Action::Texts(|form, list| write(&mut form.bias_words, words(list)?.into())),
     help: "words of one token whose logits `embedding_bias_weights` are added to",
 };
 pub(super) const BIAS_WEIGHTS: Opt = Opt {
-    action: Action::Floats(|form, weights| write(&mut form.bias_weights, weights)),
+    action: Action::Floats(|form, weights| write(&mut form.bias_weights, weights.into())),
     help: "one for each of `embedding_bias_words`",
 };
 pub(super) const NUM_DRAFT_TOKENS: Opt = Opt {
@@ -171,6 +188,14 @@ pub(super) const NO_ENCODER: &str = "only decoder models are served";
 /// An input that is declared so that a client who sends it hears why not.
 pub(super) const fn refused(datatype: DataType, dims: &'static [i64], why: &'static str) -> Opt {
     Opt { action: Action::Refused(datatype, dims), help: why }
+}
+
+/// It has two names.
+fn the_seed(form: &mut Form, seed: u64) -> Checked {
+    match form.seed {
+        Some(other) if other != seed => Err(format!("{seed}, the other name has {other}").into()),
+        _ => put(&mut form.seed, seed),
+    }
 }
 
 /// Words are split into tokens one by one: no more of them, and no longer ones, than that is worth.

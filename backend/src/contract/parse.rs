@@ -1,6 +1,6 @@
 //! One Triton request, read: tensors over request parameters over the model's defaults.
 
-use super::form::Form;
+use super::form::{Form, Words};
 use super::table::{Action, Checked, Input, Wrong};
 use super::value::{self, Value};
 use super::{Call, Contract, Profile};
@@ -27,18 +27,19 @@ pub(super) fn parse(
     if forms.iter().any(|form| shared(form) != (streams, report, fan_out)) {
         return Err(Error::invalid_arg("rows of a batch differ in what they stream or return"));
     }
-    if forms.iter().any(|form| form.stop) {
-        return Ok(Call { stop: true, ..Call::default() });
-    }
     if streams && !contract.settings.decoupled {
         return Err(Error::invalid_arg(
             "Streaming is only supported if model is deployed using decoupled mode.",
         ));
     }
+    // All that takes no time comes first.
     fan_out.check(contract, forms.len(), streams)?;
-    let rows = forms.into_iter().map(|form| form.into_row(contract, tokenizer));
+    forms.iter().try_for_each(|form| form.check(contract))?;
+    Words::check(&forms)?;
+    let mut words = Words::new(tokenizer);
+    let rows = forms.into_iter().map(|form| form.into_row(contract, &mut words));
     let rows = rows.collect::<Result<_>>()?;
-    Ok(Call { rows, fan_out, streams, report, stop: false, timeout: timeout(parameters)? })
+    Ok(Call { rows, fan_out, streams, report, timeout: timeout(parameters)? })
 }
 
 /// Triton's gRPC frontend takes `timeout` out of the parameters, its generate endpoint leaves it there.
@@ -153,11 +154,14 @@ impl Input {
     }
 }
 
-/// What Triton's frontends add of themselves.
+/// What Triton's frontends add of themselves, and what upstream's clients send that means nothing there either.
 fn is_reserved(name: &str) -> bool {
-    const NAMES: [&str; 6] =
-        ["id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"];
-    name.starts_with("triton_") || name.starts_with("binary_data") || NAMES.contains(&name)
+    const OF_TRITON: [&str; 5] = ["id", "sequence_id", "sequence_start", "sequence_end", "timeout"];
+    const OF_CLIENTS: [&str; 1] = ["Streaming"];
+    name.starts_with("triton_")
+        || name.starts_with("binary_data")
+        || OF_TRITON.contains(&name)
+        || OF_CLIENTS.contains(&name)
 }
 
 fn unknown(name: &str) -> Error {

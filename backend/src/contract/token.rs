@@ -20,7 +20,7 @@ const LOSSLESS: &str = "drafts are verified by the target alone, without loss";
 const DRAFTER: &str = "how drafts are made is decided when the engine is built";
 
 const INPUT_IDS: Opt = Opt {
-    action: Action::Ints(|form, ids| put(&mut form.ids, tokens(&ids)?)),
+    action: Action::Ints(|form, ids| put(&mut form.ids, tokens(&ids)?.into())),
     help: "the prompt's tokens",
 };
 const INPUT_LENGTHS: Opt = Opt {
@@ -28,21 +28,21 @@ const INPUT_LENGTHS: Opt = Opt {
     help: "how many of `input_ids` are the prompt. Absent: all",
 };
 const DRAFT_INPUT_IDS: Opt = Opt {
-    action: Action::Ints(|form, ids| write(&mut form.given_draft, tokens(&ids)?)),
-    help: "draft tokens that the first step verifies, at most the engine's `max_draft_len`",
+    action: Action::Ints(|form, ids| write(&mut form.given_draft, tokens(&ids)?.into())),
+    help: "draft tokens that the first step verifies, at most the engine's `max_draft_len`, 16 where it has no drafter",
 };
 const STOP_WORDS_LIST: Opt = Opt {
     action: Action::Words(|form, words| {
         let sequences = sequences(words)?;
         let (long, single): (Vec<_>, Vec<_>) =
             sequences.into_iter().partition(|sequence| sequence.len() > 1);
-        form.stop_tokens.extend(single.into_iter().flatten());
-        write(&mut form.stop_sequences, long)
+        form.stop_tokens = single.into_iter().flatten().collect();
+        write(&mut form.stop_sequences, long.into())
     }),
     help: "token sequences that end the output, which keeps them: ids one after the other, below them the offset behind each sequence, then -1",
 };
 const BAD_WORDS_LIST: Opt = Opt {
-    action: Action::Words(|form, words| write(&mut form.bad_sequences, sequences(words)?)),
+    action: Action::Words(|form, words| write(&mut form.bad_sequences, sequences(words)?.into())),
     help: "token sequences that never come, written like `stop_words_list`",
 };
 const EMBEDDING_BIAS: Opt = Opt {
@@ -54,8 +54,9 @@ const EMBEDDING_BIAS: Opt = Opt {
     help: "added to the logits: one value for each token of the model, at most 4096 of them not 0",
 };
 const STOP: Opt = Opt {
-    action: Action::Flag(|form, flag| write(&mut form.stop, flag)),
-    help: "ends the request with the same id; this one gets an empty response",
+    // Whoever sends true is answered before the request is read.
+    action: Action::Flag(|_, _| Ok(())),
+    help: "ends the requests with the same id, wherever they are; this one gets an empty response, and nothing else of it is read. An id is worth what it is hard to guess: whoever names it ends the request. One without an id cannot be ended so",
 };
 const REQUEST_TYPE: Opt = Opt {
     action: Action::Text(|_, kind| match kind.as_str() {
@@ -71,6 +72,8 @@ pub(super) static INPUTS: &[Input] = &[
     input("request_output_len", MAX_TOKENS),
     input("streaming", STREAM),
     input("stop", STOP),
+    input("priority", PRIORITY),
+    input("cache_salt", CACHE_SALT),
     input("draft_input_ids", DRAFT_INPUT_IDS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
     input("stop_words_list", STOP_WORDS_LIST),
@@ -86,6 +89,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("frequency_penalty", FREQUENCY_PENALTY),
     input("len_penalty", LENGTH_PENALTY),
     input("seed", SEED),
+    input("random_seed", RANDOM_SEED),
     input("min_tokens", MIN_TOKENS),
     input("min_length", MIN_LENGTH),
     input("ignore_eos", IGNORE_EOS),

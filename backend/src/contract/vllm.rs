@@ -1,12 +1,14 @@
 //! The vLLM profile: the names of Triton's vLLM backend. There is no batch dimension; sampling options come
 //! as one JSON object, or as request parameters.
 
-use super::form::Form;
+use super::form::{Form, PromptEnd};
 use super::options::*;
 use super::reply::{Cell, logprobs, outputs::*};
 use super::table::{Action, Checked, Input, Layout, Opt, Output, Wrong, input};
 use crate::triton::DataType::{Bytes, Uint32};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 const NO_IMAGES: &str = "only text models are served";
 const NO_EMBEDDINGS_OUT: &str = "embeddings are not built in";
@@ -40,6 +42,8 @@ pub(super) static INPUTS: &[Input] = &[
     input("return_num_input_tokens", RETURN_NUM_INPUT_TOKENS),
     input("return_num_output_tokens", RETURN_NUM_OUTPUT_TOKENS),
     input("return_perf_metrics", RETURN_PERF_METRICS),
+    input("priority", PRIORITY),
+    input("cache_salt", CACHE_SALT),
     input("image", refused(Bytes, &[-1], NO_IMAGES)),
     input("embedding_request", refused(Bytes, &[1], NO_EMBEDDINGS_OUT)),
 ];
@@ -76,7 +80,7 @@ const TOP_LOGPROBS: Opt = Opt {
 const STOP_TOKEN_IDS: Opt = Opt {
     action: Action::Ints(|form, ids| {
         let ids: Checked<Vec<u32>> = ids.into_iter().map(token).collect();
-        write(&mut form.stop_tokens, ids?)
+        write(&mut form.stop_tokens, ids?.into())
     }),
     help: "the text also ends at these tokens",
 };
@@ -84,9 +88,26 @@ const LOGIT_BIAS: Opt = Opt {
     action: Action::Json(|form, json| {
         let object = json.as_object().ok_or_else(|| format!("{json} is not an object"))?;
         let biases: Checked<Vec<_>> = object.iter().map(bias).collect();
-        write(&mut form.logit_bias, biases?)
+        write(&mut form.logit_bias, biases?.into())
     }),
     help: "an object of token ids and what is added to their logits",
+};
+const ALLOWED_TOKEN_IDS: Opt = Opt {
+    action: Action::Ints(|form, ids| {
+        let ids: Checked<BTreeSet<u32>> = ids.into_iter().map(token).collect();
+        put(&mut form.allowed_tokens, ids?.into_iter().collect())
+    }),
+    help: "the only tokens that can come",
+};
+const TRUNCATE_PROMPT_TOKENS: Opt = Opt {
+    action: Action::Int(|form, n| {
+        let kept = match n {
+            -1 => PromptEnd::Longest,
+            _ => PromptEnd::Tokens(at_least(1, n)?),
+        };
+        put(&mut form.truncate_prompt, kept)
+    }),
+    help: "only so many tokens of the prompt's end are read; -1: as many as leave room for one to be generated",
 };
 
 const BEST_OF: Opt = Opt {
@@ -133,6 +154,8 @@ pub(super) static SAMPLING: &[Input] = &[
     input("logprobs", LOGPROBS),
     input("top_logprobs", TOP_LOGPROBS),
     input("logit_bias", LOGIT_BIAS),
+    input("allowed_token_ids", ALLOWED_TOKEN_IDS),
+    input("truncate_prompt_tokens", TRUNCATE_PROMPT_TOKENS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
     input("n", NUM_SEQUENCES),
     input("best_of", BEST_OF),
@@ -206,6 +229,7 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("text", "text_input"),
     ("input_ids", "text_input"),
     ("stop_tokens", "stop_token_ids"),
+    ("allowed_tokens", "allowed_token_ids"),
     ("draft_len", "num_draft_tokens"),
     ("num_sequences", "n"),
 ];
@@ -216,7 +240,12 @@ fn sampling(form: &mut Form, json: &Json) -> Checked {
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         let option = SAMPLING.iter().find(|option| option.name == name);
         let option = option.ok_or_else(|| format!("option '{name}' is not known"))?;
-        option.set(form, value).map_err(|wrong| wrong.of(name))?;
+        // Lists are lists here: a string that looks like one is a string.
+        let value = match (&option.option.action, value) {
+            (Action::Texts(_), Json::String(_)) => Cow::Owned(json!([value])),
+            _ => Cow::Borrowed(value),
+        };
+        option.set(form, &value).map_err(|wrong| wrong.of(name))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The table of configuration parameters.
 
-use super::{Policy, ResponseStatistics, Settings, WhenFull};
+use super::{Policy, ResponseStatistics, Settings, TemperatureAlone, WhenFull, WhenTooLong};
 use crate::contract::Profile;
 use spec_core::runtime::ManyRows;
 use std::str::FromStr;
@@ -167,6 +167,30 @@ pub(crate) static KEYS: &[Key] = &[
         "`true`, token `false`",
         |s, v| put(&mut s.exclude_prompt, boolean(v)),
         "leave the prompt out of the output where a request does not say (text and token profile); it is never streamed",
+    ),
+    key(
+        "when_too_long",
+        "`clamp`, `refuse`",
+        "`clamp`",
+        when_too_long,
+        "what becomes of a request for more tokens than fit behind its prompt: it gets those that fit, and `length` as \
+         its finish reason; or it is refused",
+    ),
+    key(
+        "temperature_alone",
+        "`draws`, `greedy`",
+        "`draws`",
+        temperature_alone,
+        "what a temperature means where neither top-k nor top-p nor min-p is given: tokens are drawn from all, or the \
+         likeliest is taken, as TensorRT-LLM does (text and token profile)",
+    ),
+    key(
+        "report_kv_cache_reuse",
+        "boolean",
+        "`true`",
+        |s, v| write(&mut s.report_reuse, boolean(v)),
+        "whether `return_perf_metrics` tells how many KV pages were found computed, by which a client may learn what \
+         others have sent; see `cache_salt` too, which also keeps it from being told by the time that a prompt takes",
     ),
     key(
         "default_max_tokens",
@@ -430,6 +454,24 @@ fn when_full(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
         "refuse" => WhenFull::Refuse,
         "hold_back" => WhenFull::HoldBack,
         _ => return Err("refuse or hold_back"),
+    };
+    Ok(())
+}
+
+fn when_too_long(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.when_too_long = match value {
+        "clamp" => WhenTooLong::Clamp,
+        "refuse" => WhenTooLong::Refuse,
+        _ => return Err("clamp or refuse"),
+    };
+    Ok(())
+}
+
+fn temperature_alone(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.temperature_alone = match value {
+        "draws" => TemperatureAlone::Draws,
+        "greedy" => TemperatureAlone::Greedy,
+        _ => return Err("draws or greedy"),
     };
     Ok(())
 }

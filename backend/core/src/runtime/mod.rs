@@ -32,7 +32,12 @@ pub use crate::exec::cuda::ManyRows;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
-pub const MAX_GIVEN_LEN: usize = 16;
+const MAX_GIVEN_LEN: usize = 16;
+
+/// Draft tokens that a request may bring along to an engine of this `max_draft_len`, which is 0 without a drafter.
+pub fn max_given_len(max_draft_len: usize) -> usize {
+    if max_draft_len == 0 { MAX_GIVEN_LEN } else { max_draft_len }
+}
 
 /// How an engine is run.
 #[derive(Clone, Debug)]
@@ -110,7 +115,7 @@ pub struct Request {
     /// Draft tokens in a step at most; `None` is the engine's maximum, 0 is plain decoding.
     pub draft_len: Option<usize>,
     /// Draft tokens to verify right behind the prompt in place of the drafter's: a guess at how the text
-    /// begins, as many as the engine's `max_draft_len`, or [`MAX_GIVEN_LEN`] where it has no drafter.
+    /// begins, [`max_given_len`] at most.
     pub given_draft: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
@@ -278,10 +283,7 @@ impl Runtime {
     }
 
     fn check_given_len(&self, len: usize) -> Result<()> {
-        let max = match self.limits.max_draft_len {
-            0 => MAX_GIVEN_LEN,
-            max => max,
-        };
+        let max = max_given_len(self.limits.max_draft_len);
         if len > max {
             let message = format!("{len} tokens, at most {max} are verified at once");
             return Err(Error::bad_request("given_draft", message));

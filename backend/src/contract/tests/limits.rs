@@ -1,6 +1,7 @@
 //! Values out of their limits, and bytes that are not what their shape says.
 
 use super::*;
+use crate::parameters::WhenTooLong;
 use std::time::Duration;
 
 #[test]
@@ -18,8 +19,12 @@ fn a_wrong_value_is_refused_with_its_name_and_limits() {
         (float("min_p", -0.1), "min_p: -0.1 is not in 0 to 1"),
         (float("repetition_penalty", 0.0), "repetition_penalty: 0 is not above 0 and at most 100"),
         (float("presence_penalty", 3.0), "presence_penalty: 3 is not in -2 to 2"),
-        (int("end_id", -2), "end_id: -2 is no token"),
-        (int("end_id", 260), "end_id: token 260 is outside the vocabulary of 260 tokens"),
+        (int("priority", -1), "priority: -1, at least 0 is needed"),
+        (
+            texts("cache_salt", &[&"x".repeat(1025)]),
+            "cache_salt: 1025 bytes, at most 1024 are allowed",
+        ),
+        (texts("bad_words", &["x"; 1025]), "bad_words: 1025 entries, at most 1024 are allowed"),
         (int("num_draft_tokens", 5), "num_draft_tokens: 5 exceeds max_draft_len 4"),
         (texts("stop_words", &["x"; 257]), "stop_words: 257 entries, at most 256 are allowed"),
         (
@@ -82,10 +87,7 @@ fn the_token_profile_names_its_own_fields() {
     for (input, message) in [
         (int("runtime_top_k", -1), "runtime_top_k: -1, at least 0 is needed"),
         (float("runtime_top_p", 2.0), "runtime_top_p: 2 is not above 0 and at most 1"),
-        (
-            int("request_output_len", 63),
-            "request_output_len: 63 after a prompt of 2 tokens is 65, max_seq_len is 64",
-        ),
+        (int("request_output_len", 0), "request_output_len: 0, at least 1 is needed"),
         (
             ints("draft_input_ids", &[1, 5], &[1; 5]),
             "draft_input_ids: 5 tokens, at most 4 are allowed",
@@ -125,9 +127,21 @@ fn the_token_profile_names_its_own_fields() {
 }
 
 #[test]
-fn prompt_and_output_must_fit_together() {
-    let fits = |max_tokens| hi([int("max_tokens", max_tokens)]);
-    assert_eq!(fits(61).unwrap().request.max_tokens, 61);
+fn of_an_output_that_does_not_fit_behind_the_prompt_what_fits_is_left() {
+    for asked in [61, 62, i32::MAX] {
+        assert_eq!(hi([int("max_tokens", asked)]).unwrap().request.max_tokens, 61);
+    }
+}
+
+#[test]
+fn an_operator_may_have_it_refused() {
+    let settings = Settings { when_too_long: WhenTooLong::Refuse, ..settings(Profile::Text) };
+    let contract = Contract::new(&settings, &limits(), VOCAB);
+    let fits = |max_tokens| {
+        let inputs = [texts("text_input", &["hi"]), int("max_tokens", max_tokens)];
+        contract.parse(&inputs, &[], &TOKENIZER)
+    };
+    assert_eq!(fits(61).unwrap().rows[0].request.max_tokens, 61);
     assert_eq!(
         refusal(fits(62)),
         "max_tokens: 62 after a prompt of 3 tokens is 65, max_seq_len is 64"
@@ -145,6 +159,10 @@ fn a_prompt_that_leaves_no_room_is_refused_before_it_is_split() {
     assert_eq!(
         refusal(prompt(63)),
         "text_input: 64 tokens, max_seq_len is 64 with at least 1 to generate"
+    );
+    assert_eq!(
+        refusal(prompt(640)),
+        "text_input: 640 bytes are more than 63 tokens, max_seq_len is 64 with at least 1 to generate"
     );
     assert_eq!(
         refusal(prompt(10_000)),
@@ -245,4 +263,51 @@ fn the_cores_errors_are_told_in_the_clients_names() {
     assert_eq!(full.code, Code::Unavailable);
     let broken = contract(Profile::Text).error(spec_core::Error::Device("gone".into()));
     assert_eq!(broken.code, Code::Internal);
+}
+
+#[test]
+fn what_takes_no_time_is_checked_in_all_rows_before_any_text_is_split() {
+    // The first row's prompt is too long only once it is split; the second row is wrong at a glance.
+    let row = |len: usize| "x".repeat(len);
+    let inputs = [
+        tensor("text_input", DataType::Bytes, &[2, 1], bytes(&[&row(63), "hi"])),
+        ints("num_draft_tokens", &[2, 1], &[1, 5]),
+    ];
+    assert_eq!(
+        refusal(parse(Profile::Text, &inputs)),
+        "num_draft_tokens: 5 exceeds max_draft_len 4"
+    );
+}
+
+#[test]
+fn a_draft_may_come_along_where_there_is_no_drafter() {
+    let limits = Limits { max_draft_len: 0, ..limits() };
+    let contract = Contract::new(&settings(Profile::Token), &limits, VOCAB);
+    let with = |len: usize| {
+        let draft = ints("draft_input_ids", &[1, len as i64], &vec![1; len]);
+        contract.parse(&[ints("input_ids", &[1, 2], &[1, 2]), draft], &[], &TOKENIZER)
+    };
+    assert_eq!(with(16).unwrap().rows[0].request.given_draft, [1; 16]);
+    assert_eq!(refusal(with(17)), "draft_input_ids: 17 tokens, at most 16 are allowed");
+}
+
+#[test]
+fn the_words_of_all_rows_together_are_bounded() {
+    let lists = |first: &str| {
+        let word = "x".repeat(1000);
+        let mut words = vec![word.as_str(); 2 * 200];
+        words[200] = first;
+        let prompts = tensor("text_input", DataType::Bytes, &[2, 1], bytes(&["hi", "ho"]));
+        let words = tensor("bad_words", DataType::Bytes, &[2, 200], bytes(&words));
+        refusal(parse(Profile::Text, &[prompts, words]))
+    };
+    // Equal lists count once; what is wrong with them is seen when they are split.
+    assert_eq!(
+        lists(&"x".repeat(1000)),
+        "bad_words: 1000 tokens in an entry, at most 64 are allowed"
+    );
+    assert_eq!(
+        lists("y"),
+        "bad_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are allowed"
+    );
 }

@@ -32,7 +32,7 @@ static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     std::fs::write(dir.path().join("tokenizer.json"), vocabulary().to_string()).unwrap();
     let config = json!({
         "bos_token": "<s>", "eos_token": "</s>",
-        "chat_template": "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}a:",
+        "chat_template": "{{ bos_token }}{% for t in tools or [] %}t:{{ t.function.name }};{% endfor %}{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if enable_thinking is false %}n;{% endif %}a:",
     });
     std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     Tokenizer::open(dir.path()).unwrap()

@@ -105,11 +105,55 @@ fn input_lengths_cuts_what_fills_up_a_row() {
 }
 
 #[test]
-fn a_stop_request_needs_nothing_else() {
-    let call = parse(Profile::Token, &[ints("stop", &[1, 1], &[])]);
-    assert_eq!(refusal(call), "stop: data type INT32, expected BOOL");
-    let call = parse(Profile::Token, &[flag("stop", true)]).unwrap();
-    assert!(call.stop && call.rows.is_empty());
+fn vllm_reads_the_end_of_a_prompt_that_is_to_be_cut() {
+    let prompt = |text: &str, kept: i64| {
+        let inputs = [unbatched(texts("text_input", &[text]))];
+        let parameters = [("truncate_prompt_tokens".to_string(), Parameter::Int(kept))];
+        let call = contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER);
+        call.map(|call| call.rows[0].request.prompt.clone())
+    };
+    assert_eq!(prompt("abcd", 2).unwrap(), [99, 100]);
+    assert_eq!(prompt("abcd", 9).unwrap(), ids("abcd"));
+    // One that is too long fits then.
+    assert_eq!(prompt(&"x".repeat(200), -1).unwrap(), [120; MAX_SEQ_LEN - 1]);
+    assert_eq!(
+        refusal(prompt(&"x".repeat(200), 64)),
+        "text_input: 64 tokens, max_seq_len is 64 with at least 1 to generate"
+    );
+    assert_eq!(refusal(prompt("x", 0)), "truncate_prompt_tokens: 0, at least 1 is needed");
+}
+
+#[test]
+fn tools_and_variables_of_the_template_come_with_messages() {
+    let conversation = texts("messages", &[r#"[{"role": "user", "content": "hi"}]"#]);
+    let tools = texts("tools", &[r#"[{"type": "function", "function": {"name": "f"}}]"#]);
+    let variables = texts("chat_template_kwargs", &[r#"{"enable_thinking": false}"#]);
+    let all = [conversation.clone(), tools.clone(), variables.clone()];
+    let call = parse(Profile::Text, &all).unwrap();
+    assert_eq!(call.rows[0].request.prompt, ids("t:f;u:hi;n;a:"));
+    for (extra, message) in [
+        (tools, "tools: given without messages"),
+        (variables, "chat_template_kwargs: given without messages"),
+    ] {
+        let alone = [texts("text_input", &["hi"]), extra];
+        assert_eq!(refusal(parse(Profile::Text, &alone)), message);
+    }
+    let wrong = [conversation, texts("chat_template_kwargs", &["[]"])];
+    assert!(refusal(parse(Profile::Text, &wrong)).starts_with("chat_template_kwargs: "));
+}
+
+#[test]
+fn every_profile_takes_a_salt_for_its_cache() {
+    for profile in [Profile::Text, Profile::Token, Profile::Vllm] {
+        let prompt = match profile {
+            Profile::Text => texts("text_input", &["hi"]),
+            Profile::Token => ints("input_ids", &[1, 2], &[1, 2]),
+            Profile::Vllm => unbatched(texts("text_input", &["hi"])),
+        };
+        let parameters = [("cache_salt".to_string(), Parameter::String("a tenant".into()))];
+        let call = contract(profile).parse(&[prompt], &parameters, &TOKENIZER).unwrap();
+        assert_eq!(call.rows[0].request.cache_salt, "a tenant");
+    }
 }
 
 #[test]

@@ -146,6 +146,18 @@ fn the_last_response_has_every_output_that_was_asked_for() {
 }
 
 #[test]
+fn an_operator_may_hide_what_tells_of_others_prompts() {
+    let settings = Settings { report_reuse: false, ..settings(Profile::Text) };
+    let call = call(Profile::Text, all_flags());
+    let last = row("ab", &[97, 98], Some(FinishReason::StopWord));
+    let reply = Reply { rows: vec![last], ..Reply::default() };
+    let tensors = Contract::new(&settings, &limits(), VOCAB).outputs(&call, &reply, &TOKENIZER);
+    let told: Vec<_> =
+        names(&tensors).into_iter().filter(|name| name.starts_with("kv_cache")).collect();
+    assert_eq!(told, ["kv_cache_alloc_total_blocks"]);
+}
+
+#[test]
 fn responses_before_the_last_have_the_counts_so_far_and_no_reason_of_the_end() {
     let call = call(Profile::Text, all_flags());
     let tensors = outputs(Profile::Text, &call, vec![row("a", &[97], None)]);

@@ -1,8 +1,9 @@
 //! Sampling options, and what holds where they are absent.
 
 use super::*;
-use crate::parameters::SamplingDefaults;
+use crate::parameters::{SamplingDefaults, TemperatureAlone};
 use spec_core::sampling::SamplingParams;
+use std::sync::Arc;
 
 fn sampling(inputs: impl IntoIterator<Item = Tensor>) -> SamplingParams {
     hi(inputs).unwrap().request.sampling
@@ -196,4 +197,85 @@ fn end_id_ends_the_text_too_and_minus_one_ends_it_never() {
     assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![9], false));
     let row = hi([int("end_id", -1)]).unwrap();
     assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![], true));
+}
+
+#[test]
+fn an_end_id_that_the_vocabulary_does_not_have_ends_nothing() {
+    for id in [260, i32::MAX, -2] {
+        let row = hi([int("end_id", id)]).unwrap();
+        assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![], false));
+    }
+}
+
+#[test]
+fn a_seed_has_two_names() {
+    let older = Tensor { name: "random_seed".into(), ..seed(7) };
+    assert_eq!(sampling([older.clone()]).seed, Some(7));
+    assert_eq!(sampling([older.clone(), seed(7)]).seed, Some(7));
+    assert_eq!(refusal(hi([older, seed(8)])), "seed: 8, the other name has 7");
+}
+
+#[test]
+fn a_temperature_alone_draws_or_not_as_the_operator_says() {
+    let temperature = |profile, alone, extra: &[Tensor]| {
+        let settings = Settings { temperature_alone: alone, ..settings(profile) };
+        let prompt = [texts("text_input", &["hi"]), float("temperature", 0.5)];
+        let mut inputs = [&prompt, extra].concat();
+        if profile == Profile::Vllm {
+            let parameters = [("temperature".to_string(), Parameter::Double(0.5))];
+            let contract = Contract::new(&settings, &limits(), VOCAB);
+            let call = contract.parse(&[unbatched(inputs.remove(0))], &parameters, &TOKENIZER);
+            return call.unwrap().rows[0].request.sampling.temperature;
+        }
+        let call = Contract::new(&settings, &limits(), VOCAB).parse(&inputs, &[], &TOKENIZER);
+        call.unwrap().rows[0].request.sampling.temperature
+    };
+    use TemperatureAlone::{Draws, Greedy};
+    assert_eq!(temperature(Profile::Text, Draws, &[]), 0.5);
+    assert_eq!(temperature(Profile::Text, Greedy, &[]), 0.0);
+    for cut in [int("top_k", 5), float("top_p", 0.9), float("min_p", 0.1)] {
+        assert_eq!(temperature(Profile::Text, Greedy, &[cut]), 0.5);
+    }
+    assert_eq!(temperature(Profile::Vllm, Greedy, &[]), 0.5);
+}
+
+#[test]
+fn rows_share_the_lists_that_are_equal() {
+    let words = texts("bad_words", &["ab", "cd"]);
+    let both = |second: &str| {
+        let data = bytes(&["ab", "cd", "ab", second]);
+        tensor("bad_words", DataType::Bytes, &[2, 2], data)
+    };
+    let prompts = tensor("text_input", DataType::Bytes, &[2, 1], bytes(&["hi", "ho"]));
+    let lists = |words: Tensor| {
+        let rows = parse(Profile::Text, &[prompts.clone(), words]).unwrap().rows;
+        rows.into_iter().map(|row| row.request.sampling.bad_words).collect::<Vec<_>>()
+    };
+    let equal = lists(both("cd"));
+    assert!(Arc::ptr_eq(&equal[0], &equal[1]));
+    let different = lists(both("ce"));
+    assert_eq!(*different[1], [vec![97, 98], vec![99, 101]]);
+    assert_eq!(*hi([words]).unwrap().request.sampling.bad_words, *equal[0]);
+    assert_eq!(different[0], equal[0]);
+}
+
+#[test]
+fn vllm_may_name_the_only_tokens_that_can_come() {
+    let allowed = |ids: Value| vllm(&json!({ "allowed_token_ids": ids }));
+    let row = allowed(json!([9, 3, 9])).unwrap();
+    assert_eq!(row.request.sampling.allowed_tokens.as_deref(), Some(&[3, 9][..]));
+    assert!(refusal(allowed(json!([260]))).starts_with("allowed_token_ids: token 260"));
+    assert!(refusal(allowed(json!([]))).starts_with("allowed_token_ids: an empty list"));
+}
+
+#[test]
+fn a_stop_of_vllm_that_looks_like_a_list_is_a_string() {
+    let stops = |stop: Value| vllm(&json!({ "stop": stop })).unwrap().rules.unwrap().stops;
+    assert_eq!(stops(json!("[\"a\"]"))[..], ["[\"a\"]"]);
+    assert_eq!(stops(json!(["a", "b"]))[..], ["a", "b"]);
+    // A request parameter cannot be a list; there the string is one.
+    let parameters = [("stop".to_string(), Parameter::String("[\"a\", \"b\"]".into()))];
+    let inputs = [unbatched(texts("text_input", &["hi"]))];
+    let call = contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap();
+    assert_eq!(call.rows[0].rules.as_ref().unwrap().stops[..], ["a", "b"]);
 }
