@@ -31,6 +31,9 @@ def vllm(server, prompt, sampling=None, parameters=None, **options):
     return client.grpc_stream(server, "vllm", options, flat=True, parameters=parameters)
 
 
+LONE = dict(exclude_input_in_output=True)
+
+
 def greedy(max_tokens=16, **more):
     return {"temperature": 0, "max_tokens": max_tokens, **more}
 
@@ -158,6 +161,16 @@ def test_vllm_includes_the_stop_string_on_request(server, reference):
         assert answer.text == expected + "drawing"
 
 
+def test_vllm_includes_the_stop_token_on_request(server, reference):
+    run = reference.ask(text_input=LIST, max_tokens=40)
+    without, including = [
+        vllm(server, LIST, greedy(40, stop_token_ids=[run["output_ids"][5]], include_stop_str_in_output=included), **LONE)
+        .good().text for included in [False, True]
+    ]
+    assert including.startswith(without) and including != without
+    assert run["text"].startswith(including)
+
+
 def test_vllm_holds_back_stop_strings_for_as_many_tokens(server, reference):
     run = reference.ask(text_input=LIST, max_tokens=40)
     stop = "part"
@@ -224,6 +237,18 @@ def test_token_ids_begin_with_the_prompt_unless_they_are_streamed(server, refere
         assert answer.replies[0].outputs["sequence_length"].tolist() == [[len(whole)]]
         answer = token(server, run["prompt_ids"], 16, exclude_input_in_output=excluded, streaming=True).good()
         assert ids(answer) == run["output_ids"]
+
+
+@pytest.mark.parametrize("min_tokens", [0, 6, 13, 14, 15, 40])
+def test_token_sequences_end_nothing_before_as_many_tokens(server, reference, min_tokens):
+    run = reference.ask(text_input=LIST, max_tokens=40)
+    output = run["output_ids"]
+    words = np.array([[output[12:14], [2, -1]]], dtype=np.int32)
+    ends = [end for end in range(2, 41) if output[end - 2:end] == output[12:14] and end > min_tokens]
+    for streaming in [False, True]:
+        options = dict(stop_words_list=words, min_tokens=min_tokens, ignore_eos=True, streaming=streaming)
+        answer = token(server, run["prompt_ids"], 40, **options).good()
+        assert ids(answer) == output[:min(ends, default=40)]
 
 
 def test_seeded_token_ids_are_those_of_try(server, reference):

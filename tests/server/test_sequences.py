@@ -126,6 +126,13 @@ def test_the_likeliest_of_several_are_answered_first(server, reference):
     assert outputs["cumulative_logprob"] == pytest.approx([sum(one["logprobs"]) for one in runs[:2]], abs=1e-3)
 
 
+def test_log_probabilities_of_the_prompt_are_told_once_for_all_texts(server):
+    told = [vllm(server, {"prompt_logprobs": 1, **several}).good() for several in [{}, {"n": 3}, {"n": 2, "best_of": 4}]]
+    lists = [one.replies[0].outputs["prompt_logprobs"] for one in told]
+    assert all(one.shape == (1,) and one[0] == lists[0][0] for one in lists)
+    assert len(json.loads(lists[0][0])) > 3
+
+
 def test_more_texts_than_one_request_may_have_are_refused(server):
     answer = client.grpc_stream(server, "text", rows(PROMPTS, max_tokens=1, num_return_sequences=65))
     assert "num_return_sequences" in answer.error
