@@ -7,6 +7,8 @@
 constexpr uint32_t TARGET_LANE = 0;
 constexpr uint32_t DRAFT_LANE = 1;
 constexpr uint32_t COIN_LANE = 2;
+// Above these stands the place of a draft in its proposal.
+constexpr uint32_t LANE_BITS = 2;
 
 // Set in the lane word for the 32 bits below a token's first 32.
 constexpr uint32_t LOW_BITS = 1u << 31;

@@ -266,7 +266,8 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
         return;
     }
     const bool is_path = p.sequences[sequence].coupling == PATH;
-    const uint32_t lane = verifies || is_path ? TARGET_LANE : DRAFT_LANE;
+    const uint32_t lane =
+        verifies || is_path ? TARGET_LANE : DRAFT_LANE | idx << LANE_BITS;
     const Noise noise = {p.sequences[sequence].key, place.context.position(), lane};
     if (is_shared) {
         prepare_slice(place, task, slice, scratch);

@@ -21,7 +21,10 @@ PROMPT = "Once upon a time"
 @pytest.fixture(scope="module")
 def server(serve, engine):
     pool = {"max_tokens_in_paged_kv_cache": 4096}
-    return serve([Model("stream", engine, parameters=pool), Model("whole", engine, decoupled=False, parameters=pool)])
+    return serve([
+        Model("stream", engine, parameters=pool), Model("whole", engine, decoupled=False, parameters=pool),
+        Model("hiding", engine, decoupled=False, parameters={**pool, "report_kv_cache_reuse": "false"}),
+    ])
 
 
 def ask(server, **options):
@@ -84,14 +87,14 @@ def test_optional_outputs_in_every_combination(server, reference):
 @pytest.mark.parametrize(
     "word,options",
     [
-        ("max_tokens", dict(max_tokens=0)), ("max_tokens", dict(max_tokens=-5)), ("max_tokens", dict(max_tokens=2000)),
+        ("max_tokens", dict(max_tokens=0)), ("max_tokens", dict(max_tokens=-5)), ("priority", dict(priority=-1)),
         ("temperature", dict(temperature=-0.5)), ("temperature", dict(temperature=float("nan"))),
         ("temperature", dict(temperature=float("inf"))), ("top_k", dict(top_k=-2)), ("top_p", dict(top_p=1.5)),
         ("top_p", dict(top_p=float("nan"))), ("min_p", dict(min_p=-0.1)), ("min_p", dict(min_p=1.1)),
         ("repetition_penalty", dict(repetition_penalty=0.0)), ("repetition_penalty", dict(repetition_penalty=float("inf"))),
         ("presence_penalty", dict(presence_penalty=float("nan"))),
         ("num_draft_tokens", dict(num_draft_tokens=9)), ("num_draft_tokens", dict(num_draft_tokens=-1)),
-        ("min_tokens", dict(min_tokens=-1)), ("end_id", dict(end_id=10**9)),
+        ("min_tokens", dict(min_tokens=-1)),
         ("embedding_bias", dict(embedding_bias_words=[" a", " b"], embedding_bias_weights=[1.0])),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
@@ -119,8 +122,40 @@ def test_options_that_are_not_built_are_refused_as_such(server, word, options):
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_both_lengths(server):
-    error = refused(server, "1024", text_input="word " * 1100, max_tokens=4)
-    assert any(number in error for number in ["1100", "1101", "1102"]), error
+    assert "5500 bytes are more than 1023 tokens" in refused(server, "1024", text_input="word " * 1100, max_tokens=4)
+
+
+def test_of_an_output_that_does_not_fit_what_fits_is_sent(server):
+    prompt = "word " * 1000
+    answer = answered(server, text_input=prompt, max_tokens=2000, ignore_eos=True, return_finish_reason=True,
+                      return_num_input_tokens=True, return_num_output_tokens=True)
+    assert answer.value("num_input_tokens") + answer.sum("num_output_tokens") == 1024
+    assert answer.value("finish_reason") == b"length"
+
+
+def test_only_requests_of_one_salt_share_pages(server):
+    """Of a salt nothing is told to others, not even whether it was there."""
+    def found(**options):
+        asked = {"text_input": "tenant " * 100, "max_tokens": 1, "return_perf_metrics": True, **options}
+        return answered(server, **asked).value("kv_cache_reused_blocks")
+
+    assert (found(cache_salt="one"), found(cache_salt="two"), found()) == (0, 0, 0)
+    assert min(found(cache_salt="one"), found(cache_salt="two"), found()) > 0
+    assert found(cache_salt="three") == 0
+
+
+def test_counts_of_found_pages_can_be_hidden(server):
+    asked = {"text_input": "hidden " * 100, "max_tokens": 1, "return_perf_metrics": True}
+    told = {}
+    for _ in range(2):
+        told = client.grpc_infer(server, "hiding", asked).good().replies[0].outputs
+    assert [name for name in told if name.startswith("kv_cache")] == ["kv_cache_alloc_total_blocks"]
+
+
+def test_a_seed_has_two_names(server):
+    drawn = {"text_input": PROMPT, "max_tokens": 12, "temperature": 1.0}
+    texts = [answered(server, **drawn, **{name: 5}).text for name in ["seed", "random_seed"]]
+    assert texts[0] == texts[1] != answered(server, **drawn, seed=6).text
 
 
 def test_a_prompt_of_a_megabyte_is_refused(server, reference):

@@ -149,6 +149,20 @@ def test_higher_priorities_are_served_first(server, behind):
     assert order == ["high", *(f"default {idx}" for idx in range(behind)), "middle", "low"]
 
 
+def test_a_priority_may_be_an_input_too(server):
+    """It wins over what stands beside the inputs."""
+    with held(server, "ranked") as full:
+        options = {**BRIEF, "return_perf_metrics": True}
+        waiting = {"default": ask(server, "ranked")}
+        full.waiting(1)
+        waiting["low"] = client.Stream(server, "ranked", {**options, "priority": 3}, priority=1)
+        full.waiting(2)
+        waiting["high"] = client.Stream(server, "ranked", {**options, "priority": 1})
+        full.waiting(3)
+        full.go()
+        assert in_order(waiting) == ["high", "default", "low"]
+
+
 def test_rows_of_a_large_request_do_not_keep_the_others_waiting(server):
     rows = 6
     column = lambda value, dtype: np.full((rows, 1), value, dtype=dtype)

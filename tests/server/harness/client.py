@@ -22,8 +22,8 @@ _BOOLS = """stream exclude_input_in_output ignore_eos use_draft_logits return_lo
 _FLOATS = """top_p min_p temperature length_penalty repetition_penalty presence_penalty frequency_penalty
     embedding_bias_weights runtime_top_p embedding_bias""".split()
 _STRINGS = """text_input messages bad_words stop_words embedding_bias_words guided_decoding_guide_type
-    guided_decoding_guide decoder_text_input sampling_parameters image""".split()
-_LONGS = ["seed", "lora_task_id", "prompt_table_extra_id"]
+    guided_decoding_guide decoder_text_input sampling_parameters image cache_salt tools chat_template_kwargs""".split()
+_LONGS = ["seed", "random_seed", "lora_task_id", "prompt_table_extra_id"]
 NUMPY = {"BOOL": np.bool_, "FP32": np.float32, "BYTES": np.object_, "UINT64": np.uint64, "INT32": np.int32}
 
 

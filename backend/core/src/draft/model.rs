@@ -123,6 +123,6 @@ fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
         Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted: &proposal.tokens };
     let q = sampler.distribution(logits, context);
     let position = entry.tokens.len() + proposal.len();
-    let token = sampler.draw(&q, position, Stream::Draft);
+    let token = sampler.draw(&q, position, Stream::Draft(proposal.len()));
     proposal.push(token, Some(q));
 }

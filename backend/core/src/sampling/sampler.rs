@@ -19,8 +19,9 @@ pub enum Coupling {
 pub enum Stream {
     /// The target, at a position where no draft was kept.
     Target,
-    /// A drafter: at most one draw for each position of a proposal (siblings would be the same token).
-    Draft,
+    /// A drafter, for the token of this place in its proposal: at most one draw for each (siblings would be the same
+    /// token). Each step drafts from another position on, so that no draw is repeated behind a rejected draft.
+    Draft(usize),
 }
 
 /// Turns logits into tokens for one request.
@@ -93,7 +94,9 @@ impl Sampler {
         let noise = match (self.coupling, stream) {
             (Coupling::Path(seed), _) => Noise::new(seed, position, TARGET_LANE),
             (Coupling::Independent(key), Stream::Target) => Noise::new(key, position, TARGET_LANE),
-            (Coupling::Independent(key), Stream::Draft) => Noise::new(key, position, DRAFT_LANE),
+            (Coupling::Independent(key), Stream::Draft(nth)) => {
+                Noise::new(key, position, DRAFT_LANE | (nth as u32) << LANE_BITS)
+            }
         };
         dist.race(noise)
     }
@@ -108,6 +111,8 @@ impl Sampler {
 const TARGET_LANE: u32 = 0;
 const DRAFT_LANE: u32 = 1;
 const COIN_LANE: u32 = 2;
+/// Above these stands the place in a proposal.
+const LANE_BITS: u32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -170,9 +175,11 @@ mod tests {
             let sampler = Sampler::new(params.clone(), coupling, vec![]);
             let dist = sampler.distribution(&[0.0; 50], context(&[9]));
             let draw = |position, stream| sampler.draw(&dist, position, stream);
-            (0..100).filter(|&at| draw(at, Stream::Target) == draw(at, Stream::Draft)).count()
+            let count = |a, b| (0..100).filter(|&at| draw(at, a) == draw(at, b)).count();
+            // The other place in a proposal is that of an earlier step, whose proposal began earlier.
+            [count(Stream::Target, Stream::Draft(0)), count(Stream::Draft(1), Stream::Draft(0))]
         };
-        assert_eq!(same(Coupling::Path(4)), 100);
-        assert!(same(Coupling::Independent(4)) < 15);
+        assert_eq!(same(Coupling::Path(4)), [100, 100]);
+        assert!(same(Coupling::Independent(4)).iter().all(|&count| count < 15));
     }
 }

@@ -127,7 +127,7 @@ impl Game {
                         _ => self.params.temperature,
                     };
                     let (drawn, reported) = self.draft_row(model, temperature, &output);
-                    (sampler.draw(&drawn, position, Stream::Draft), Some(reported))
+                    (sampler.draw(&drawn, position, Stream::Draft(proposal.len())), Some(reported))
                 }
             };
             proposal.push(token, q);
