@@ -72,7 +72,7 @@ fn drawn_siblings_p_value(second: Second) -> f64 {
         // The siblings' own noise: one draft stream cannot give two draws for a position.
         let draw = |dist: &Distribution, nth: u64| {
             let sampler = Sampler::new(sampled(), Coupling::Independent(trial ^ nth << 40), vec![]);
-            sampler.draw(dist, PROMPT.len(), Stream::Draft)
+            sampler.draw(dist, PROMPT.len(), Stream::Draft(0))
         };
         let mut proposal = Proposal::default();
         let q = distribution(&DRAFT);
