@@ -5,7 +5,7 @@
 use crate::fault::Gate;
 use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId};
 use crate::metrics::Slot;
-use crate::responder::{Ending, News};
+use crate::responder::{Gain, News};
 use crate::room::Place;
 use crate::triton::{Error, Level, log, monotonic_ns, panic_message};
 use crate::watch::{Verdict, Watch};
@@ -162,13 +162,14 @@ impl Engine {
     fn end(&mut self, id: SequenceId, reason: FinishReason, outcome: Result<FinishReason, Error>) {
         let sequence = self.runtime.finish(id, reason);
         let Some(row) = self.close(id) else { return };
-        let ending = Ending::new(outcome, sequence.as_ref());
-        self.tell(News::Progress {
-            row,
+        let gain = Gain {
+            prompt: Vec::new(),
             emitted: Vec::new(),
-            ending: Some(ending),
+            counters: sequence.map(|sequence| sequence.counters).unwrap_or_default(),
+            ending: Some(outcome),
             at: monotonic_ns(),
-        });
+        };
+        self.tell(News::Progress { row, gain });
     }
 
     /// Forgets a sequence, and its request with the last of its rows.
@@ -205,14 +206,15 @@ impl Engine {
     }
 
     fn report_event(&mut self, event: Event, failure: Option<&str>, at: u64) {
-        let Event { id, emitted, finished, .. } = event;
-        let ending = finished.map(|sequence| Ending::of(&sequence, failure));
+        let Event { id, prompt, emitted, counters, finished } = event;
+        let ending = finished.map(|sequence| outcome(&sequence, failure));
         let row = match ending {
             Some(_) => self.close(id),
             None => self.rows.get(&id).copied(),
         };
         if let Some(row) = row {
-            self.tell(News::Progress { row, emitted, ending, at });
+            let gain = Gain { prompt, emitted, counters, ending, at };
+            self.tell(News::Progress { row, gain });
         }
     }
 
@@ -232,21 +234,11 @@ impl Engine {
     }
 }
 
-impl Ending {
-    /// Of a sequence that ended in a step.
-    fn of(sequence: &Sequence, failure: Option<&str>) -> Self {
-        let outcome = match sequence.finish {
-            Some(FinishReason::Failed) => {
-                Err(Error::internal(failure.unwrap_or("the step failed")))
-            }
-            Some(reason) => Ok(reason),
-            None => Err(Error::internal("a sequence ended without a reason")),
-        };
-        Self::new(outcome, Some(sequence))
-    }
-
-    fn new(outcome: Result<FinishReason, Error>, sequence: Option<&Sequence>) -> Self {
-        let counters = sequence.map(|sequence| sequence.counters.clone()).unwrap_or_default();
-        Self { outcome, counters }
+/// How a sequence ended in a step.
+fn outcome(sequence: &Sequence, failure: Option<&str>) -> Result<FinishReason, Error> {
+    match sequence.finish {
+        Some(FinishReason::Failed) => Err(Error::internal(failure.unwrap_or("the step failed"))),
+        Some(reason) => Ok(reason),
+        None => Err(Error::internal("a sequence ended without a reason")),
     }
 }

@@ -110,7 +110,7 @@ pub struct Settings {
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
-    pub exclude_prompt: bool,
+    pub exclude_prompt: Option<bool>,
     /// What becomes of a request for more tokens than fit.
     pub when_too_long: WhenTooLong,
     /// What a temperature means by itself.
@@ -177,7 +177,7 @@ impl Default for Settings {
             draft_gpu: None,
             prefill: ManyRows::default(),
             launch_ahead: true,
-            exclude_prompt: true,
+            exclude_prompt: None,
             default_max_tokens: None,
             sampling: SamplingDefaults::default(),
             request_timeout_ms: 0,

@@ -20,8 +20,8 @@ pub(crate) enum News {
     Refused { ticket: TicketId, error: spec_core::Error },
     /// A step took part of it for the first time, at this time.
     Started { ticket: TicketId, at: u64 },
-    /// A step brought tokens to a row, or it ended, or both.
-    Progress { row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64 },
+    /// A step brought something to a row, or it ended, or both.
+    Progress { row: RowId, gain: Gain },
     /// A client asks to end its request of this name.
     EndNamed(String),
     /// The server ends: all requests are to be answered now, and those that come yet. Then the sender is to be told.
@@ -44,11 +44,17 @@ impl News {
     }
 }
 
-/// How a row ended in the runtime.
+/// What a row has gained.
 #[derive(Clone, Debug)]
-pub(crate) struct Ending {
-    pub(crate) outcome: Result<FinishReason, Error>,
+pub(crate) struct Gain {
+    /// Tokens of its prompt, where the request asks how likely they are.
+    pub(crate) prompt: Vec<Emitted>,
+    pub(crate) emitted: Vec<Emitted>,
+    /// All that it has counted so far.
     pub(crate) counters: Counters,
+    /// How it ended in the runtime, if it did.
+    pub(crate) ending: Option<Result<FinishReason, Error>>,
+    pub(crate) at: u64,
 }
 
 /// The responder thread's state.
@@ -100,7 +106,7 @@ impl Responder {
                     ticket.start(at);
                 }
             }
-            News::Progress { row, emitted, ending, at } => self.progress(row, emitted, ending, at),
+            News::Progress { row, gain } => self.progress(row, gain),
             News::EndNamed(name) => self.end_named(&name),
             News::Exit(answered) => {
                 self.exits = true;
@@ -113,15 +119,15 @@ impl Responder {
         }
     }
 
-    fn progress(&mut self, row: RowId, emitted: Vec<Emitted>, ending: Option<Ending>, at: u64) {
+    fn progress(&mut self, row: RowId, gain: Gain) {
         // News of a ticket that has failed may still come in.
         let Some(ticket) = self.tickets.get_mut(&row.ticket) else { return };
         let home = Home { model: &self.model, instance: &self.instance };
-        let outcome = ticket.progress(row.row_idx, emitted, ending, at, &home);
-        if let Ok(Outcome::RowStopped) = outcome {
+        let outcome = ticket.progress(row.row_idx, gain, &home);
+        if let Ok(Outcome::Stopped) = outcome {
             self.mailbox.stop(Stop::Row(row, FinishReason::StopWord));
         }
-        let ended = !matches!(outcome, Ok(Outcome::Open | Outcome::RowStopped));
+        let ended = !matches!(outcome, Ok(Outcome::Open | Outcome::Stopped));
         let Some(ticket) = ended.then(|| self.tickets.remove(&row.ticket)).flatten() else {
             return;
         };
@@ -145,7 +151,7 @@ impl Responder {
 
     fn end_named(&self, name: &str) {
         for ticket in self.tickets.values().filter(|ticket| ticket.request_id == name) {
-            for row_idx in 0..ticket.num_rows() {
+            for row_idx in 0..ticket.num_sequences() {
                 let row = RowId { ticket: ticket.id, row_idx };
                 self.mailbox.stop(Stop::Row(row, FinishReason::Cancelled));
             }

@@ -1,14 +1,14 @@
 //! A request that was taken on, from its first token to its last response. It alone touches the request's
 //! objects of Triton's. One way out: final response, statistics, release.
 
-use crate::contract::{Call, Finish, Profile, Reply, Row, RowReply, StopSequences, Times};
+use crate::contract::{Call, PromptLogProbs, Reply, Row, RowReply, StopSequences};
 use crate::mailbox::TicketId;
 use crate::model::Model;
 use crate::parameters::ResponseStatistics;
-use crate::responder::Ending;
+use crate::responder::Gain;
 use crate::triton::{self, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns};
 use spec_core::batch::Emitted;
-use spec_core::runtime::{TextChunk, TextRules, TextStream};
+use spec_core::runtime::{TextChunk, TextStream};
 use spec_core::sequence::FinishReason;
 use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
@@ -23,7 +23,9 @@ pub(crate) struct Ticket {
     call: Call,
     /// Names of the outputs that the client wants.
     wanted: Vec<String>,
-    rows: Vec<Progress>,
+    /// Those of a row one after the other.
+    sequences: Vec<Progress>,
+    prompt_log_probs: PromptLogProbs,
     arrival_ns: u64,
     started_ns: Option<u64>,
     num_responses: usize,
@@ -31,17 +33,18 @@ pub(crate) struct Ticket {
     counted_in: Option<Arc<AtomicUsize>>,
 }
 
-/// How far a row is.
+/// How far a sequence is.
 struct Progress {
-    text: TextStream,
+    /// `None` where the tokens alone are wanted.
+    text: Option<TextStream>,
+    /// The token that ends it is text too.
+    includes_stop: bool,
     /// What the next response carries.
     next: RowReply,
     num_tokens: usize,
     stop_sequences: StopSequences,
     /// A stop word was met: later tokens do not count.
     stopped: bool,
-    ended: bool,
-    times: Times,
 }
 
 /// What became of a ticket with some news.
@@ -49,8 +52,8 @@ struct Progress {
 pub(crate) enum Outcome {
     /// It goes on.
     Open,
-    /// A row has met a stop word: the engine need not go on with it.
-    RowStopped,
+    /// A sequence has met a stop word: the engine need not go on with it.
+    Stopped,
     /// The client has its last response.
     Done,
 }
@@ -58,13 +61,18 @@ pub(crate) enum Outcome {
 impl Ticket {
     /// A request that arrived at `arrival_ns`, as it was read.
     pub(crate) fn new(id: TicketId, request: Request, call: Call, arrival_ns: u64) -> Self {
-        let rows = call.rows.iter().enumerate().map(|(idx, row)| Progress::new(idx, row));
+        let drawn = call.fan_out.drawn;
+        let of_row = |(row_idx, row)| {
+            (0..drawn).map(move |sequence_idx| Progress::new(row_idx, sequence_idx, row))
+        };
+        let sequences: Vec<Progress> = call.rows.iter().enumerate().flat_map(of_row).collect();
         Self {
             id,
             request_id: request.id(),
             // Without an answer everything is wanted, as if the client had named nothing.
             wanted: request.wanted_outputs().unwrap_or_default(),
-            rows: rows.collect(),
+            sequences,
+            prompt_log_probs: PromptLogProbs::default(),
             request,
             call,
             arrival_ns,
@@ -80,18 +88,22 @@ impl Ticket {
         self.counted_in = Some(Arc::clone(open));
     }
 
-    /// What is to be computed, a row each, on this level of priority.
+    /// What is to be computed, a sequence each, on this level of priority.
     pub(crate) fn take_requests(&mut self, level: u32) -> Vec<spec_core::runtime::Request> {
-        let num_rows = self.call.rows.len();
-        let take = |(idx, row): (usize, &mut Row)| {
-            let request = std::mem::take(&mut row.request);
-            spec_core::runtime::Request { priority: level, row: idx, num_rows, ..request }
-        };
-        self.call.rows.iter_mut().enumerate().map(take).collect()
+        let (fan_out, num_rows) = (self.call.fan_out, self.sequences.len());
+        let taken = self.call.rows.iter_mut().map(|row| std::mem::take(&mut row.request));
+        let requests = taken.flat_map(|request| fan_out.requests(request)).enumerate();
+        let numbered = requests.map(|(row, request)| spec_core::runtime::Request {
+            priority: level,
+            row,
+            num_rows,
+            ..request
+        });
+        numbered.collect()
     }
 
-    pub(crate) fn num_rows(&self) -> usize {
-        self.rows.len()
+    pub(crate) fn num_sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     /// A step took part of it for the first time.
@@ -99,57 +111,77 @@ impl Ticket {
         self.started_ns = Some(at);
     }
 
-    /// Takes in what a step brought to a row, and sends what can be sent. An error has been told to the
-    /// client; nothing is to follow.
+    /// Takes in what a sequence has gained, and sends what can be sent. An error has been told to the client;
+    /// nothing is to follow.
     pub(crate) fn progress(
         &mut self,
-        row_idx: usize,
-        emitted: Vec<Emitted>,
-        ending: Option<Ending>,
-        at: u64,
+        idx: usize,
+        gain: Gain,
         home: &Home<'_>,
     ) -> Result<Outcome, Error> {
-        let row = &mut self.rows[row_idx];
-        row.times.arrival_ns = self.arrival_ns;
-        row.times.first_scheduled_ns = self.started_ns.unwrap_or(at);
+        let Gain { prompt, emitted, counters, ending, at } = gain;
+        self.prompt_log_probs.push(&prompt, home.tokenizer());
+        let sequence = &mut self.sequences[idx];
+        let times = &mut sequence.next.times;
+        times.arrival_ns = self.arrival_ns;
+        times.first_scheduled_ns = self.started_ns.unwrap_or(at);
+        sequence.next.counters = counters;
         let end_token = match &ending {
-            Some(Ending { outcome: Ok(FinishReason::Stop(token)), .. }) => Some(*token),
+            Some(Ok(FinishReason::Stop(token))) => Some(*token),
             _ => None,
         };
-        let met = row.take(emitted, end_token, at, home)?;
-        if let Some(ending) = ending {
-            home.model.metrics.count_drafts(&ending.counters);
-            row.end(ending)?;
-            home.model.metrics.count_row(self.call.rows[row_idx].prompt_len, row.num_tokens);
+        let met = sequence.take(emitted, end_token, at, home)?;
+        if let Some(outcome) = ending {
+            let metrics = &home.model.metrics;
+            metrics.count_drafts(&sequence.next.counters);
+            sequence.end(outcome)?;
+            metrics.count_text(sequence.num_tokens);
+            if idx.is_multiple_of(self.call.fan_out.drawn) {
+                metrics.count_prompt(self.call.rows[sequence.next.row_idx].prompt_len);
+            }
         }
-        let done = self.rows.iter().all(|row| row.ended);
-        self.respond(row_idx, done, home)?;
+        let done = self.sequences.iter().all(Progress::has_ended);
+        self.respond(idx, done, home)?;
         Ok(match (done, met) {
             (true, _) => Outcome::Done,
-            (false, true) => Outcome::RowStopped,
+            (false, true) => Outcome::Stopped,
             (false, false) => Outcome::Open,
         })
     }
 
     /// Sends what has come, if it is time to.
-    fn respond(&mut self, row_idx: usize, done: bool, home: &Home<'_>) -> Result<(), Error> {
-        let row = &self.rows[row_idx];
-        let sends = done || (self.call.streams && row.is_settled() && row.has_news(home.profile()));
+    fn respond(&mut self, idx: usize, done: bool, home: &Home<'_>) -> Result<(), Error> {
+        let each = home.model.contract.answers_each(&self.call);
+        let sequence = &mut self.sequences[idx];
+        let sends = match (self.call.streams, each) {
+            (true, _) => sequence.is_settled() && sequence.has_news(),
+            (false, true) => sequence.has_ended(),
+            (false, false) => done,
+        };
         if !sends {
             return Ok(());
         }
         let start = monotonic_ns();
-        let rows = match self.call.streams {
-            true => vec![self.rows[row_idx].reply()],
-            false => self.rows.iter_mut().map(Progress::reply).collect(),
+        let rows = if each { vec![sequence.reply()] } else { self.replies() };
+        let prompt_log_probs = match self.call.report.prompt_log_probs {
+            true => self.prompt_log_probs.json(),
+            false => String::new(),
         };
-        let mut outputs = home.outputs(&self.call, rows);
+        let mut outputs = home.outputs(&self.call, &Reply { rows, prompt_log_probs });
         outputs.retain(|output| self.wanted.is_empty() || self.wanted.contains(&output.name));
         let output_start = monotonic_ns();
         self.request.send(&outputs, done)?;
         let times = ResponseTimes { start, output_start, end: monotonic_ns() };
         self.count_response(times, done, None, home);
         Ok(())
+    }
+
+    /// What is new in all sequences that are answered.
+    fn replies(&mut self) -> Vec<RowReply> {
+        let fan_out = self.call.fan_out;
+        let rows = self.sequences.chunks_mut(fan_out.drawn);
+        let replies = rows.map(|row| row.iter_mut().map(Progress::reply).collect());
+        replies.flat_map(|of_row| fan_out.choose(of_row)).collect()
     }
 
     fn count_response(
@@ -192,8 +224,8 @@ impl Ticket {
     pub(crate) fn report(&self, success: bool, home: &Home<'_>) {
         let now = self.report_statistics(success, home);
         if success {
-            let rows = self.rows.iter().map(|row| (row.times, row.num_tokens));
-            home.model.metrics.count_request(self.arrival_ns, now, rows);
+            let texts = self.sequences.iter().map(|one| (one.next.times, one.num_tokens));
+            home.model.metrics.count_request(self.arrival_ns, now, texts);
         }
     }
 
@@ -201,8 +233,9 @@ impl Ticket {
     fn report_statistics(&self, success: bool, home: &Home<'_>) -> u64 {
         let now = monotonic_ns();
         let start = self.started_ns.unwrap_or(now);
-        // A row that was stopped before its first token has no last one.
-        let last_token = self.rows.iter().map(|row| row.times.last_token_ns).max().unwrap_or(now);
+        // One that was stopped before its first token has no last one.
+        let last_tokens = self.sequences.iter().map(|one| one.next.times.last_token_ns);
+        let last_token = last_tokens.max().unwrap_or(now);
         let times = triton::Times {
             exec_start: start,
             compute_start: start,
@@ -231,8 +264,8 @@ pub(crate) struct Home<'a> {
 }
 
 impl Home<'_> {
-    fn outputs(&self, call: &Call, rows: Vec<RowReply>) -> Vec<Tensor> {
-        self.model.contract.outputs(call, &Reply { rows }, self.tokenizer())
+    fn outputs(&self, call: &Call, reply: &Reply) -> Vec<Tensor> {
+        self.model.contract.outputs(call, reply, self.tokenizer())
     }
 
     fn tokenizer(&self) -> &Tokenizer {
@@ -243,30 +276,22 @@ impl Home<'_> {
     fn read(&self, chunk: spec_core::Result<TextChunk>) -> Result<TextChunk, Error> {
         chunk.map_err(|error| self.model.contract.error(error))
     }
-
-    fn profile(&self) -> Profile {
-        self.model.contract.profile
-    }
 }
 
 impl Progress {
-    fn new(row_idx: usize, row: &Row) -> Self {
+    fn new(row_idx: usize, sequence_idx: usize, row: &Row) -> Self {
         Self {
-            text: TextStream::new(&TextRules {
-                stops: row.stops.clone().into(),
-                ..TextRules::default()
-            }),
-            next: RowReply { row_idx, is_first: true, ..RowReply::default() },
+            text: row.rules.as_ref().map(TextStream::new),
+            includes_stop: row.rules.as_ref().is_some_and(|rules| rules.includes_stop),
+            next: RowReply { row_idx, sequence_idx, is_first: true, ..RowReply::default() },
             num_tokens: 0,
-            stop_sequences: StopSequences::new(&row.stop_sequences),
+            stop_sequences: StopSequences::new(&row.stop_sequences, row.min_tokens),
             stopped: false,
-            ended: false,
-            times: Times::default(),
         }
     }
 
-    /// Takes in tokens, and tells whether one of them met a stop word. The one that ended the sequence is no
-    /// text, special or not.
+    /// Takes in tokens, and tells whether one of them met a stop word. The one that ended the sequence is text only
+    /// where stop strings are.
     fn take(
         &mut self,
         emitted: Vec<Emitted>,
@@ -279,67 +304,74 @@ impl Progress {
             if self.stopped {
                 break;
             }
-            let chunk = match idx == last && end_token == Some(emitted.token) {
-                true => TextChunk::default(),
-                false => home.read(self.text.push(home.tokenizer(), emitted.token))?,
+            let is_hidden = idx == last && end_token == Some(emitted.token) && !self.includes_stop;
+            let chunk = match &mut self.text {
+                Some(text) if !is_hidden => {
+                    home.read(text.push(home.tokenizer(), emitted.token))?
+                }
+                _ => TextChunk::default(),
             };
-            self.next.text.push_str(&chunk.text);
+            let next = &mut self.next;
+            next.text.push_str(&chunk.text);
             self.num_tokens += 1;
-            self.times.last_token_ns = at;
+            next.times.last_token_ns = at;
             if self.num_tokens == 1 {
-                self.times.first_token_ns = at;
+                next.times.first_token_ns = at;
             }
             self.stopped = chunk.stopped | self.stop_sequences.push(emitted.token);
-            self.next.cum_log_prob += f64::from(emitted.logprob.unwrap_or(0.0));
-            self.next.emitted.push(emitted);
+            next.cum_log_prob += f64::from(emitted.logprob.unwrap_or(0.0));
+            next.emitted.push(emitted);
         }
-        Ok(self.stopped && !self.ended)
+        Ok(self.stopped && !self.has_ended())
     }
 
-    fn end(&mut self, ending: Ending) -> Result<(), Error> {
+    fn end(&mut self, outcome: Result<FinishReason, Error>) -> Result<(), Error> {
         // A text that has met a stop word is whole, whatever happened after.
         let mut reason = FinishReason::StopWord;
         if !self.stopped {
-            reason = ending.outcome?;
-            let chunk = self.text.finish();
+            reason = outcome?;
+            let chunk = self.text.as_mut().map(TextStream::finish).unwrap_or_default();
             self.next.text.push_str(&chunk.text);
             if chunk.stopped {
                 reason = FinishReason::StopWord;
             }
         }
-        self.ended = true;
-        self.next.finish = Some(Finish {
-            reason,
-            pages_new: ending.counters.new_pages as usize,
-            pages_reused: ending.counters.reused_pages as usize,
-            counters: ending.counters,
-            times: self.times,
-        });
+        self.next.finish = Some(reason);
         Ok(())
     }
 
-    /// Whether it is not on its way out: a row that has met its stop word waits for its ending, which goes with its
+    fn has_ended(&self) -> bool {
+        self.next.finish.is_some()
+    }
+
+    /// Whether it is not on its way out: one that has met its stop word waits for its ending, which goes with its
     /// last text.
     fn is_settled(&self) -> bool {
-        !self.stopped || self.ended
+        !self.stopped || self.has_ended()
     }
 
     /// Whether there is something to show to a client that streams.
-    fn has_news(&self, profile: Profile) -> bool {
+    fn has_news(&self) -> bool {
         let next = &self.next;
-        match profile {
-            Profile::Token => !next.emitted.is_empty() || next.finish.is_some(),
-            Profile::Text | Profile::Vllm => !next.text.is_empty() || next.finish.is_some(),
-        }
+        let has_output = match self.text {
+            Some(_) => !next.text.is_empty(),
+            None => !next.emitted.is_empty(),
+        };
+        has_output || self.has_ended()
     }
 
     /// What the next response carries; what comes later goes into the one after it.
     fn reply(&mut self) -> RowReply {
-        let rest = RowReply {
-            row_idx: self.next.row_idx,
-            cum_log_prob: self.next.cum_log_prob,
+        let reply = std::mem::take(&mut self.next);
+        self.next = RowReply {
+            row_idx: reply.row_idx,
+            sequence_idx: reply.sequence_idx,
+            cum_log_prob: reply.cum_log_prob,
+            counters: reply.counters.clone(),
+            times: reply.times,
+            finish: reply.finish,
             ..RowReply::default()
         };
-        std::mem::replace(&mut self.next, rest)
+        reply
     }
 }

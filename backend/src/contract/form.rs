@@ -52,11 +52,17 @@ pub(super) struct Form {
     pub(super) frequency_penalty: Option<f32>,
     pub(super) seed: Option<u64>,
     pub(super) logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<usize>,
     pub(super) top_logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
     pub(super) draft_len: Option<usize>,
     pub(super) cache_salt: Arc<str>,
     pub(super) pad_id: Option<i32>,
+    pub(super) num_sequences: Option<usize>,
+    pub(super) best_of: Option<usize>,
+    pub(super) includes_stop: bool,
+    pub(super) shows_special: bool,
+    pub(super) hides_text: bool,
     pub(super) report: Report,
     pub(super) streams: bool,
 }
@@ -77,10 +83,13 @@ impl Form {
         self.check_prompt(contract)?;
         check_stops(&self.stops).map_err(|error| contract.error(error))?;
         self.check_tokens(contract)?;
+        self.text_rules(contract)?;
         self.draft_len(contract)?;
         at_most_bytes("cache_salt", &self.cache_salt, MAX_SALT_BYTES)?;
         self.check_words()?;
-        self.numbers(contract).validate(contract.vocab_size).map_err(|error| contract.error(error))
+        let numbers = self.numbers(contract);
+        self.fan_out().check_draws(contract, &numbers)?;
+        numbers.validate(contract.vocab_size).map_err(|error| contract.error(error))
     }
 
     /// Puts the row together. Everything that the runtime will ask of it is checked here.
@@ -88,6 +97,8 @@ impl Form {
         let excludes = self.excludes_prompt(contract)?;
         let (prompt, text) = self.prompt(contract, words.tokenizer())?;
         let (prompt_len, logprobs) = (prompt.len(), self.alternatives());
+        self.check_prompt_logprobs(prompt_len)?;
+        let (rules, min_tokens) = (self.text_rules(contract)?, self.num_held_back());
         let request = Request {
             max_tokens: self.max_tokens(contract, prompt_len)?,
             draft_len: self.draft_len(contract)?,
@@ -108,8 +119,9 @@ impl Form {
         };
         Ok(Row {
             request,
-            stops: self.stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(),
+            rules,
             stop_sequences: self.stop_sequences.to_vec(),
+            min_tokens,
             echo,
             logprobs,
             prompt_len,
@@ -130,9 +142,13 @@ impl Form {
             (Profile::Vllm, Some(false)) if self.streams => Err(Error::invalid_arg(
                 "When streaming, `exclude_input_in_output` = False is not allowed.",
             )),
-            (_, Some(given)) => Ok(given),
-            (Profile::Vllm, None) => Ok(self.streams),
-            (_, None) => Ok(contract.settings.exclude_prompt),
+            (Profile::Vllm, given) => Ok(given.unwrap_or(self.streams)),
+            // TensorRT-LLM never streams the prompt, whatever is asked.
+            _ if self.streams => Ok(true),
+            (profile, given) => {
+                let given = given.or(contract.settings.exclude_prompt);
+                Ok(given.unwrap_or(profile == Profile::Text))
+            }
         }
     }
 

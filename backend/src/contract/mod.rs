@@ -4,6 +4,7 @@
 //! names comes from them: the model's configuration, the parser, the responses and the users' reference.
 //! All of it is pure; nothing a client sends makes it panic.
 
+mod answer;
 mod brief;
 mod config;
 mod form;
@@ -24,13 +25,14 @@ use crate::parameters::Settings;
 use crate::triton::{Code, Error, Result};
 use crate::triton::{Parameter, Tensor};
 use spec_core::engine::Limits;
-use spec_core::runtime::Request;
+use spec_core::runtime::{Request, TextRules};
 use spec_core::tokenizer::Tokenizer;
 use std::time::Duration;
 
+pub use answer::FanOut;
 pub use brief::Brief;
 pub use reference::reference;
-pub use reply::{Finish, Reply, RowReply, Times};
+pub use reply::{PromptLogProbs, Reply, RowReply, Times};
 pub use sequences::StopSequences;
 
 /// Tokens to generate where neither a request nor the configuration says.
@@ -70,6 +72,8 @@ pub struct Contract {
 pub struct Call {
     /// What to generate, a row of the batch each.
     pub rows: Vec<Row>,
+    /// How many texts each row gets.
+    pub fan_out: FanOut,
     /// Whether each new piece of text is a response of its own.
     pub streams: bool,
     /// What responses carry beside the text.
@@ -83,10 +87,12 @@ pub struct Call {
 pub struct Row {
     /// For the runtime.
     pub request: Request,
-    /// Strings that end the text.
-    pub stops: Vec<String>,
+    /// What of the tokens is text; `None` where the tokens alone are wanted.
+    pub rules: Option<TextRules>,
     /// Sequences of several tokens that end the output, which keeps them. Those of one token are in `request`.
     pub stop_sequences: Vec<Vec<u32>>,
+    /// `stop_sequences` that end with one of so many first tokens do not count.
+    pub min_tokens: usize,
     /// What comes before the output.
     pub echo: Echo,
     /// How many alternatives clients see with each token, if they see log-probabilities at all.
@@ -118,6 +124,8 @@ pub struct Report {
     pub top_log_probs: bool,
     /// Their sum.
     pub cum_log_probs: bool,
+    /// Log-probabilities of the prompt's tokens, in JSON.
+    pub prompt_log_probs: bool,
     /// Counts of speculation and the KV cache, and times.
     pub perf_metrics: bool,
     /// The length of the prompt.
@@ -126,6 +134,13 @@ pub struct Report {
     pub num_output_tokens: bool,
     /// Why the text ended.
     pub finish_reason: bool,
+}
+
+impl Call {
+    /// Whether there are several texts that responses have to tell apart.
+    fn has_several(&self) -> bool {
+        self.rows.len() > 1 || self.fan_out.returned > 1
+    }
 }
 
 impl Contract {
@@ -154,6 +169,11 @@ impl Contract {
         tokenizer: &Tokenizer,
     ) -> Result<Call> {
         parse::parse(self, inputs, parameters, tokenizer)
+    }
+
+    /// Whether each sequence of a call has responses of its own. Else a response holds all of them.
+    pub fn answers_each(&self, call: &Call) -> bool {
+        self.profile.batches() && (call.streams || self.settings.decoupled)
     }
 
     /// The output tensors of one response.

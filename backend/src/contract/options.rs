@@ -29,7 +29,7 @@ pub(super) const MAX_TOKENS: Opt = Opt {
 };
 pub(super) const MIN_TOKENS: Opt = Opt {
     action: Action::Int(|form, n| write(&mut form.min_tokens, at_least(0, n)?)),
-    help: "the model's end tokens cannot come before this many tokens",
+    help: "nothing but the length ends the text before this many tokens",
 };
 pub(super) const MIN_LENGTH: Opt = Opt {
     action: Action::Int(|form, n| write(&mut form.min_length, at_least(0, n)?)),
@@ -45,7 +45,7 @@ pub(super) const BAD_WORDS: Opt = Opt {
 };
 pub(super) const EXCLUDE_INPUT: Opt = Opt {
     action: Action::Flag(|form, flag| put(&mut form.exclude_prompt, flag)),
-    help: "leave the prompt out of the output. Absent: parameter `exclude_input_in_output`",
+    help: "leave the prompt out of the output. Absent: parameter `exclude_input_in_output`. Where the output is streamed it never comes",
 };
 pub(super) const END_ID: Opt = Opt {
     action: Action::Int(|form, id| match id {
@@ -139,6 +139,10 @@ pub(super) const ONE_ONLY: Opt = Opt {
     }),
     help: "only 1",
 };
+pub(super) const NUM_SEQUENCES: Opt = Opt {
+    action: Action::Int(|form, n| put(&mut form.num_sequences, at_least(1, n)?)),
+    help: "texts for each prompt, at most 128 for all prompts of a request together; of seed s the n-th has s + n, without one each draws anew. Absent: 1",
+};
 pub(super) const STREAM: Opt = Opt {
     action: Action::Flag(|form, flag| write(&mut form.streams, flag)),
     help: "send the output as it comes; needs a decoupled model",
@@ -161,7 +165,7 @@ pub(super) const USE_DRAFT_LOGITS: Opt = Opt {
 };
 pub(super) const RETURN_PERF_METRICS: Opt = Opt {
     action: Action::Flag(|form, flag| write(&mut form.report.perf_metrics, flag)),
-    help: "send the counts of speculation and KV cache and the times, on the last response",
+    help: "send the counts of speculation and KV cache and the times, as they are by then, on every response",
 };
 pub(super) const RETURN_NUM_INPUT_TOKENS: Opt = Opt {
     action: Action::Flag(|form, flag| write(&mut form.report.num_input_tokens, flag)),

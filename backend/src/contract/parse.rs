@@ -22,8 +22,9 @@ pub(super) fn parse(
     let mut common = Form::default();
     given.parameters(profile, parameters, &mut common)?;
     let forms = given.forms(common)?;
-    let (streams, report) = (forms[0].streams, forms[0].report);
-    if forms.iter().any(|form| (form.streams, form.report) != (streams, report)) {
+    let (streams, report, fan_out) = (forms[0].streams, forms[0].report, forms[0].fan_out());
+    let shared = |form: &Form| (form.streams, form.report, form.fan_out());
+    if forms.iter().any(|form| shared(form) != (streams, report, fan_out)) {
         return Err(Error::invalid_arg("rows of a batch differ in what they stream or return"));
     }
     if streams && !contract.settings.decoupled {
@@ -32,12 +33,13 @@ pub(super) fn parse(
         ));
     }
     // All that takes no time comes first.
+    fan_out.check(contract, forms.len(), streams)?;
     forms.iter().try_for_each(|form| form.check(contract))?;
     Words::check(&forms)?;
     let mut words = Words::new(tokenizer);
     let rows = forms.into_iter().map(|form| form.into_row(contract, &mut words));
     let rows = rows.collect::<Result<_>>()?;
-    Ok(Call { rows, streams, report, timeout: timeout(parameters)? })
+    Ok(Call { rows, fan_out, streams, report, timeout: timeout(parameters)? })
 }
 
 /// Triton's gRPC frontend takes `timeout` out of the parameters, its generate endpoint leaves it there.

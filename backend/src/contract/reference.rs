@@ -20,8 +20,20 @@ with UNSUPPORTED; both name the input.
 
 const BATCHED: &str = "\
 `max_batch_size` is at least 1: every tensor has a batch dimension in front of the dimensions given here. Each
-row is a text of its own. Where nothing is streamed, one response holds all rows; else each response holds what
-is new in one row, which `batch_index` names.
+row is a prompt of its own, which `num_return_sequences` texts may follow.
+
+Of a decoupled model each of these texts has responses of its own, one, or where the output is streamed as many as
+bring something new; `batch_index` and `sequence_index` name the text. The generate endpoint takes one response
+alone, so a client that wants several texts of such a model uses generate_stream. Of a model that is not decoupled one
+response holds all texts: values are [rows, texts of a row], lists of values [rows, texts of a row, values], and
+`num_input_tokens` is [rows, 1]. `text_output` is a flat list, without any dimension of the batch, as clients of
+TensorRT-LLM read it.
+";
+
+const VLLM: &str = "\
+`max_batch_size` is 0: a request is one prompt, which `n` texts may follow. Each response holds all of them, where the
+output is streamed an empty one for a text without news; values are [texts], lists of values [texts, values], or
+[values] where there is one text.
 ";
 
 /// The reference as markdown.
@@ -30,11 +42,7 @@ pub fn reference() -> String {
     for (profile, title, about) in [
         (Profile::Text, "Profile `text`: the names of TensorRT-LLM's `tensorrt_llm_bls`", BATCHED),
         (Profile::Token, "Profile `token`: the names of TensorRT-LLM's `tensorrt_llm`", BATCHED),
-        (
-            Profile::Vllm,
-            "Profile `vllm`: the names of Triton's vLLM backend",
-            "`max_batch_size` is 0: a request is one text.\n",
-        ),
+        (Profile::Vllm, "Profile `vllm`: the names of Triton's vLLM backend", VLLM),
     ] {
         text += &format!("\n## {title}\n\n{about}");
         profile_tables(profile, &mut text);

@@ -117,14 +117,31 @@ pub(super) struct Scene<'a> {
     pub(super) call: &'a Call,
     pub(super) row: &'a Row,
     pub(super) reply: &'a RowReply,
+    /// Of the prompt, as JSON.
+    pub(super) prompt_log_probs: &'a str,
     pub(super) tokenizer: &'a Tokenizer,
+}
+
+/// How an output's values are laid out where a response holds several texts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// One for each, by rows and sequences.
+    Sequences,
+    /// A list for each, by rows and sequences.
+    Lists,
+    /// One for each, however they belong together.
+    Flat,
+    /// One for each row, whose sequences have it in common.
+    Rows,
 }
 
 /// An output tensor.
 pub(super) struct Output {
     pub(super) name: &'static str,
     pub(super) datatype: DataType,
+    /// As declared, without the batch dimension.
     pub(super) dims: &'static [i64],
+    pub(super) layout: Layout,
     pub(super) cell: Fill,
     pub(super) help: &'static str,
 }

@@ -37,7 +37,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("cache_salt", CACHE_SALT),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
     input("use_draft_logits", USE_DRAFT_LOGITS),
-    input("num_return_sequences", ONE_ONLY),
+    input("num_return_sequences", NUM_SEQUENCES),
     input("beam_width", ONE_ONLY),
     input("return_log_probs", RETURN_LOG_PROBS),
     input("return_context_logits", RETURN_LOGITS),
@@ -89,4 +89,5 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("stop_tokens", "end_id"),
     ("logit_bias", "embedding_bias_words"),
     ("draft_len", "num_draft_tokens"),
+    ("num_sequences", "num_return_sequences"),
 ];

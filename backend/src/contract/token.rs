@@ -95,7 +95,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("ignore_eos", IGNORE_EOS),
     input("end_id", END_ID),
     input("pad_id", PAD_ID),
-    input("num_return_sequences", ONE_ONLY),
+    input("num_return_sequences", NUM_SEQUENCES),
     input("beam_width", ONE_ONLY),
     input("return_log_probs", RETURN_LOG_PROBS),
     input("return_context_logits", RETURN_LOGITS),
@@ -141,7 +141,7 @@ pub(super) static INPUTS: &[Input] = &[
 
 pub(super) static PARAMETERS: &[Input] = &[input("request_type", REQUEST_TYPE)];
 
-const OUTPUT_IDS: Output = output(
+const OUTPUT_IDS: Output = lists(
     "output_ids",
     Int32,
     &[-1, -1],
@@ -154,7 +154,7 @@ const OUTPUT_IDS: Output = output(
         let ids = prompt.iter().copied().chain(generated).map(i64::from);
         Some(Cell::Ints(ids.collect(), i64::from(scene.row.pad_id)))
     },
-    "the tokens; of a streamed response what is new. Shorter rows are filled up with `pad_id`",
+    "the prompt's tokens, unless they are excluded, and those behind them; of a streamed response what is new. Shorter rows are filled up with `pad_id`",
 );
 const SEQUENCE_LENGTH: Output = output(
     "sequence_length",
@@ -205,6 +205,7 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("logit_bias", "embedding_bias"),
     ("given_draft", "draft_input_ids"),
     ("draft_len", "num_draft_tokens"),
+    ("num_sequences", "num_return_sequences"),
 ];
 
 fn tokens(ids: &[i64]) -> Checked<Vec<u32>> {

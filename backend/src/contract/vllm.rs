@@ -3,8 +3,8 @@
 
 use super::form::{Form, PromptEnd};
 use super::options::*;
-use super::reply::{Cell, outputs::*};
-use super::table::{Action, Checked, Input, Opt, Output, Scene, Wrong, input};
+use super::reply::{Cell, logprobs, outputs::*};
+use super::table::{Action, Checked, Input, Layout, Opt, Output, Wrong, input};
 use crate::triton::DataType::{Bytes, Uint32};
 use serde_json::{Value as Json, json};
 use std::borrow::Cow;
@@ -13,7 +13,6 @@ use std::collections::BTreeSet;
 const NO_IMAGES: &str = "only text models are served";
 const NO_EMBEDDINGS_OUT: &str = "embeddings are not built in";
 const NO_BEAMS: &str = "there is no beam search";
-const NO_PROMPT_LOGPROBS: &str = "log-probabilities of the prompt are not built in";
 
 const SAMPLING_PARAMETERS: Opt = Opt {
     action: Action::Json(sampling),
@@ -111,6 +110,31 @@ const TRUNCATE_PROMPT_TOKENS: Opt = Opt {
     help: "only so many tokens of the prompt's end are read; -1: as many as leave room for one to be generated",
 };
 
+const BEST_OF: Opt = Opt {
+    action: Action::Int(|form, count| put(&mut form.best_of, at_least(1, count)?)),
+    help: "texts that are generated, at least `n` and at most 128, of which the `n` likeliest are answered, the likeliest first; more than `n` cannot be streamed. Absent: `n`",
+};
+const INCLUDE_STOP: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.includes_stop, flag)),
+    help: "the text ends with the stop string or token that ended it. Absent: before it",
+};
+const SKIP_SPECIAL: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.shows_special, !flag)),
+    help: "special tokens are no text. Absent: true",
+};
+const DETOKENIZE: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.hides_text, !flag)),
+    help: "false: the text is empty, and `stop` cannot be given. Absent: true",
+};
+const PROMPT_LOGPROBS: Opt = Opt {
+    action: Action::Json(|form, json| {
+        let alternatives = alternatives(json)?;
+        form.report.prompt_log_probs = alternatives.is_some();
+        write(&mut form.prompt_logprobs, alternatives)
+    }),
+    help: "send the output `prompt_logprobs`: log-probabilities of the prompt's tokens and of this many of the likeliest in their places, at most 20; tokens times one more than these at most 262144. Not where the output is streamed",
+};
+
 pub(super) static SAMPLING: &[Input] = &[
     input("max_tokens", MAX_TOKENS),
     input("min_tokens", MIN_TOKENS),
@@ -133,28 +157,30 @@ pub(super) static SAMPLING: &[Input] = &[
     input("allowed_token_ids", ALLOWED_TOKEN_IDS),
     input("truncate_prompt_tokens", TRUNCATE_PROMPT_TOKENS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
-    input("n", ONE_ONLY),
-    input("best_of", ONE_ONLY),
+    input("n", NUM_SEQUENCES),
+    input("best_of", BEST_OF),
     input("use_beam_search", only("false", NO_BEAMS_ACTION)),
-    input("include_stop_str_in_output", only("false", NO_STOPS_ACTION)),
-    input("skip_special_tokens", only("true", SKIP_ACTION)),
+    input("include_stop_str_in_output", INCLUDE_STOP),
+    input("skip_special_tokens", SKIP_SPECIAL),
+    input("spaces_between_special_tokens", only("true", SPACES_ACTION)),
+    input("detokenize", DETOKENIZE),
     input("early_stopping", only("false", NO_BEAMS_ACTION)),
-    input("prompt_logprobs", refused(Bytes, &[1], NO_PROMPT_LOGPROBS)),
+    input("prompt_logprobs", PROMPT_LOGPROBS),
     input("guided_decoding", refused(Bytes, &[1], NO_GUIDE)),
     input("structured_outputs", refused(Bytes, &[1], NO_GUIDE)),
     input("lora_name", refused(Bytes, &[1], NO_LORA)),
 ];
 
 const NO_BEAMS_ACTION: Action = Action::Flag(|_, flag| not_built(flag, NO_BEAMS));
-const NO_STOPS_ACTION: Action =
-    Action::Flag(|_, flag| not_built(flag, "the text ends before a stop string"));
-const SKIP_ACTION: Action = Action::Flag(|_, flag| not_built(!flag, "special tokens have no text"));
+const SPACES_ACTION: Action =
+    Action::Flag(|_, flag| not_built(!flag, "special tokens that are shown are shown as they are"));
 
 pub(super) static OUTPUTS: &[Output] = &[
     TEXT_OUTPUT,
     VLLM_FINISH_REASON,
     CUMULATIVE_LOGPROB,
     VLLM_LOGPROBS,
+    PROMPT_LOG_PROBS,
     Output { datatype: Uint32, ..NUM_INPUT_TOKENS },
     Output { datatype: Uint32, dims: &[-1], ..NUM_OUTPUT_TOKENS },
     ACCEPTANCE_RATE,
@@ -169,7 +195,7 @@ const VLLM_FINISH_REASON: Output = output(
     Bytes,
     &[-1],
     |scene| {
-        let finish = scene.reply.finish.as_ref();
+        let finish = scene.reply.finish;
         scene.call.report.finish_reason.then(|| Cell::Text(finish.map_or("None", reason).into()))
     },
     "`return_finish_reason`: `stop`, `length` or `cancelled`; `None` before the last response",
@@ -180,8 +206,22 @@ const VLLM_LOGPROBS: Output = output(
     Bytes,
     &[-1],
     |scene| scene.call.report.top_log_probs.then(|| Cell::Text(logprobs(scene))),
-    "`return_logprobs`: for each token of this response a JSON object of token ids with `logprob`, `rank` and `decoded_token`; `null` where the sampling option `logprobs` is absent. The rank of a token that is not among the likeliest asked for is null",
+    "`return_logprobs`: for each token of this response a JSON object of token ids with `logprob`, `rank` and `decoded_token`; `null` where the sampling option `logprobs` is absent",
 );
+
+const PROMPT_LOG_PROBS: Output = Output {
+    layout: Layout::Rows,
+    ..output(
+        "prompt_logprobs",
+        Bytes,
+        &[-1],
+        |scene| {
+            let wanted = scene.call.report.prompt_log_probs;
+            wanted.then(|| Cell::Text(scene.prompt_log_probs.to_string()))
+        },
+        "sampling option `prompt_logprobs`: a JSON list as `logprobs` for the prompt's tokens, the first of them null",
+    )
+};
 
 /// Names of the core's fields in this profile.
 pub(super) static SPELLING: &[(&str, &str)] = &[
@@ -191,6 +231,7 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("stop_tokens", "stop_token_ids"),
     ("allowed_tokens", "allowed_token_ids"),
     ("draft_len", "num_draft_tokens"),
+    ("num_sequences", "n"),
 ];
 
 /// Reads the JSON object of sampling options.
@@ -235,25 +276,4 @@ fn bias((id, weight): (&String, &Json)) -> Checked<(u32, f32)> {
     let id = id.parse().map_err(|_| format!("'{id}' is no token"))?;
     let weight = weight.as_f64().ok_or_else(|| format!("{weight} is not a number"))?;
     Ok((id, weight as f32))
-}
-
-/// The token itself comes first, as vLLM has it, then the likeliest others.
-fn logprobs(scene: &Scene) -> String {
-    if scene.row.logprobs.is_none() {
-        return "null".into();
-    }
-    let tokens = scene.reply.emitted.iter().map(|emitted| {
-        let top = &emitted.top_logprobs;
-        let rank = |token| top.iter().position(|&(id, _)| id == token).map(|idx| idx + 1);
-        let own = (emitted.token, emitted.logprob.unwrap_or(f32::NEG_INFINITY));
-        let others = top.iter().copied().filter(|&(id, _)| id != emitted.token);
-        let entries = std::iter::once(own).chain(others).map(|(id, logprob)| {
-            let text = scene.tokenizer.decode(&[id], false).unwrap_or_default();
-            // JSON has no infinities: what cannot be is null.
-            let entry = json!({ "logprob": logprob, "rank": rank(id), "decoded_token": text });
-            (id.to_string(), entry)
-        });
-        Json::Object(entries.collect())
-    });
-    Json::Array(tokens.collect()).to_string()
 }

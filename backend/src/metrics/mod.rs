@@ -136,12 +136,16 @@ impl Metrics {
         family.metric(&[("model", &self.key.0), ("version", &version), ("position", &position)])
     }
 
-    /// Counts a row that has ended well, by its prompt's and its output's tokens.
-    pub(crate) fn count_row(&self, prompt_len: usize, num_tokens: usize) {
-        self.prompt_lens.observe(prompt_len as f64);
+    /// Counts a text that has ended well, by its tokens.
+    pub(crate) fn count_text(&self, num_tokens: usize) {
         self.output_lens.observe(num_tokens as f64);
-        self.prompt_tokens.add(prompt_len as f64);
         self.generated_tokens.add(num_tokens as f64);
+    }
+
+    /// Counts a prompt, which several texts may follow.
+    pub(crate) fn count_prompt(&self, prompt_len: usize) {
+        self.prompt_lens.observe(prompt_len as f64);
+        self.prompt_tokens.add(prompt_len as f64);
     }
 
     /// Counts a request that has been answered, by the times and tokens of its rows.

@@ -174,9 +174,9 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "exclude_input_in_output",
         "boolean",
-        "`true`",
-        |s, v| write(&mut s.exclude_prompt, boolean(v)),
-        "leave the prompt out of the output where a request does not say (text and token profile)",
+        "`true`, token `false`",
+        |s, v| put(&mut s.exclude_prompt, boolean(v)),
+        "leave the prompt out of the output where a request does not say (text and token profile); it is never streamed",
     ),
     key(
         "when_too_long",

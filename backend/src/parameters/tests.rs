@@ -86,7 +86,7 @@ fn every_setting_is_read() {
         draft_gpu: Some(1),
         prefill: ManyRows::CublasLt,
         launch_ahead: false,
-        exclude_prompt: false,
+        exclude_prompt: Some(false),
         default_max_tokens: Some(32),
         sampling: SamplingDefaults {
             temperature: Some(0.5),

@@ -130,8 +130,10 @@ impl Form {
         write(&mut params.frequency_penalty, self.frequency_penalty);
         params.top_k = self.top_k.unwrap_or(params.top_k);
         params.seed = self.seed.or(params.seed);
-        params.min_tokens = self.min_tokens.max(self.min_length);
-        params.logprobs = self.alternatives().or(self.report.any_log_probs().then_some(0));
+        params.min_tokens = self.num_held_back();
+        let weighs = self.report.any_log_probs() || self.fan_out().chooses();
+        params.logprobs = self.alternatives().or(weighs.then_some(0));
+        params.prompt_logprobs = self.prompt_logprobs;
         params.temperature = self.temperature(contract, &params);
         params.logit_bias = Arc::clone(&self.logit_bias);
         params.bad_words = Arc::clone(&self.bad_sequences);

@@ -1,51 +1,48 @@
 //! What a response carries, and its tensors.
 
+mod logprobs;
 pub(super) mod outputs;
 
-use super::table::{Output, Scene};
+use super::table::{Layout, Output, Scene};
 use super::{Call, Profile};
 use crate::triton::{DataType, Tensor};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
 use spec_core::tokenizer::Tokenizer;
 
-/// One response: where nothing is streamed every row once, with all it has; else what is new in one row.
+pub use logprobs::PromptLogProbs;
+pub(super) use logprobs::logprobs;
+
+/// One response: what is new in one sequence, or in all of them, those of a row one after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
-    /// Its rows.
+    /// The sequences.
     pub rows: Vec<RowReply>,
+    /// Log-probabilities of the prompt's tokens, in JSON, where they are wanted.
+    pub prompt_log_probs: String,
 }
 
-/// What is new in a row.
+/// What is new in a sequence.
 #[derive(Clone, Debug, Default)]
 pub struct RowReply {
-    /// Its index in the call.
+    /// Index of its row in the call.
     pub row_idx: usize,
+    /// Its index among the row's sequences.
+    pub sequence_idx: usize,
     /// Text that became final.
     pub text: String,
     /// Tokens that came.
     pub emitted: Vec<Emitted>,
-    /// Sum of the log-probabilities of all the row's tokens so far.
+    /// Sum of the log-probabilities of all its tokens so far.
     pub cum_log_prob: f64,
-    /// Whether it is the row's first: the prompt goes in front, where it is wanted.
+    /// Whether it is the sequence's first: the prompt goes in front, where it is wanted.
     pub is_first: bool,
-    /// How it ended, if it did.
-    pub finish: Option<Finish>,
-}
-
-/// How a row ended.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Finish {
-    /// Why.
-    pub reason: FinishReason,
-    /// Steps and drafts.
+    /// Steps, drafts and pages so far.
     pub counters: Counters,
-    /// When what happened.
+    /// What happened when, so far.
     pub times: Times,
-    /// KV pages that were taken from the free ones.
-    pub pages_new: usize,
-    /// KV pages that were shared with earlier prompts.
-    pub pages_reused: usize,
+    /// Why it ended, if it did, with this response or before it.
+    pub finish: Option<FinishReason>,
 }
 
 /// Nanoseconds of one clock.
@@ -113,9 +110,10 @@ pub(super) fn outputs(
     reply: &Reply,
     tokenizer: &Tokenizer,
 ) -> Vec<Tensor> {
+    let prompt_log_probs = reply.prompt_log_probs.as_str();
     let scenes = reply.rows.iter().map(|row_reply| {
         let row = call.rows.get(row_reply.row_idx)?;
-        Some(Scene { call, row, reply: row_reply, tokenizer })
+        Some(Scene { call, row, reply: row_reply, prompt_log_probs, tokenizer })
     });
     let Some(scenes) = scenes.collect::<Option<Vec<_>>>() else {
         return Vec::new();
@@ -124,17 +122,36 @@ pub(super) fn outputs(
     tensors.filter_map(|output| tensor(profile, output, &scenes)).collect()
 }
 
-/// An output is there when all rows have it.
+/// An output is there when all sequences have it.
 fn tensor(profile: Profile, output: &Output, scenes: &[Scene]) -> Option<Tensor> {
-    let cells: Vec<Cell> = scenes.iter().map(output.cell).collect::<Option<_>>()?;
+    let rows: Vec<&[Scene]> = scenes.chunk_by(|a, b| a.reply.row_idx == b.reply.row_idx).collect();
+    let cells: Vec<Cell> = match output.layout {
+        Layout::Rows => {
+            rows.iter().map(|row| (output.cell)(row.first()?)).collect::<Option<_>>()?
+        }
+        Layout::Sequences | Layout::Lists | Layout::Flat => {
+            scenes.iter().map(output.cell).collect::<Option<_>>()?
+        }
+    };
     let len = cells.iter().map(Cell::len).max()?;
     let mut data = Vec::new();
     cells.iter().for_each(|cell| cell.write(output.datatype, len, &mut data));
-    let mut shape = vec![1; output.dims.len()];
-    // One sequence a row: only the last dimension grows.
-    *shape.last_mut()? = len as i64;
-    if profile.batches() {
-        shape.insert(0, cells.len() as i64);
-    }
+    let shape = shape(profile, output, rows.len(), cells.len(), len);
     Some(Tensor { name: output.name.into(), datatype: output.datatype, shape, data })
+}
+
+/// Of `count` values of `len` elements each: rows, where there is a batch dimension; sequences of a row; elements.
+fn shape(profile: Profile, output: &Output, rows: usize, count: usize, len: usize) -> Vec<i64> {
+    let per_row = count / rows;
+    let mut shape = match output.layout {
+        Layout::Flat => vec![count],
+        Layout::Sequences | Layout::Rows => vec![per_row],
+        // Declared with one dimension: there are several lists only where there are several sequences.
+        Layout::Lists if output.dims.len() == 1 && per_row == 1 => vec![len],
+        Layout::Lists => vec![per_row, len],
+    };
+    if profile.batches() && output.layout != Layout::Flat {
+        shape.insert(0, rows);
+    }
+    shape.into_iter().map(|dim| dim as i64).collect()
 }

@@ -1,14 +1,14 @@
 //! The outputs that profiles share.
 
-use super::{Cell, Finish};
+use super::{Cell, RowReply};
 use crate::contract::Echo;
-use crate::contract::table::{Fill, Output, Scene};
+use crate::contract::table::{Fill, Layout, Output, Scene};
 use crate::triton::DataType;
-use spec_core::sequence::FinishReason;
+use spec_core::sequence::{Counters, FinishReason};
 
 /// How a text ended, as clients know it.
-pub(crate) fn reason(finish: &Finish) -> &'static str {
-    match finish.reason {
+pub(crate) fn reason(finish: FinishReason) -> &'static str {
+    match finish {
         FinishReason::Stop(_) | FinishReason::StopWord => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
@@ -30,14 +30,13 @@ pub(crate) fn count(value: impl TryInto<i64>) -> Option<Cell> {
     ints(vec![value.try_into().unwrap_or(i64::MAX)])
 }
 
-/// How it ended, where perf metrics are wanted.
-fn perf<'a>(scene: &Scene<'a>) -> Option<&'a Finish> {
-    scene.reply.finish.as_ref().filter(|_| scene.call.report.perf_metrics)
+/// What was counted and measured so far, where perf metrics are wanted.
+fn perf<'a>(scene: &Scene<'a>) -> Option<&'a RowReply> {
+    scene.call.report.perf_metrics.then_some(scene.reply)
 }
 
 /// Steps by the number of draft tokens that they accepted.
-fn histogram(finish: &Finish) -> Vec<i64> {
-    let counters = &finish.counters;
+fn histogram(counters: &Counters) -> Vec<i64> {
     let reached: Vec<u64> = std::iter::once(counters.steps)
         .chain(counters.accepted_per_position.iter().copied())
         .collect();
@@ -52,7 +51,17 @@ pub(crate) const fn output(
     cell: Fill,
     help: &'static str,
 ) -> Output {
-    Output { name, datatype, dims, cell, help }
+    Output { name, datatype, dims, layout: Layout::Sequences, cell, help }
+}
+
+pub(crate) const fn lists(
+    name: &'static str,
+    datatype: DataType,
+    dims: &'static [i64],
+    cell: Fill,
+    help: &'static str,
+) -> Output {
+    Output { layout: Layout::Lists, ..output(name, datatype, dims, cell, help) }
 }
 
 pub(crate) const fn one_int(name: &'static str, cell: Fill, help: &'static str) -> Output {
@@ -63,19 +72,20 @@ const fn time(name: &'static str, cell: Fill, help: &'static str) -> Output {
     output(name, DataType::Int64, &[1], cell, help)
 }
 
-pub(crate) const TEXT_OUTPUT: Output = output(
-    "text_output",
-    DataType::Bytes,
-    &[-1],
-    |scene| {
+pub(crate) const TEXT_OUTPUT: Output = Output {
+    name: "text_output",
+    datatype: DataType::Bytes,
+    dims: &[-1],
+    layout: Layout::Flat,
+    cell: |scene| {
         let text = scene.reply.text.as_str();
         Some(Cell::Text(match &scene.row.echo {
             Echo::Text(prompt) if scene.reply.is_first => format!("{prompt}{text}"),
             _ => text.to_string(),
         }))
     },
-    "the text; of a streamed response what is new",
-);
+    help: "the text; of a streamed response what is new. Its shape is the number of texts alone",
+};
 pub(crate) const CUM_LOG_PROBS: Output = output(
     "cum_log_probs",
     DataType::Fp32,
@@ -83,7 +93,7 @@ pub(crate) const CUM_LOG_PROBS: Output = output(
     |scene| scene.call.report.cum_log_probs.then(|| float(scene.reply.cum_log_prob as f32))?,
     "`return_log_probs`: sum of the log-probabilities of all tokens so far",
 );
-pub(crate) const OUTPUT_LOG_PROBS: Output = output(
+pub(crate) const OUTPUT_LOG_PROBS: Output = lists(
     "output_log_probs",
     DataType::Fp32,
     &[-1, -1],
@@ -98,16 +108,19 @@ pub(crate) const FINISH_REASON: Output = output(
     DataType::Bytes,
     &[-1],
     |scene| {
-        let finish = scene.reply.finish.as_ref().filter(|_| scene.call.report.finish_reason)?;
+        let finish = scene.reply.finish.filter(|_| scene.call.report.finish_reason)?;
         Some(Cell::Text(reason(finish).into()))
     },
     "`return_finish_reason`: `stop`, `length` or `cancelled`, on the last response",
 );
-pub(crate) const NUM_INPUT_TOKENS: Output = one_int(
-    "num_input_tokens",
-    |scene| scene.call.report.num_input_tokens.then(|| count(scene.row.prompt_len))?,
-    "`return_num_input_tokens`: tokens of the prompt",
-);
+pub(crate) const NUM_INPUT_TOKENS: Output = Output {
+    layout: Layout::Rows,
+    ..one_int(
+        "num_input_tokens",
+        |scene| scene.call.report.num_input_tokens.then(|| count(scene.row.prompt_len))?,
+        "`return_num_input_tokens`: tokens of the prompt",
+    )
+};
 pub(crate) const NUM_OUTPUT_TOKENS: Output = one_int(
     "num_output_tokens",
     |scene| scene.call.report.num_output_tokens.then(|| count(scene.reply.emitted.len()))?,
@@ -116,12 +129,12 @@ pub(crate) const NUM_OUTPUT_TOKENS: Output = one_int(
 pub(crate) const BATCH_INDEX: Output = one_int(
     "batch_index",
     |scene| (scene.call.rows.len() > 1).then(|| count(scene.reply.row_idx))?,
-    "the row that the response belongs to, where the request has several",
+    "the row that the response belongs to, from 0, where the request has several",
 );
 pub(crate) const SEQUENCE_INDEX: Output = one_int(
     "sequence_index",
-    |scene| (scene.call.rows.len() > 1).then(|| count(0))?,
-    "0, where the request has several rows",
+    |scene| scene.call.has_several().then(|| count(scene.reply.sequence_idx))?,
+    "which of the row's texts the response holds, from 0, where the request has several rows or texts",
 );
 pub(crate) const ACCEPTANCE_RATE: Output = output(
     "acceptance_rate",
@@ -148,28 +161,28 @@ pub(crate) const NUM_SPEC_STEPS: Output = one_int(
     |scene| count(perf(scene)?.counters.steps),
     "`return_perf_metrics`: steps that gave tokens, the prompt's included",
 );
-pub(crate) const ACCEPTANCE_HISTOGRAM: Output = output(
+pub(crate) const ACCEPTANCE_HISTOGRAM: Output = lists(
     "acceptance_histogram",
     DataType::Int32,
     &[-1],
-    |scene| ints(histogram(perf(scene)?)),
+    |scene| ints(histogram(&perf(scene)?.counters)),
     "`return_perf_metrics`: steps that accepted exactly 0, 1, 2, ... draft tokens; they add up to `num_spec_steps`",
 );
 pub(crate) const KV_CACHE_ALLOC_NEW_BLOCKS: Output = one_int(
     "kv_cache_alloc_new_blocks",
-    |scene| count(perf(scene)?.pages_new),
+    |scene| count(perf(scene)?.counters.new_pages),
     "`return_perf_metrics`: KV pages taken from the free ones",
 );
 pub(crate) const KV_CACHE_REUSED_BLOCKS: Output = one_int(
     "kv_cache_reused_blocks",
-    |scene| count(perf(scene)?.pages_reused),
+    |scene| count(perf(scene)?.counters.reused_pages),
     "`return_perf_metrics`: KV pages shared with earlier prompts",
 );
 pub(crate) const KV_CACHE_ALLOC_TOTAL_BLOCKS: Output = one_int(
     "kv_cache_alloc_total_blocks",
     |scene| {
-        let finish = perf(scene)?;
-        count(finish.pages_new.saturating_add(finish.pages_reused))
+        let counters = &perf(scene)?.counters;
+        count(counters.new_pages + counters.reused_pages)
     },
     "`return_perf_metrics`: KV pages, new and shared",
 );

@@ -38,10 +38,11 @@ fn a_completion_of_the_openai_frontend_sends_all_it_knows() {
     )
     .unwrap();
     let row = &call.rows[0];
-    assert_eq!(row.stops, ["is", ".", ","]);
+    assert_eq!(row.rules.as_ref().unwrap().stops[..], ["is", ".", ","]);
     assert_eq!(row.request.sampling.temperature, 1.0);
     assert_eq!(row.request.sampling.seed, Some(7));
-    assert_eq!(row.echo, super::super::Echo::Text("hi".into()));
+    assert!(call.streams);
+    assert_eq!(row.echo, super::super::Echo::None, "the prompt is never streamed");
 }
 
 #[test]
@@ -77,7 +78,7 @@ fn genai_perf_asks_for_an_exact_length() {
 #[test]
 fn perf_analyzers_empty_stop_and_bad_words_mean_nothing() {
     let row = hi([texts("stop_words", &[""]), texts("bad_words", &["", "no"])]).unwrap();
-    assert!(row.stops.is_empty());
+    assert!(row.rules.as_ref().unwrap().stops.is_empty());
     assert_eq!(*row.request.sampling.bad_words, [[110, 111]]);
 }
 
@@ -140,7 +141,7 @@ fn the_openai_frontends_sampling_options_for_vllm_are_all_known() {
     let sampling = &row.request.sampling;
     assert_eq!((sampling.temperature, sampling.seed), (0.5, Some(3)));
     assert_eq!(*sampling.logit_bias, [(7, 2.5)]);
-    assert_eq!((row.stops.len(), row.logprobs), (2, None));
+    assert_eq!((row.rules.as_ref().unwrap().stops.len(), row.logprobs), (2, None));
 }
 
 #[test]
@@ -163,7 +164,7 @@ fn the_generate_endpoint_gives_options_as_request_parameters() {
     let sampling = &row.request.sampling;
     assert_eq!((row.request.max_tokens, row.request.ignore_eos), (12, true));
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 3, Some(9)));
-    assert_eq!(row.stops, ["a", "b"]);
+    assert_eq!(row.rules.as_ref().unwrap().stops[..], ["a", "b"]);
     assert_eq!(*sampling.bad_words, [b"[no".map(u32::from).to_vec()]);
 }
 

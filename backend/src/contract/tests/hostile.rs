@@ -1,6 +1,7 @@
 //! Whatever comes, a request is read or refused: nothing panics, and what is read can be served.
 
 use super::super::table::{Action, Input};
+use super::super::{FanOut, Reply, RowReply};
 use super::*;
 use proptest::prelude::*;
 use spec_core::tokenizer::check_stops;
@@ -98,7 +99,8 @@ fn assert_servable(profile: Profile, call: &Call) {
     for row in &call.rows {
         let request = &row.request;
         request.sampling.validate(VOCAB).unwrap();
-        check_stops(&row.stops).unwrap();
+        let rules = row.rules.clone().unwrap_or_default();
+        check_stops(&rules.stops).unwrap();
         assert!(!request.prompt.is_empty() && request.max_tokens > 0);
         assert!(request.prompt.len() + request.max_tokens <= MAX_SEQ_LEN);
         assert!(request.draft_len.is_none_or(|len| len <= MAX_DRAFT_LEN));
@@ -107,16 +109,23 @@ fn assert_servable(profile: Profile, call: &Call) {
         assert!(ids.into_iter().flatten().all(|&id| (id as usize) < VOCAB));
         assert_eq!(row.prompt_len, request.prompt.len());
     }
-    let reply = super::super::Reply {
-        rows: (0..call.rows.len())
-            .map(|row_idx| super::super::RowReply { row_idx, ..Default::default() })
-            .collect(),
+    let FanOut { drawn, returned } = call.fan_out;
+    assert!((1..=drawn).contains(&returned) && drawn <= 128);
+    let of_row = |row_idx| {
+        (0..returned).map(move |sequence_idx| RowReply {
+            row_idx,
+            sequence_idx,
+            ..RowReply::default()
+        })
     };
+    let reply = Reply { rows: (0..call.rows.len()).flat_map(of_row).collect(), ..Reply::default() };
     for output in contract(profile).outputs(call, &reply, &TOKENIZER) {
-        assert_eq!(
-            profile.batches().then_some(output.shape[0]),
-            profile.batches().then_some(call.rows.len() as i64)
-        );
+        let flat = (call.rows.len() * returned) as i64;
+        match output.name.as_str() {
+            "text_output" => assert_eq!(output.shape, [flat]),
+            _ if profile.batches() => assert_eq!(output.shape[0], call.rows.len() as i64),
+            _ => {}
+        }
     }
 }
 

@@ -7,7 +7,9 @@ mod limits;
 mod prompts;
 mod replies;
 mod sampling;
+mod sequences;
 mod tables;
+mod texts;
 
 use super::{Call, Contract, Profile};
 use crate::parameters::Settings;

@@ -54,7 +54,7 @@ fn the_operators_defaults_hold_where_a_request_does_not_say() {
     let settings = Settings {
         sampling: defaults,
         default_max_tokens: Some(10),
-        exclude_prompt: false,
+        exclude_prompt: Some(false),
         ..settings(Profile::Text)
     };
     let contract = Contract::new(&settings, &limits(), VOCAB);
@@ -101,7 +101,8 @@ fn vllm_reads_every_option() {
         prompt_logprobs: None,
     };
     assert_eq!(row.request.sampling, expected);
-    assert_eq!((row.request.stop_tokens.as_slice(), row.stops), (&[5, 6][..], vec!["x".into()]));
+    assert_eq!(row.request.stop_tokens, [5, 6]);
+    assert_eq!(row.rules.unwrap().stops[..], ["x"]);
     assert_eq!((row.request.draft_len, row.request.ignore_eos), (Some(0), true));
 }
 
@@ -115,7 +116,7 @@ fn vllm_takes_request_parameters_and_the_tensor_wins_over_them() {
     let row =
         contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap().rows.remove(0);
     assert_eq!((row.request.max_tokens, row.request.sampling.temperature), (6, 0.25));
-    assert_eq!((row.stops, row.logprobs), (vec!["a".to_string()], Some(2)));
+    assert_eq!((&row.rules.unwrap().stops[..], row.logprobs), (&["a".to_string()][..], Some(2)));
 }
 
 #[test]
@@ -142,10 +143,6 @@ fn vllm_options_that_are_wrong_unknown_or_not_built_are_named() {
     ] {
         assert_eq!(refusal(vllm(&options)), message);
     }
-    assert_eq!(
-        unsupported(vllm(&json!({ "n": 2 }))),
-        "sampling_parameters: n: 2, only 1 is supported"
-    );
     assert_eq!(
         unsupported(vllm(&json!({ "guided_decoding": {} }))),
         "sampling_parameters: guided_decoding: not supported, guided decoding is not built in"
@@ -273,12 +270,12 @@ fn vllm_may_name_the_only_tokens_that_can_come() {
 
 #[test]
 fn a_stop_of_vllm_that_looks_like_a_list_is_a_string() {
-    let stops = |stop: Value| vllm(&json!({ "stop": stop })).unwrap().stops;
-    assert_eq!(stops(json!("[\"a\"]")), ["[\"a\"]"]);
-    assert_eq!(stops(json!(["a", "b"])), ["a", "b"]);
+    let stops = |stop: Value| vllm(&json!({ "stop": stop })).unwrap().rules.unwrap().stops;
+    assert_eq!(stops(json!("[\"a\"]"))[..], ["[\"a\"]"]);
+    assert_eq!(stops(json!(["a", "b"]))[..], ["a", "b"]);
     // A request parameter cannot be a list; there the string is one.
     let parameters = [("stop".to_string(), Parameter::String("[\"a\", \"b\"]".into()))];
     let inputs = [unbatched(texts("text_input", &["hi"]))];
     let call = contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap();
-    assert_eq!(call.rows[0].stops, ["a", "b"]);
+    assert_eq!(call.rows[0].rules.as_ref().unwrap().stops[..], ["a", "b"]);
 }
