@@ -7,6 +7,7 @@
 mod answer;
 mod brief;
 mod config;
+mod differences;
 mod form;
 mod options;
 mod parse;

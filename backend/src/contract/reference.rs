@@ -1,6 +1,7 @@
 //! The users' reference, written from the tables.
 
 use super::Profile;
+use super::differences::{FROM_TENSORRT_LLM, FROM_VLLM};
 use super::table::{Action, Input};
 use crate::parameters::{KEYS, Meaning};
 
@@ -13,9 +14,9 @@ INT32 inputs of one dimension may be declared as UINT32, for clients of 2023 tha
 
 Every input but the prompt can be left out. Each can also be given as a request parameter of the same name, as
 the generate endpoint does; parameters may be strings (`\"256\"`), lists are JSON in a string. An input tensor
-wins over a parameter. A name that is not in the tables, a value out of its limits and a prompt that does not
-fit with `max_tokens` in the engine's `max_seq_len` are answered with INVALID_ARG, what is known but not built
-with UNSUPPORTED; both name the input.
+wins over a parameter. A name that is not in the tables, a value out of its limits and a prompt that leaves no
+room for a token in the engine's `max_seq_len` are answered with INVALID_ARG, what is known but not built with
+UNSUPPORTED; both name the input.
 ";
 
 const BATCHED: &str = "\
@@ -46,6 +47,13 @@ pub fn reference() -> String {
     ] {
         text += &format!("\n## {title}\n\n{about}");
         profile_tables(profile, &mut text);
+    }
+    for (from, rows) in
+        [("TensorRT-LLM's backend", FROM_TENSORRT_LLM), ("Triton's vLLM backend", FROM_VLLM)]
+    {
+        text += &format!("\n## What differs from {from}\n");
+        head(&mut text, &["What", "Here", "There", "Why"]);
+        rows.iter().for_each(|row| text += &format!("| {} |\n", row.join(" | ")));
     }
     text += "\n## Parameters of the model configuration\n\nBooleans are `true`, `True`, `TRUE`, `1` and their opposites. An unfilled `${x}` is unset. A key that is not in the table is an error when the model is loaded.\n";
     parameters(&mut text);
