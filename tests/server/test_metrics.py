@@ -213,7 +213,7 @@ def test_response_statistics_can_be_off(server):
 def test_failures_are_counted_and_not_as_successes(server):
     own = lambda: server.statistics("counted")["inference_stats"]
     before = own()
-    for wrong in [{"max_tokens": -1}, {"top_p": 3.0}, {"max_tokens": 5000}]:
+    for wrong in [{"max_tokens": -1}, {"top_p": 3.0}, {"text_input": "x " * 5000}]:
         assert client.grpc_stream(server, "counted", {"text_input": "x", "max_tokens": 1, **wrong}).error
     eventually(lambda: own()["fail"]["count"] == before["fail"]["count"] + 3)
     assert own()["success"]["count"] == before["success"]["count"]
