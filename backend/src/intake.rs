@@ -10,8 +10,6 @@ use std::time::Duration;
 
 /// Requests of more bytes are large. Reading fewer takes some milliseconds.
 const SMALL_BYTES: usize = 16 << 10;
-/// Bytes of the requests that wait here or are being read; one request of more is let in alone.
-const MAX_BYTES: usize = 64 << 20;
 /// How often those that wait are looked after.
 const LOOK: Duration = Duration::from_millis(5);
 /// Lies between the turns of requests in time and of those that have been delayed.
@@ -53,7 +51,6 @@ pub(crate) struct Reading<'a, T> {
 struct Known {
     id: u64,
     name: String,
-    bytes: usize,
     is_ended: bool,
 }
 
@@ -65,7 +62,6 @@ struct Inside<T> {
     large: BTreeMap<Key, Unread<T>>,
     reading: Vec<Known>,
     num_arrived: u64,
-    bytes: usize,
     looked_at: u64,
     closing: bool,
 }
@@ -83,7 +79,6 @@ impl<T> Intake<T> {
             large: BTreeMap::new(),
             reading: Vec::new(),
             num_arrived: 0,
-            bytes: 0,
             looked_at: 0,
             closing: false,
         };
@@ -97,21 +92,11 @@ impl<T> Intake<T> {
     /// Leaves a request to be read, or gives it back with the reason why not.
     pub(crate) fn push(&self, unread: Unread<T>) -> Result<(), Box<(Unread<T>, Error)>> {
         let mut inside = self.lock();
-        let error = if inside.closing {
-            Some(Error::unavailable("the model instance is being taken away"))
-        } else if inside.bytes > 0 && inside.bytes.saturating_add(unread.bytes) > MAX_BYTES {
-            Some(Error::unavailable(format!(
-                "Exceeds maximum queue size: {} bytes of requests wait to be read, {} more are over {MAX_BYTES}",
-                inside.bytes, unread.bytes
-            )))
-        } else {
-            None
-        };
-        if let Some(error) = error {
+        if inside.closing {
+            let error = Error::unavailable("the model instance is being taken away");
             return Err(Box::new((unread, error)));
         }
         inside.num_arrived += 1;
-        inside.bytes += unread.bytes;
         let key = (unread.level, inside.num_arrived);
         inside.lane(unread.lane()).insert(key, unread);
         drop(inside);
@@ -127,8 +112,7 @@ impl<T> Intake<T> {
                 return Some(Work::Refuse(unread, error));
             }
             if let Some(((_, id), unread)) = inside.lane(lane).pop_first() {
-                let Unread { name, bytes, .. } = &unread;
-                let known = Known { id, name: name.clone(), bytes: *bytes, is_ended: false };
+                let known = Known { id, name: unread.name.clone(), is_ended: false };
                 inside.reading.push(known);
                 return Some(Work::Read(unread, Reading { intake: self, id }));
             }
@@ -208,7 +192,6 @@ impl<T> Inside<T> {
             if let Some((key, error)) = ends
                 && let Some(unread) = waiting.remove(&key)
             {
-                self.bytes -= unread.bytes;
                 return Some((unread, error));
             }
         }
@@ -225,7 +208,6 @@ impl<T> Inside<T> {
                 waiting.iter().filter(|(_, unread)| wanted(unread)).map(|(&key, _)| key).collect();
             taken.extend(keys.iter().filter_map(|key| waiting.remove(key)));
         }
-        self.bytes -= taken.iter().map(|unread| unread.bytes).sum::<usize>();
         taken
     }
 }
@@ -253,8 +235,7 @@ impl<T> Drop for Reading<'_, T> {
     fn drop(&mut self) {
         let mut inside = self.intake.lock();
         if let Some(idx) = inside.reading.iter().position(|known| known.id == self.id) {
-            let known = inside.reading.swap_remove(idx);
-            inside.bytes -= known.bytes;
+            inside.reading.swap_remove(idx);
         }
         drop(inside);
         self.intake.changed.notify_all();
@@ -331,20 +312,6 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_bounded_but_one_request_of_any_size_gets_in() {
-        let intake = Numbers::new();
-        push(&intake, 1, 1, 2 * MAX_BYTES);
-        assert!(refusal(&intake, 1).starts_with("Exceeds maximum queue size"));
-        assert_eq!(read(&intake, Lane::Large), Some(1));
-        push(&intake, 2, 1, MAX_BYTES - 1);
-        push(&intake, 3, 1, 1);
-        let Some(Work::Read(_, reading)) = intake.next(Lane::Large) else { panic!("none") };
-        refusal(&intake, 1);
-        drop(reading);
-        push(&intake, 4, 1, 1);
-    }
-
-    #[test]
     fn those_whose_clients_leave_are_found_while_they_wait() {
         let intake = Numbers::new();
         let left: Arc<AtomicBool> = Arc::default();
@@ -358,7 +325,6 @@ mod tests {
             }
             _ => panic!("it is not found"),
         }
-        assert_eq!(intake.lock().bytes, 0);
     }
 
     #[test]
@@ -385,7 +351,6 @@ mod tests {
         assert_eq!(ended.iter().map(|unread| unread.content).collect::<Vec<_>>(), [2]);
         assert!(intake.end_named("name 3").is_empty());
         drop(first);
-        assert_eq!(intake.lock().bytes, 0);
     }
 
     #[test]

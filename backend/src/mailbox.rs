@@ -2,13 +2,16 @@
 //! held for moments; the engine thread never waits for anybody but for work.
 
 use crate::room::Place;
-use crate::triton::Error;
+use crate::triton::{Error, monotonic_ns};
 use crate::watch::Watch;
 use spec_core::runtime::Request;
 use spec_core::sequence::FinishReason;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// How long others go before an engine whose step has failed.
+const AVOIDED: Duration = Duration::from_secs(1);
 
 /// Names a request for as long as its instance lives.
 pub(crate) type TicketId = u64;
@@ -67,6 +70,8 @@ pub(crate) struct Mailbox {
     ended: Condvar,
     /// Read without the lock by readiness checks.
     healthy: AtomicBool,
+    /// When the last step failed that did, in nanoseconds of the monotonic clock.
+    failed_at: AtomicU64,
 }
 
 impl Mailbox {
@@ -76,6 +81,7 @@ impl Mailbox {
             mail_came: Condvar::new(),
             ended: Condvar::new(),
             healthy: AtomicBool::new(true),
+            failed_at: AtomicU64::new(0),
         }
     }
 
@@ -133,6 +139,9 @@ impl Mailbox {
     /// How the last step went.
     pub(crate) fn note_step(&self, failure: Option<&str>) {
         let healthy = failure.is_none();
+        if !healthy {
+            self.failed_at.store(monotonic_ns(), Ordering::Release);
+        }
         if self.healthy.swap(healthy, Ordering::AcqRel) != healthy || !healthy {
             self.lock().failure = failure.map(str::to_string);
         }
@@ -146,6 +155,15 @@ impl Mailbox {
         let inside = self.lock();
         let cause = inside.death.as_ref().or(inside.failure.as_ref());
         Err(Error::unavailable(cause.map_or("the engine failed", String::as_str)))
+    }
+
+    /// Whether others go before it: it is dead, or a step has just failed. After a while it is tried again.
+    pub(crate) fn is_avoided(&self) -> bool {
+        let has_just_failed = || {
+            let failed_at = self.failed_at.load(Ordering::Acquire);
+            monotonic_ns().saturating_sub(failed_at) < AVOIDED.as_nanos() as u64
+        };
+        !self.healthy.load(Ordering::Acquire) && (self.lock().death.is_some() || has_just_failed())
     }
 
     /// Takes no more jobs.
@@ -189,7 +207,7 @@ mod tests {
     fn job(ticket: TicketId) -> Job {
         let watch = Watch::new(Box::new(|| false), 0, None, None, &LevelPolicy::default());
         let room = Room::new(QueuePolicy::default(), 1, WhenFull::Refuse);
-        let place = room.enter(1, || None).unwrap();
+        let place = room.enter(1, 1, || None).unwrap();
         Job { ticket, requests: vec![Request::default()], watch, place }
     }
 
@@ -231,6 +249,19 @@ mod tests {
         assert_eq!(mailbox.health().unwrap_err().message, "device: lost");
         mailbox.note_step(None);
         mailbox.health().unwrap();
+    }
+
+    #[test]
+    fn one_whose_step_has_failed_is_avoided_for_a_while_and_a_dead_one_for_ever() {
+        let mailbox = Mailbox::new();
+        assert!(!mailbox.is_avoided());
+        mailbox.note_step(Some("device: lost"));
+        assert!(mailbox.is_avoided());
+        // A nanosecond after the clock's zero is long ago.
+        mailbox.failed_at.store(1, Ordering::Release);
+        assert!(!mailbox.is_avoided() && mailbox.health().is_err());
+        mailbox.die("a panic");
+        assert!(mailbox.is_avoided());
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Model {
             max_num_tokens: Some(settings.max_num_tokens.unwrap_or_else(|| self.default_rows())),
             many_rows: settings.prefill,
             launch_ahead: settings.launch_ahead,
-            // The mailbox bounds the queue: a request that it let in is not refused.
+            // Its room bounds the queue: a request that was let in is not refused.
             max_queue: usize::MAX,
             gpu,
             draft_gpu: settings.draft_gpu,

@@ -1,5 +1,5 @@
-//! How many requests of a model wait, by level of priority. A request has a place from its arrival until a step takes
-//! part of it, wherever it waits in between.
+//! How many requests of a model wait, by level of priority, and how large they are. A request has a place from its arrival
+//! until a step takes part of it, wherever it waits in between.
 
 use crate::parameters::{QueuePolicy, WhenFull};
 use crate::triton::Error;
@@ -9,6 +9,15 @@ use std::time::Duration;
 
 /// How often a thread that waits for a place looks whether it still wants one.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// Bytes that wait. One request of more finds a place where nobody else waits.
+const MAX_BYTES: usize = 64 << 20;
+/// Of these the ones that the largest requests leave to others.
+const LEFT_TO_OTHERS: usize = 16 << 20;
+/// Requests of more bytes are among the largest.
+const LARGEST: usize = 1 << 20;
+/// Requests of fewer bytes are bounded by their number alone, so that no client's large ones keep them out.
+const SMALL: usize = 16 << 10;
 
 /// The places of a model.
 #[derive(Debug)]
@@ -21,14 +30,20 @@ pub(crate) struct Room {
     left: Condvar,
 }
 
-/// Numbers of requests that wait, by level.
-type Waiting = BTreeMap<u32, usize>;
+/// What waits.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Waiting {
+    /// Numbers of requests, by level.
+    levels: BTreeMap<u32, usize>,
+    bytes: usize,
+}
 
 /// A place that is taken, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     room: Arc<Room>,
     level: u32,
+    bytes: usize,
 }
 
 impl Room {
@@ -37,18 +52,21 @@ impl Room {
         Arc::new(Self { policy, when_full, max_waiting, waiting, left })
     }
 
-    /// A place on a level, if there is one. Where Triton is to be held back while there is none, this waits for one, and
+    /// A place for a request of so many bytes on a level, if there is one. Where Triton is to be held back while there is none, this waits for one, and
     /// asks `unwanted` now and then.
     pub(crate) fn enter(
         self: &Arc<Self>,
         level: u32,
+        bytes: usize,
         mut unwanted: impl FnMut() -> Option<Error>,
     ) -> Result<Place, Error> {
         loop {
             let mut waiting = self.lock();
-            let Some(full) = self.full(&waiting, level) else {
-                *waiting.entry(level).or_default() += 1;
-                return Ok(Place { room: Arc::clone(self), level });
+            let Some(full) = self.full(&waiting, level).or_else(|| too_large(&waiting, bytes))
+            else {
+                *waiting.levels.entry(level).or_default() += 1;
+                waiting.bytes += bytes;
+                return Ok(Place { room: Arc::clone(self), level, bytes });
             };
             if self.when_full == WhenFull::Refuse {
                 return Err(full);
@@ -67,7 +85,8 @@ impl Room {
 
     /// Why there is no place, if there is none. What is held back waits in Triton's queue, which has bounds of its own.
     fn full(&self, waiting: &Waiting, level: u32) -> Option<Error> {
-        let (all, here) = (waiting.values().sum(), waiting.get(&level).copied().unwrap_or(0));
+        let levels = &waiting.levels;
+        let (all, here) = (levels.values().sum(), levels.get(&level).copied().unwrap_or(0));
         let of_level = match self.when_full {
             WhenFull::Refuse => self.policy.of(level).max_waiting,
             WhenFull::HoldBack => None,
@@ -87,13 +106,26 @@ impl Room {
     }
 }
 
+/// Why a request of so many bytes has no place beside what waits, if it has none.
+fn too_large(waiting: &Waiting, bytes: usize) -> Option<Error> {
+    let limit = if bytes > LARGEST { MAX_BYTES - LEFT_TO_OTHERS } else { MAX_BYTES };
+    let all = waiting.bytes.saturating_add(bytes);
+    (bytes > SMALL && waiting.bytes > 0 && all > limit).then(|| {
+        Error::unavailable(format!(
+            "Exceeds maximum queue size: {} bytes of requests wait, {bytes} more are over {limit}",
+            waiting.bytes
+        ))
+    })
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let mut waiting = self.room.lock();
-        if let Some(count) = waiting.get_mut(&self.level) {
+        waiting.bytes -= self.bytes;
+        if let Some(count) = waiting.levels.get_mut(&self.level) {
             *count -= 1;
             if *count == 0 {
-                waiting.remove(&self.level);
+                waiting.levels.remove(&self.level);
             }
         }
         drop(waiting);
@@ -113,7 +145,37 @@ mod tests {
     }
 
     fn enter(room: &Arc<Room>, level: u32) -> Result<Place, Error> {
-        room.enter(level, || panic!("nothing is waited for"))
+        enter_with(room, level, 1)
+    }
+
+    fn enter_with(room: &Arc<Room>, level: u32, bytes: usize) -> Result<Place, Error> {
+        room.enter(level, bytes, || panic!("nothing is waited for"))
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_the_largest_requests_leave_some_to_others() {
+        let room = room(10, json!({}), WhenFull::Refuse);
+        // One of any size gets in alone.
+        drop(enter_with(&room, 1, 2 * MAX_BYTES).unwrap());
+        let _first = enter_with(&room, 1, 30 << 20).unwrap();
+        let full = enter_with(&room, 1, 30 << 20).unwrap_err().message;
+        assert!(
+            full.starts_with("Exceeds maximum queue size: 31457280 bytes of requests wait"),
+            "{full}"
+        );
+        let _second = enter_with(&room, 1, 18 << 20).unwrap();
+        assert!(enter_with(&room, 1, LARGEST + 1).is_err());
+        let others: Vec<_> =
+            std::iter::from_fn(|| enter_with(&room, 1, LARGEST).ok()).take(9).collect();
+        assert_eq!(others.len(), 8, "as many as the number of requests allows");
+    }
+
+    #[test]
+    fn small_requests_get_in_however_much_the_large_ones_take() {
+        let room = room(10, json!({}), WhenFull::Refuse);
+        let _largest = enter_with(&room, 1, 2 * MAX_BYTES).unwrap();
+        assert!(enter_with(&room, 1, SMALL + 1).is_err());
+        enter_with(&room, 1, SMALL).unwrap();
     }
 
     #[test]
@@ -126,7 +188,7 @@ mod tests {
             "Exceeds maximum queue size: 2 requests wait, max_queue_size of the model is 2"
         );
         drop(places);
-        assert_eq!(*room.waiting.lock().unwrap(), Waiting::new());
+        assert_eq!(*room.waiting.lock().unwrap(), Waiting::default());
         enter(&room, 3).unwrap();
     }
 
@@ -144,10 +206,10 @@ mod tests {
         let policy = json!({ "default_queue_policy": { "max_queue_size": 1 } });
         let room = room(2, policy, WhenFull::HoldBack);
         let places = [enter(&room, 1).unwrap(), enter(&room, 1).unwrap()];
-        let gone = room.enter(1, || Some(Error::cancelled())).unwrap_err();
+        let gone = room.enter(1, 1, || Some(Error::cancelled())).unwrap_err();
         assert_eq!(gone, Error::cancelled());
         let mut places = Some(places);
-        let entered = room.enter(1, || {
+        let entered = room.enter(1, 1, || {
             places = None;
             None
         });

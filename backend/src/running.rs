@@ -19,6 +19,8 @@ pub(crate) struct RunningInstance {
     news: Sender<News>,
     /// Requests that it has taken and not ended.
     num_open: Arc<AtomicUsize>,
+    /// Ends the requests of a name that it has not read.
+    end_unread: Box<dyn Fn(&str) + Send + Sync>,
 }
 
 impl Running {
@@ -39,7 +41,7 @@ impl Running {
         let mut instances = self.lock().clone();
         // One that cannot serve is asked only if no other can: it tells the reason.
         instances.sort_by_key(|instance| {
-            (instance.mailbox.health().is_err(), instance.num_open.load(Ordering::Relaxed))
+            (instance.mailbox.is_avoided(), instance.num_open.load(Ordering::Relaxed))
         });
         let mut refused = (ticket, job, Error::unavailable("the model is being unloaded"));
         for instance in instances {
@@ -51,17 +53,21 @@ impl Running {
         Err((refused.0, refused.2))
     }
 
-    /// Ends the requests of this name, whichever instance has them.
+    /// Ends the requests of this name, whichever instance has them, read or not.
     pub(crate) fn end_named(&self, name: &str) {
-        for instance in self.lock().iter() {
-            instance.tell(News::EndNamed(name.to_string()));
-        }
+        let instances = self.lock().clone();
+        instances.iter().for_each(|instance| (instance.end_unread)(name));
+        instances.iter().for_each(|instance| instance.tell(News::EndNamed(name.to_string())));
     }
 }
 
 impl RunningInstance {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, news: Sender<News>) -> Self {
-        Self { mailbox, news, num_open: Arc::default() }
+    pub(crate) fn new(
+        mailbox: Arc<Mailbox>,
+        news: Sender<News>,
+        end_unread: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
+        Self { mailbox, news, num_open: Arc::default(), end_unread: Box::new(end_unread) }
     }
 
     fn take(&self, ticket: Box<Ticket>, job: Job) -> Result<(), Box<(Box<Ticket>, Job, Error)>> {

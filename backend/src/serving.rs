@@ -19,14 +19,15 @@ use crate::triton::{
 };
 use crate::watch::{Verdict, Watch};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Most bytes of an input that is looked at before a request is read.
-const BRIEF_BYTES: usize = 64;
+/// Most bytes of an input or a parameter that is looked at before a request is read: a number for each of as many rows as
+/// a request can have.
+const BRIEF_BYTES: usize = 16 << 10;
 
 /// An instance at work, and its threads.
 pub(crate) struct Serving {
@@ -34,7 +35,7 @@ pub(crate) struct Serving {
     readers: Vec<JoinHandle<()>>,
     engine: JoinHandle<()>,
     responder: JoinHandle<()>,
-    on_exit: OnExit,
+    on_exit: Option<OnExit>,
     _slot: Arc<Slot>,
 }
 
@@ -65,7 +66,7 @@ impl Serving {
         let _ = instance.report_memory(&reported(&memory));
         let mailbox = Arc::new(Mailbox::new());
         let (news, receiver) = channel();
-        // If a later thread cannot be had, the earlier ones end with the last of their senders.
+        // Without an engine thread the responder ends with the last of its senders.
         let responder = Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
         let responder = spawn("spec-responder", move || responder.run(receiver))?;
         let slot = Arc::new(Slot::new(&model.metrics, memory));
@@ -73,24 +74,42 @@ impl Serving {
         let engine =
             Engine::new(runtime, Arc::clone(&mailbox), news.clone(), Arc::clone(&slot), gate);
         let engine = spawn("spec-engine", move || engine.run())?;
-        let running = RunningInstance::new(mailbox, news);
-        let door = Arc::new(Door {
-            model: Arc::clone(model),
-            instance,
-            intake: Intake::new(),
-            running: Arc::new(running),
-            exits: AtomicBool::new(false),
+        let door = Arc::new_cyclic(|door: &Weak<Door>| {
+            let door = Weak::clone(door);
+            let end_unread = move |name: &str| {
+                door.upgrade().iter().for_each(|door| door.end_unread(name));
+            };
+            Door {
+                model: Arc::clone(model),
+                instance,
+                intake: Intake::new(),
+                running: Arc::new(RunningInstance::new(mailbox, news, end_unread)),
+                exits: AtomicBool::new(false),
+            }
         });
-        let mut readers = Vec::new();
-        for (name, lane) in [("spec-read", Lane::Small), ("spec-read-large", Lane::Large)] {
-            let door = Arc::clone(&door);
-            readers.push(spawn(name, move || door.read_all(lane))?);
+        let readers = Vec::new();
+        let mut serving = Self { door, readers, engine, responder, on_exit: None, _slot: slot };
+        match serving.open() {
+            Ok(()) => Ok(serving),
+            Err(error) => {
+                serving.stop();
+                Err(error)
+            }
         }
-        let limit = Duration::from_millis(model.settings.drain_timeout_ms);
-        let told = Arc::clone(&door);
-        let on_exit = door.instance.on_exit(limit, move |limit| told.answer_all(limit))?;
-        model.running.add(&door.running);
-        Ok(Self { door, readers, engine, responder, on_exit, _slot: slot })
+    }
+
+    /// Lets requests in.
+    fn open(&mut self) -> Result<()> {
+        for (name, lane) in [("spec-read", Lane::Small), ("spec-read-large", Lane::Large)] {
+            let door = Arc::clone(&self.door);
+            self.readers.push(spawn(name, move || door.read_all(lane))?);
+        }
+        let limit = Duration::from_millis(self.door.model.settings.drain_timeout_ms);
+        let told = Arc::clone(&self.door);
+        let answer = move |limit| told.answer_all(limit);
+        self.on_exit = Some(self.door.instance.on_exit(limit, answer)?);
+        self.door.model.running.add(&self.door.running);
+        Ok(())
     }
 
     /// Takes requests on, and returns at once. Whatever is wrong, each is answered.
@@ -153,8 +172,11 @@ impl Door {
         if self.exits.load(Ordering::Acquire) {
             return Err(server_ends());
         }
-        let (inputs, bytes) = request.small_inputs(&Contract::BRIEF_INPUTS, BRIEF_BYTES)?;
-        let brief = self.model.contract.brief(&inputs, &request.parameters()?);
+        let (inputs, of_inputs) = request.small_inputs(&Contract::BRIEF_INPUTS, BRIEF_BYTES)?;
+        let (parameters, of_parameters) =
+            request.small_parameters(&Contract::BRIEF_PARAMETERS, BRIEF_BYTES)?;
+        let bytes = of_inputs.saturating_add(of_parameters);
+        let brief = self.model.contract.brief(&inputs, &parameters);
         let name = request.id();
         if brief.stop {
             return Ok(Look::Stop(name));
@@ -170,7 +192,7 @@ impl Door {
             (limit > 0).then(|| Duration::from_millis(limit)),
             room.policy().of(level),
         );
-        let place = room.enter(level, || match watch.look_waiting(monotonic_ns()) {
+        let place = room.enter(level, bytes, || match watch.look_waiting(monotonic_ns()) {
             _ if self.exits.load(Ordering::Acquire) => Some(server_ends()),
             Verdict::Ends(error) => Some(error),
             Verdict::Stays | Verdict::Delayed => None,
@@ -181,10 +203,14 @@ impl Door {
     /// Ends the requests of a name, wherever they are. One without a name has none to be ended by.
     fn end_named(&self, name: &str) {
         if !name.is_empty() {
-            let ended = self.intake.end_named(name);
-            ended.into_iter().for_each(|unread| self.ticket(unread).finish_empty(&self.home()));
             self.model.running.end_named(name);
         }
+    }
+
+    /// Ends those that wait here to be read, and marks those that are being read.
+    fn end_unread(&self, name: &str) {
+        let ended = self.intake.end_named(name);
+        ended.into_iter().for_each(|unread| self.ticket(unread).finish_empty(&self.home()));
     }
 
     /// Reads what comes on a lane, until no more can come.

@@ -17,6 +17,10 @@ BRIEF = dict(text_input="A story:", max_tokens=4, ignore_eos=True, stream=True)
 ONE = {"max_tokens_in_paged_kv_cache": 128, "max_running": 1}
 
 
+# Seconds until a request is put off: far more than it takes to let one go that has just come.
+PATIENCE = 4
+
+
 def policy(text, more=""):
     return f"dynamic_batching {{ {more} default_queue_policy {{ {text} }} }}"
 
@@ -28,7 +32,8 @@ def server(serve, small_engine):
     return serve([
         Model("bounded", small_engine, parameters=ONE, extra=policy("max_queue_size: 2")),
         Model("timed", small_engine, parameters=ONE, extra=policy(f"{limit} REJECT")),
-        Model("patient", small_engine, parameters=ONE, extra=policy(f"{limit} DELAY")),
+        Model("patient", small_engine, parameters=ONE,
+              extra=policy(f"default_timeout_microseconds: {PATIENCE * 1_000_000} timeout_action: DELAY")),
         Model("ranked", small_engine, parameters=ONE, extra=policy("max_queue_size: 100", levels)),
         Model("plain", small_engine, parameters={**ONE, "max_queue_size": 100}),
         Model("token", small_engine, parameters={**ONE, "profile": "token"}),
@@ -128,7 +133,7 @@ def test_a_request_that_is_put_off_is_served_behind_those_that_came_later(server
     with held(server, "patient") as full:
         waiting = {"first": ask(server, "patient")}
         full.waiting(1)
-        time.sleep(0.5)
+        time.sleep(PATIENCE + 0.1)
         waiting["second"] = ask(server, "patient")
         full.waiting(2)
         full.go()

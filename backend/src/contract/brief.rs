@@ -21,8 +21,10 @@ const STOP: &str = "stop";
 const PRIORITY: &str = "priority";
 
 impl Contract {
-    /// The inputs whose values a short look needs; each is a few bytes.
+    /// The inputs whose values a short look needs: a few bytes a row each.
     pub const BRIEF_INPUTS: [&'static str; 2] = [STOP, PRIORITY];
+    /// The request parameters that it needs.
+    pub const BRIEF_PARAMETERS: [&'static str; 3] = [STOP, PRIORITY, "timeout"];
 
     /// Looks at a request, of whose `inputs` no others are needed.
     pub fn brief(&self, inputs: &[Tensor], parameters: &[(String, Parameter)]) -> Brief {

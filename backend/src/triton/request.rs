@@ -7,7 +7,7 @@ use super::error::{Error, Result};
 use super::response::{CancelProbe, ResponseFactory};
 use super::sys;
 use super::tensor::{DataType, Parameter, Tensor};
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
@@ -109,13 +109,35 @@ impl Request {
 
     /// Its parameters that are numbers, truth values or text.
     pub fn parameters(&self) -> Result<Vec<(String, Parameter)>> {
+        let mut parameters = Vec::new();
+        self.each_parameter(|parameter| parameters.extend(parameter.read()))?;
+        Ok(parameters)
+    }
+
+    /// Those of these names that are no longer than `max_bytes`; and the bytes of all.
+    pub fn small_parameters(
+        &self,
+        names: &[&str],
+        max_bytes: usize,
+    ) -> Result<(Vec<(String, Parameter)>, usize)> {
+        let (mut small, mut bytes) = (Vec::new(), 0usize);
+        self.each_parameter(|parameter| {
+            let len = parameter.len();
+            bytes = bytes.saturating_add(len);
+            if len <= max_bytes && names.contains(&parameter.name.as_str()) {
+                small.extend(parameter.read());
+            }
+        })?;
+        Ok((small, bytes))
+    }
+
+    fn each_parameter(&self, mut look: impl FnMut(UnreadParameter<'_>)) -> Result<()> {
         let mut count = 0;
         // SAFETY: the request is alive.
         check(unsafe { functions().TRITONBACKEND_RequestParameterCount(self.raw(), &mut count) })?;
-        let mut parameters = Vec::new();
         for idx in 0..count {
             let (mut key, mut kind, mut value) = (ptr::null(), 0, ptr::null());
-            // SAFETY: the request is alive, its parameters with it, and a value has the type that is named.
+            // SAFETY: the request is alive, and its parameters with it.
             unsafe {
                 check(functions().TRITONBACKEND_RequestParameter(
                     self.raw(),
@@ -124,10 +146,10 @@ impl Request {
                     &mut kind,
                     &mut value,
                 ))?;
-                parameters.extend(parameter(kind, value).map(|value| (text(key), value)));
+                look(UnreadParameter { name: text(key), kind, value, _request: PhantomData });
             }
         }
-        Ok(parameters)
+        Ok(())
     }
 
     /// Names of the outputs that the client wants.
@@ -278,22 +300,40 @@ impl UnreadInput<'_> {
     }
 }
 
-/// # Safety
-/// `value` points to a value of the type `kind`, or to the first byte of a C string for text.
-unsafe fn parameter(kind: u32, value: *const c_void) -> Option<Parameter> {
-    if value.is_null() {
-        return None;
+/// A parameter whose text has not been copied.
+struct UnreadParameter<'a> {
+    name: String,
+    kind: u32,
+    /// To a value of this kind, or to the first byte of a C string for text; or null.
+    value: *const c_void,
+    _request: PhantomData<&'a Request>,
+}
+
+impl UnreadParameter<'_> {
+    /// Bytes of its text, those of its name included.
+    fn len(&self) -> usize {
+        let is_text = self.kind == sys::TRITONSERVER_PARAMETER_STRING && !self.value.is_null();
+        // SAFETY: the request is alive, and its parameters with it; text ends with a zero.
+        let text = is_text.then(|| unsafe { CStr::from_ptr(self.value.cast()) });
+        self.name.len() + text.map_or(0, CStr::count_bytes)
     }
-    // SAFETY: by the contract of this function.
-    unsafe {
-        match kind {
-            sys::TRITONSERVER_PARAMETER_STRING => {
-                Some(Parameter::String(text(value.cast::<c_char>())))
-            }
-            sys::TRITONSERVER_PARAMETER_INT => Some(Parameter::Int(*value.cast::<i64>())),
-            sys::TRITONSERVER_PARAMETER_BOOL => Some(Parameter::Bool(*value.cast::<bool>())),
-            sys::TRITONSERVER_PARAMETER_DOUBLE => Some(Parameter::Double(*value.cast::<f64>())),
-            _ => None,
+
+    fn read(self) -> Option<(String, Parameter)> {
+        if self.value.is_null() {
+            return None;
         }
+        // SAFETY: the request is alive, its parameters with it, and a value has the type that is named.
+        let value = unsafe {
+            match self.kind {
+                sys::TRITONSERVER_PARAMETER_STRING => {
+                    Parameter::String(text(self.value.cast::<c_char>()))
+                }
+                sys::TRITONSERVER_PARAMETER_INT => Parameter::Int(*self.value.cast::<i64>()),
+                sys::TRITONSERVER_PARAMETER_BOOL => Parameter::Bool(*self.value.cast::<bool>()),
+                sys::TRITONSERVER_PARAMETER_DOUBLE => Parameter::Double(*self.value.cast::<f64>()),
+                _ => return None,
+            }
+        };
+        Some((self.name, value))
     }
 }

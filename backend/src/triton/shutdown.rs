@@ -17,8 +17,8 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 /// Triton's own, where its command line does not say.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
@@ -41,12 +41,14 @@ static WATCHED: Mutex<Watched> =
 struct Watched {
     num_entries: u64,
     entries: Vec<Entry>,
-    watcher: Option<JoinHandle<()>>,
+    watcher: Option<Thread>,
 }
 
 struct Entry {
     id: u64,
     server: Server,
+    /// When its server began to end, if that is known from the server alone.
+    begun_at: Option<u64>,
     /// From the beginning of the end.
     limit: Duration,
     answer: Arc<Answer>,
@@ -70,11 +72,12 @@ impl OnExit {
         let mut watched = lock();
         watched.num_entries += 1;
         let id = watched.num_entries;
-        watched.entries.push(Entry { id, server, limit, answer: Arc::new(answer) });
+        let answer = Arc::new(answer);
+        watched.entries.push(Entry { id, server, begun_at: None, limit, answer });
         if watched.watcher.is_none() {
             let watcher = thread::Builder::new().name("spec-watch".into()).spawn(watch);
             // Without the thread there is still the handler of `exit`.
-            watched.watcher = watcher.ok();
+            watched.watcher = watcher.ok().map(|watcher| watcher.thread().clone());
         }
         Self(id)
     }
@@ -84,14 +87,10 @@ impl Drop for OnExit {
     fn drop(&mut self) {
         let mut watched = lock();
         watched.entries.retain(|entry| entry.id != self.0);
-        // Without anything to watch over there is no thread, unless the server ends.
-        let is_over = watched.entries.is_empty() && ending_for().is_none();
-        let watcher = is_over.then(|| watched.watcher.take()).flatten();
-        drop(watched);
-        if let Some(watcher) = watcher {
-            watcher.thread().unpark();
-            // It lets no panic out.
-            let _ = watcher.join();
+        // Without anything to watch over there is no thread, unless the server ends. It is not waited for: by then there
+        // may be another one, and the library stays.
+        if watched.entries.is_empty() && ending_for().is_none() {
+            watched.watcher.take().iter().for_each(Thread::unpark);
         }
     }
 }
@@ -110,34 +109,67 @@ pub(super) fn begin() {
     }
 }
 
-/// How long the server has been ending.
+/// How long the process has been ending.
 fn ending_for() -> Option<Duration> {
-    let begun_at = Some(BEGUN_AT.load(Ordering::Acquire)).filter(|&at| at > 0)?;
-    Some(Duration::from_nanos(monotonic_ns().saturating_sub(begun_at)))
+    Some(BEGUN_AT.load(Ordering::Acquire)).filter(|&at| at > 0).map(since)
+}
+
+fn since(at: u64) -> Duration {
+    Duration::from_nanos(monotonic_ns().saturating_sub(at))
+}
+
+impl Entry {
+    /// Learns from the server that it ends. In Triton's own program that is the end of the process; another one may
+    /// start its next server.
+    fn ask_server(&mut self) {
+        if ending_for().is_some() || self.begun_at.is_some() || !self.server.is_exiting() {
+            return;
+        }
+        match process::is_triton() {
+            true => begin(),
+            false => self.begun_at = Some(monotonic_ns()),
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        let ending_for = ending_for().or_else(|| self.begun_at.map(since));
+        ending_for.is_some_and(|time| time >= self.limit)
+    }
+}
+
+/// Has everything answered. All are told, and waited for together no longer than `LAST_ANSWERS`.
+fn answer_all(answers: &[Arc<Answer>]) {
+    // Who wants to call Triton now waits for ever, and nobody could hear the answers.
+    if barrier::is_barred() {
+        return;
+    }
+    let end = Instant::now() + LAST_ANSWERS;
+    answers.iter().for_each(|answer| answer(end.saturating_duration_since(Instant::now())));
 }
 
 /// Looks for the end, and tells those whose time is up; then sees to it that it comes.
 fn watch() {
     let mut told = Vec::new();
     loop {
-        let watched = lock();
+        let mut watched = lock();
+        let is_own = |watcher: &Thread| watcher.id() == thread::current().id();
+        if !watched.watcher.as_ref().is_none_or(is_own) {
+            return;
+        }
         // Asked under the lock: a server lives at least as long as its models, and these as their entries.
-        match watched.entries.first() {
-            Some(entry) if ending_for().is_none() && entry.server.is_exiting() => begin(),
-            None if ending_for().is_none() => return,
-            _ => {}
-        }
-        let is_due = |entry: &&Entry| ending_for().is_some_and(|time| time >= entry.limit);
-        let due = watched.entries.iter().filter(is_due);
-        let due: Vec<_> = due.map(|entry| (entry.id, Arc::clone(&entry.answer))).collect();
+        watched.entries.iter_mut().for_each(Entry::ask_server);
         let is_empty = watched.entries.is_empty();
-        drop(watched);
-        for (id, answer) in due {
-            if !told.contains(&id) {
-                told.push(id);
-                answer(LAST_ANSWERS);
-            }
+        if is_empty && ending_for().is_none() {
+            watched.watcher = None;
+            return;
         }
+        let is_due = |entry: &&Entry| entry.is_due() && !told.contains(&entry.id);
+        let due: Vec<_> = watched.entries.iter().filter(is_due).collect();
+        let answers: Vec<_> = due.iter().map(|entry| Arc::clone(&entry.answer)).collect();
+        let ids: Vec<_> = due.iter().map(|entry| entry.id).collect();
+        drop(watched);
+        told.extend(ids);
+        answer_all(&answers);
         if process::is_triton() && ending_for().is_some_and(|time| time > grace() + OVERTIME) {
             let status = i32::from(!is_empty);
             eprintln!(
@@ -179,13 +211,16 @@ fn exit_timeout<'a>(mut arguments: impl Iterator<Item = &'a OsStr>) -> Option<u6
 pub(super) fn exit(status: i32) {
     begin();
     let answers: Vec<_> = lock().entries.iter().map(|entry| Arc::clone(&entry.answer)).collect();
-    for answer in &answers {
-        answer(LAST_ANSWERS);
-    }
+    answer_all(&answers);
     if !answers.is_empty() {
-        thread::sleep(FLUSH);
+        let is_heard = !barrier::is_barred();
+        if is_heard {
+            thread::sleep(FLUSH);
+        }
         if process::is_triton() {
-            log(Level::Warn, "the server exits with models at work: ended without further ado");
+            if is_heard {
+                log(Level::Warn, "the server exits with models at work: ended without further ado");
+            }
             process::end(status);
         }
     }

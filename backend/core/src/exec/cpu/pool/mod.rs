@@ -85,19 +85,19 @@ impl Pool {
             near_victims: victims.iter().enumerate().map(near).collect(),
             victims: victims.into(),
         });
-        let workers = (1..threads)
-            .map(|worker| {
-                let (shared, claim) = (Arc::clone(&shared), claim.clone());
-                thread::Builder::new()
-                    .name(format!("spec-cpu-{worker}"))
-                    .spawn(move || {
-                        let _pinned = claim.and_then(|claim| Pinned::enter(&claim, worker));
-                        shared.work(worker);
-                    })
-                    .expect("the system has threads to spare at start-up")
-            })
-            .collect();
-        Self { shared, workers, turn: Mutex::new(()), nodes: seats.nodes(), claim }
+        let (turn, nodes) = (Mutex::new(()), seats.nodes());
+        let mut pool = Self { shared, workers: Vec::new(), turn, nodes, claim };
+        for worker in 1..threads {
+            let (shared, claim) = (Arc::clone(&pool.shared), pool.claim.clone());
+            let spawned =
+                thread::Builder::new().name(format!("spec-cpu-{worker}")).spawn(move || {
+                    let _pinned = claim.and_then(|claim| Pinned::enter(&claim, worker));
+                    shared.work(worker);
+                });
+            // Those that have started end with the pool.
+            pool.workers.push(spawned.expect("the system has threads to spare at start-up"));
+        }
+        pool
     }
 
     /// Workers of a region, the caller counted.
