@@ -99,13 +99,8 @@ impl Control {
         let mark = MARKS.into_iter().find(|mark| !used.contains(mark)).ok_or_else(|| {
             Error::bad_request("messages", "hold every noncharacter from U+FDD0 to U+FDEF")
         })?;
-        marked.map_texts(&mut |place, text| {
-            let mut text = text.to_string();
-            for place in self.places(inner, place, &text).into_iter().rev() {
-                text.insert(place, mark);
-            }
-            text
-        });
+        marked
+            .map_texts(&mut |place, text| with_marks(text, &self.places(inner, place, text), mark));
         Ok(ChatPrompt { marked: template.render(&marked)?, mark: Some(mark) })
     }
 
@@ -190,6 +185,18 @@ impl Control {
             }
         }
     }
+}
+
+/// `text` with a mark at each of the places, which ascend.
+fn with_marks(text: &str, places: &[usize], mark: char) -> String {
+    let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+    let mut from = 0;
+    for &place in places {
+        marked.push_str(&text[from..place]);
+        marked.push(mark);
+        from = place;
+    }
+    marked + &text[from..]
 }
 
 /// Noncharacters, which no text means anything by.
@@ -333,6 +340,20 @@ mod tests {
         assert!(error.contains("no other way to write token 266"), "{error}");
     }
 
+    /// Marks that were inserted one by one moved the rest of the text each time: at this size, gigabytes for each.
+    #[test]
+    fn a_text_of_control_tokens_alone_is_marked_in_one_pass() {
+        let said = "<|end|>".repeat((16 << 20) / 7);
+        let places: Vec<usize> = (0..said.len() / 7).map(|nth| nth * 7 + 1).collect();
+        let place = Place::Value;
+        let control = &BYTES.control;
+        // The end of one may be put together with what the template says.
+        assert_eq!(control.places(&BYTES.inner, place, &said), places);
+        let marked = with_marks(&said, &places, '\u{fdd0}');
+        assert_eq!(marked.len(), said.len() + 3 * places.len());
+        assert_eq!(without(Some('\u{fdd0}'), &marked), said);
+    }
+
     /// Parts of control tokens, and whole ones in some spelling.
     fn text() -> impl Strategy<Value = String> {
         let part = prop::sample::select(vec![
@@ -371,6 +392,24 @@ mod tests {
             Just("system".to_string()),
             text().prop_map(|text| format!("r{text}"))
         ]
+    }
+
+    proptest! {
+        #[test]
+        fn marks_stand_where_they_would_be_inserted_one_by_one(
+            parts in prop::collection::vec("[aé☃]{0,3}", 1..6),
+        ) {
+            let text = parts.concat();
+            let ends = parts.iter().scan(0, |end, part| {
+                *end += part.len();
+                Some(*end)
+            });
+            let mut places: Vec<usize> = ends.collect();
+            places.dedup();
+            let mut inserted = text.clone();
+            places.iter().rev().for_each(|&place| inserted.insert(place, '|'));
+            prop_assert_eq!(with_marks(&text, &places, '|'), inserted);
+        }
     }
 
     proptest! {
