@@ -8,7 +8,7 @@
 
 use super::chat::ChatTemplate;
 use super::conversation::{Conversation, Place};
-use super::spelled::Spelled;
+use super::spelled::{Ends, Spelled};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::ops::Range;
@@ -48,6 +48,7 @@ fn without(mark: Option<char>, text: &str) -> String {
 pub(super) struct Control {
     /// As they are written.
     spelled: Spelled,
+    ends: Ends,
     /// Whether they are looked for in what a normalizer makes of the text.
     is_normalized: bool,
     /// Finds no control tokens.
@@ -66,10 +67,12 @@ impl Control {
         let mut plain = inner.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
         let control = plain.get_added_tokens_decoder().values().filter(|token| token.special);
+        let contents = control.clone().map(|token| token.content.clone());
         let mut rules = serde_json::to_value(inner.get_pre_tokenizer())?;
         put_no_space_in_front(&mut rules);
         Ok(Self {
-            spelled: Spelled::new(control.clone().map(|token| token.content.clone())),
+            spelled: Spelled::new(contents.clone()),
+            ends: Ends::new(contents),
             is_normalized: inner.get_normalizer().is_some()
                 && control.clone().any(|token| token.normalized),
             behind: serde_json::from_value(rules)?,
@@ -87,11 +90,9 @@ impl Control {
     ) -> Result<ChatPrompt> {
         let mut used = Vec::new();
         let mut must_mark = false;
-        let mut marked = conversation.clone();
-        marked.map_texts(&mut |place, text| {
+        conversation.each_text(&mut |place, text| {
             used.extend(text.chars().filter(|letter| MARKS.contains(letter)));
-            must_mark |= !self.places(inner, place, text).is_empty();
-            text.to_string()
+            must_mark = must_mark || !self.places(inner, place, text).is_empty();
         });
         if !must_mark {
             return Ok(ChatPrompt { marked: template.render(conversation)?, mark: None });
@@ -99,6 +100,7 @@ impl Control {
         let mark = MARKS.into_iter().find(|mark| !used.contains(mark)).ok_or_else(|| {
             Error::bad_request("messages", "hold every noncharacter from U+FDD0 to U+FDEF")
         })?;
+        let mut marked = conversation.clone();
         marked
             .map_texts(&mut |place, text| with_marks(text, &self.places(inner, place, text), mark));
         Ok(ChatPrompt { marked: template.render(&marked)?, mark: Some(mark) })
@@ -117,9 +119,8 @@ impl Control {
         };
         let mut places = Vec::new();
         // What a normalizer would make of the letters is not looked into.
-        let is_joined =
-            |may: bool| may_be_joined && (may || (self.is_normalized && !core.is_empty()));
-        if is_joined(self.spelled.may_go_on_in(core)) {
+        let is_unclear = self.is_normalized && !core.is_empty();
+        if may_be_joined && (is_unclear || self.ends.may_go_on_in(core)) {
             places.push(start);
         }
         let mut from = 0;
@@ -133,7 +134,7 @@ impl Control {
             let inside = |range: &Range<usize>| text[range.clone()].char_indices().nth(1);
             places.extend(ranges.filter_map(|range| Some(range.start + inside(&range)?.0)));
         }
-        if is_joined(self.spelled.may_begin_in(core)) {
+        if may_be_joined && (is_unclear || self.spelled.may_begin_in(core)) {
             places.push(start + core.len());
         }
         places.sort_unstable();
