@@ -112,7 +112,6 @@ impl ChatTemplate {
                 &system_only
             }
         };
-        // The first that has a variable counts: special tokens are the model's alone.
         let said = context! {
             messages => Value::from(Serde(messages)),
             tools => has_tools.then(|| Value::from(Serde(tools))),
