@@ -13,8 +13,8 @@ impl Form {
     pub(super) fn check_prompt(&self, contract: &Contract) -> Result<()> {
         match (&self.ids, &self.text, &self.messages) {
             (Some(_), None, None) => self.cut().map(|_| ()),
-            (None, Some(text), None) => at_most_bytes("text_input", text, contract),
-            (None, None, Some(messages)) => at_most_bytes("messages", messages, contract),
+            (None, Some(text), None) => at_most_bytes("text_input", text.len(), contract),
+            (None, None, Some(_)) => self.check_conversation(contract),
             (None, None, None) => Err(Error::invalid_arg(contract.profile.no_prompt())),
             _ => Err(Error::invalid_arg("text_input and messages are both given")),
         }?;
@@ -23,9 +23,20 @@ impl Form {
             (None, _, Some(_)) => {
                 Err(Error::invalid_arg("chat_template_kwargs: given without messages"))
             }
-            (Some(_), Some(tools), _) => at_most_bytes("tools", tools, contract),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that what a conversation is made of is not far too long, all of it together.
+    fn check_conversation(&self, contract: &Contract) -> Result<()> {
+        let given = [
+            ("messages", &self.messages),
+            ("tools", &self.tools),
+            ("chat_template_kwargs", &self.template_variables),
+        ];
+        let given = given.iter().filter_map(|(name, text)| Some((*name, text.as_ref()?.len())));
+        let (names, bytes): (Vec<_>, Vec<_>) = given.unzip();
+        at_most_bytes(&names.join(", "), bytes.iter().sum(), contract)
     }
 
     /// The prompt's tokens, and its text where it is a text.
@@ -48,7 +59,7 @@ impl Form {
             (.., Some(messages)) => {
                 let prompt = self.render(messages, contract, tokenizer)?;
                 let text = prompt.text();
-                at_most_bytes(name, &text, contract)?;
+                at_most_bytes(name, text.len(), contract)?;
                 self.may_fit(name, &text, contract, tokenizer)?;
                 let ids = tokenizer.encode_chat(&prompt).map_err(|error| contract.error(error))?;
                 (ids, Some(text))
@@ -132,8 +143,8 @@ fn check_len(name: &str, len: usize, contract: &Contract) -> Result<()> {
 }
 
 /// A prompt of more bytes cannot fit, and is not worth splitting into tokens.
-fn at_most_bytes(name: &str, text: &str, contract: &Contract) -> Result<()> {
-    let (bytes, max_seq_len) = (text.len(), contract.limits.max_seq_len);
+fn at_most_bytes(name: &str, bytes: usize, contract: &Contract) -> Result<()> {
+    let max_seq_len = contract.limits.max_seq_len;
     let max_bytes = max_seq_len.saturating_mul(MAX_TOKEN_BYTES);
     if bytes <= max_bytes {
         return Ok(());

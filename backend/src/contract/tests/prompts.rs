@@ -124,6 +124,26 @@ fn vllm_reads_the_end_of_a_prompt_that_is_to_be_cut() {
 }
 
 #[test]
+fn what_a_conversation_is_made_of_is_bounded_together() {
+    let conversation = texts("messages", &[r#"[{"role": "user", "content": "hi"}]"#]);
+    let spaces = " ".repeat(4096);
+    let tools = texts("tools", &[&format!("[{spaces}]")]);
+    let variables = texts("chat_template_kwargs", &[&format!("{{{spaces}}}")]);
+    for one in [&tools, &variables] {
+        assert!(parse(Profile::Text, &[conversation.clone(), one.clone()]).is_ok());
+    }
+    assert_eq!(
+        refusal(parse(Profile::Text, &[conversation.clone(), tools, variables])),
+        "messages, tools, chat_template_kwargs: 8231 bytes, at most 8192 are allowed for a max_seq_len of 64"
+    );
+    let variables = texts("chat_template_kwargs", &[&format!("{{{spaces}{spaces}}}")]);
+    assert_eq!(
+        refusal(parse(Profile::Text, &[conversation, variables])),
+        "messages, chat_template_kwargs: 8229 bytes, at most 8192 are allowed for a max_seq_len of 64"
+    );
+}
+
+#[test]
 fn tools_and_variables_of_the_template_come_with_messages() {
     let conversation = texts("messages", &[r#"[{"role": "user", "content": "hi"}]"#]);
     let tools = texts("tools", &[r#"[{"type": "function", "function": {"name": "f"}}]"#]);
