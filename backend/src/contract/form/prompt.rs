@@ -7,6 +7,9 @@ use spec_core::tokenizer::{ChatPrompt, Conversation, Tokenizer};
 
 /// Most bytes of a prompt for each position of the engine: few tokens are longer.
 const MAX_TOKEN_BYTES: usize = 128;
+/// Most tokens of a text of which only the end is read: so many for each that is kept, and more where few are. All of
+/// them are found, since where a token begins may depend on everything before it.
+const CUT_TOKENS: [usize; 2] = [4, 1 << 16];
 
 impl Form {
     /// Checks that there is one prompt, and that it is not far too long.
@@ -82,12 +85,16 @@ impl Form {
 
     /// The part of the prompt that is kept.
     fn end_of(&self, mut ids: Vec<u32>, contract: &Contract) -> Vec<u32> {
-        let kept = match self.truncate_prompt {
-            None => return ids,
-            Some(PromptEnd::Tokens(kept)) => kept,
-            Some(PromptEnd::Longest) => contract.limits.max_seq_len - 1,
-        };
+        let kept = self.num_kept(contract).unwrap_or(ids.len());
         ids.split_off(ids.len().saturating_sub(kept))
+    }
+
+    /// How many tokens of the prompt's end are kept, unless all are.
+    fn num_kept(&self, contract: &Contract) -> Option<usize> {
+        self.truncate_prompt.map(|end| match end {
+            PromptEnd::Tokens(kept) => kept,
+            PromptEnd::Longest => contract.limits.max_seq_len.saturating_sub(1),
+        })
     }
 
     /// Refuses most texts that are too long after a fraction of the time that splitting them takes.
@@ -99,12 +106,21 @@ impl Form {
         tokenizer: &Tokenizer,
     ) -> Result<()> {
         let max_seq_len = contract.limits.max_seq_len;
-        let limit = max_seq_len.saturating_sub(1);
-        if self.truncate_prompt.is_some() || tokenizer.fewest_tokens(text, limit) <= limit {
+        let kept = self.num_kept(contract);
+        let [for_each, more] = CUT_TOKENS;
+        let limit = match kept {
+            None => max_seq_len.saturating_sub(1),
+            Some(kept) => kept.saturating_mul(for_each).saturating_add(more),
+        };
+        if tokenizer.fewest_tokens(text, limit) <= limit {
             return Ok(());
         }
+        let why = match kept {
+            None => format!("max_seq_len is {max_seq_len} with at least 1 to generate"),
+            Some(kept) => format!("too many to find the last {kept} of them"),
+        };
         Err(Error::invalid_arg(format!(
-            "{name}: {} bytes are more than {limit} tokens, max_seq_len is {max_seq_len} with at least 1 to generate",
+            "{name}: {} bytes are more than {limit} tokens, {why}",
             text.len()
         )))
     }
