@@ -341,14 +341,13 @@ mod tests {
         assert!(error.contains("no other way to write token 266"), "{error}");
     }
 
-    /// Marks that were inserted one by one moved the rest of the text each time: at this size, gigabytes for each.
+    /// Marks that were inserted one by one moved the rest of the text each time: at this size, terabytes.
     #[test]
     fn a_text_of_control_tokens_alone_is_marked_in_one_pass() {
         let said = "<|end|>".repeat((16 << 20) / 7);
         let places: Vec<usize> = (0..said.len() / 7).map(|nth| nth * 7 + 1).collect();
         let place = Place::Value;
         let control = &BYTES.control;
-        // The end of one may be put together with what the template says.
         assert_eq!(control.places(&BYTES.inner, place, &said), places);
         let marked = with_marks(&said, &places, '\u{fdd0}');
         assert_eq!(marked.len(), said.len() + 3 * places.len());
