@@ -107,7 +107,7 @@ const TRUNCATE_PROMPT_TOKENS: Opt = Opt {
         };
         put(&mut form.truncate_prompt, kept)
     }),
-    help: "only so many tokens of the prompt's end are read; -1: as many as leave room for one to be generated",
+    help: "only so many tokens of the prompt's end are read; -1: as many as leave room for one to be generated. A text that is sure to be more than 65536 tokens and 4 for each that is kept is refused",
 };
 
 const BEST_OF: Opt = Opt {

@@ -307,6 +307,7 @@ impl Runtime {
         if sampling.min_tokens > 0 {
             held_back.extend(&limits.stop_tokens);
         }
+        check_some_allowed(&sampling, &held_back, &limits)?;
         let sampler = Sampler::new(sampling, coupling, held_back);
         let sequence = Sequence::new(id, prompt, sampler, limits);
         let first_row = if row == 0 { id } else { self.first_row };
@@ -402,6 +403,29 @@ impl Runtime {
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
+}
+
+/// Refuses what allows nothing but ends of a text that is not to end yet: one of them would be taken.
+fn check_some_allowed(sampling: &SamplingParams, held_back: &[u32], limits: &Limits) -> Result<()> {
+    let Some(allowed) = sampling.allowed_tokens.as_deref().filter(|_| sampling.min_tokens > 0)
+    else {
+        return Ok(());
+    };
+    let is_end = |token: &u32| {
+        limits.stop_tokens.contains(token)
+            || (!limits.ignore_eos && limits.end_tokens.contains(token))
+    };
+    let is_bad = |token: &u32| sampling.bad_words.iter().any(|word| word[..] == [*token]);
+    let is_banned = |token: &u32| held_back.contains(token) || is_bad(token);
+    if allowed.iter().all(is_banned) && allowed.iter().any(is_end) {
+        let message = format!(
+            "each of the {} ends the text or is a bad word, min_tokens is {}",
+            allowed.len(),
+            sampling.min_tokens
+        );
+        return Err(Error::bad_request("allowed_tokens", message));
+    }
+    Ok(())
 }
 
 fn check_ids(field: &'static str, ids: &[u32], vocab_size: usize) -> Result<()> {

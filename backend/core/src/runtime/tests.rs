@@ -233,6 +233,34 @@ fn min_tokens_holds_back_whatever_ends_the_text() {
 }
 
 #[test]
+fn ends_alone_are_not_allowed_where_they_are_held_back() {
+    let (mut runtime, _) = runtime();
+    runtime.end_tokens = vec![3];
+    let mut add = |allowed: &[u32], min_tokens, ignore_eos| {
+        let sampling = SamplingParams {
+            min_tokens,
+            allowed_tokens: Some(allowed.into()),
+            bad_words: [vec![6], vec![7, 8]].into(),
+            ..SamplingParams::default()
+        };
+        let request = Request { sampling, ignore_eos, stop_tokens: vec![4], ..request(5, 9) };
+        let id = runtime.add(request).map_err(|error| error.to_string())?;
+        runtime.cancel(id).map(drop).ok_or_else(String::new)
+    };
+    assert_eq!(
+        add(&[3, 4], 2, false).unwrap_err(),
+        "allowed_tokens: each of the 2 ends the text or is a bad word, min_tokens is 2"
+    );
+    assert!(add(&[3, 6], 1, false).is_err() && add(&[3, 4], 1, true).is_err());
+    // The last is banned nowhere, or behind something else alone.
+    for (allowed, min_tokens, ignore_eos) in
+        [(&[3, 5][..], 2, false), (&[3, 8], 2, false), (&[3, 4], 0, false), (&[3], 2, true)]
+    {
+        add(allowed, min_tokens, ignore_eos).unwrap();
+    }
+}
+
+#[test]
 fn a_given_draft_of_the_wrong_size_or_of_no_tokens_is_refused() {
     let (mut runtime, _) = runtime();
     let mut refusal = |given_draft| {

@@ -1,7 +1,7 @@
 //! Chat templates: the Jinja of Hugging Face tokenizers, rendered as `transformers` renders it.
 //!
-//! A template comes with the checkpoint, so it is bounded in steps and in what it writes: one that does
-//! not end gives an error, not a server that hangs. Strings that it builds up inside are not bounded.
+//! A template comes with the checkpoint, so it is bounded in steps, in what it writes and in the JSON that it
+//! makes: one that does not end gives an error, not a server that hangs. Strings that it joins inside are not bounded.
 
 mod python;
 
@@ -112,7 +112,6 @@ impl ChatTemplate {
                 &system_only
             }
         };
-        // The first that has a variable counts: special tokens are the model's alone.
         let said = context! {
             messages => Value::from(Serde(messages)),
             tools => has_tools.then(|| Value::from(Serde(tools))),
@@ -121,7 +120,7 @@ impl ChatTemplate {
         let variables = Value::from(Serde(variables));
         // The first that has a variable counts: special tokens are the model's alone.
         let variables = context! { ..said, ..self.specials.clone(), ..variables, ..unless_said };
-        let mut prompt = Prompt(Vec::new());
+        let mut prompt = Prompt::default();
         self.environment
             .get_template(if has_tools && self.has_tool_template { TOOL_NAME } else { NAME })
             .and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop))
@@ -131,7 +130,8 @@ impl ChatTemplate {
     }
 }
 
-/// Takes what a template writes, up to the limit.
+/// Takes what a template or one of its filters writes, up to the limit.
+#[derive(Default)]
 struct Prompt(Vec<u8>);
 
 impl io::Write for Prompt {
@@ -258,6 +258,20 @@ mod tests {
         assert!(error.ends_with("wrote more than 16777216 bytes"), "{error}");
         let error = render("{{ 'x' * 100000001 }}").expect_err("is refused").to_string();
         assert!(error.ends_with("repeated string is too large"), "{error}");
+    }
+
+    /// Each of the numbers is a line of 6 KB: 40 KB of tools would be 120 MB, 16 MB of them 50 GB.
+    #[test]
+    fn json_that_is_indented_without_end_is_stopped_before_it_is_written() {
+        let depth = 100;
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        let variables = format!(r#"{{"x": {open}{}0{close}}}"#, "1,".repeat(20_000));
+        let mut conversation = Conversation::new([("user", "x")]);
+        conversation.set_variables(&variables).expect("is read");
+        // What is not put into the prompt is bounded too.
+        let source = "{% set json = x | tojson(indent=60) %}";
+        let error = template(source, None).render(&conversation).expect_err("stops").to_string();
+        assert!(error.ends_with("wrote more than 16777216 bytes"), "{error}");
     }
 
     #[test]

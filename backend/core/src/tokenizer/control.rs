@@ -8,7 +8,7 @@
 
 use super::chat::ChatTemplate;
 use super::conversation::{Conversation, Place};
-use super::spelled::Spelled;
+use super::spelled::{Ends, Spelled};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::ops::Range;
@@ -48,6 +48,7 @@ fn without(mark: Option<char>, text: &str) -> String {
 pub(super) struct Control {
     /// As they are written.
     spelled: Spelled,
+    ends: Ends,
     /// Whether they are looked for in what a normalizer makes of the text.
     is_normalized: bool,
     /// Finds no control tokens.
@@ -66,10 +67,12 @@ impl Control {
         let mut plain = inner.get_added_vocabulary().clone();
         plain.set_encode_special_tokens(true);
         let control = plain.get_added_tokens_decoder().values().filter(|token| token.special);
+        let contents = control.clone().map(|token| token.content.clone());
         let mut rules = serde_json::to_value(inner.get_pre_tokenizer())?;
         put_no_space_in_front(&mut rules);
         Ok(Self {
-            spelled: Spelled::new(control.clone().map(|token| token.content.clone())),
+            spelled: Spelled::new(contents.clone()),
+            ends: Ends::new(contents),
             is_normalized: inner.get_normalizer().is_some()
                 && control.clone().any(|token| token.normalized),
             behind: serde_json::from_value(rules)?,
@@ -87,11 +90,9 @@ impl Control {
     ) -> Result<ChatPrompt> {
         let mut used = Vec::new();
         let mut must_mark = false;
-        let mut marked = conversation.clone();
-        marked.map_texts(&mut |place, text| {
+        conversation.each_text(&mut |place, text| {
             used.extend(text.chars().filter(|letter| MARKS.contains(letter)));
-            must_mark |= !self.places(inner, place, text).is_empty();
-            text.to_string()
+            must_mark = must_mark || !self.places(inner, place, text).is_empty();
         });
         if !must_mark {
             return Ok(ChatPrompt { marked: template.render(conversation)?, mark: None });
@@ -99,13 +100,9 @@ impl Control {
         let mark = MARKS.into_iter().find(|mark| !used.contains(mark)).ok_or_else(|| {
             Error::bad_request("messages", "hold every noncharacter from U+FDD0 to U+FDEF")
         })?;
-        marked.map_texts(&mut |place, text| {
-            let mut text = text.to_string();
-            for place in self.places(inner, place, &text).into_iter().rev() {
-                text.insert(place, mark);
-            }
-            text
-        });
+        let mut marked = conversation.clone();
+        marked
+            .map_texts(&mut |place, text| with_marks(text, &self.places(inner, place, text), mark));
         Ok(ChatPrompt { marked: template.render(&marked)?, mark: Some(mark) })
     }
 
@@ -122,9 +119,8 @@ impl Control {
         };
         let mut places = Vec::new();
         // What a normalizer would make of the letters is not looked into.
-        let is_joined =
-            |may: bool| may_be_joined && (may || (self.is_normalized && !core.is_empty()));
-        if is_joined(self.spelled.may_go_on_in(core)) {
+        let is_unclear = self.is_normalized && !core.is_empty();
+        if may_be_joined && (is_unclear || self.ends.may_go_on_in(core)) {
             places.push(start);
         }
         let mut from = 0;
@@ -138,7 +134,7 @@ impl Control {
             let inside = |range: &Range<usize>| text[range.clone()].char_indices().nth(1);
             places.extend(ranges.filter_map(|range| Some(range.start + inside(&range)?.0)));
         }
-        if is_joined(self.spelled.may_begin_in(core)) {
+        if may_be_joined && (is_unclear || self.spelled.may_begin_in(core)) {
             places.push(start + core.len());
         }
         places.sort_unstable();
@@ -190,6 +186,18 @@ impl Control {
             }
         }
     }
+}
+
+/// `text` with a mark at each of the places, which ascend.
+fn with_marks(text: &str, places: &[usize], mark: char) -> String {
+    let mut marked = String::with_capacity(text.len() + places.len() * mark.len_utf8());
+    let mut from = 0;
+    for &place in places {
+        marked.push_str(&text[from..place]);
+        marked.push(mark);
+        from = place;
+    }
+    marked + &text[from..]
 }
 
 /// Noncharacters, which no text means anything by.
@@ -333,6 +341,19 @@ mod tests {
         assert!(error.contains("no other way to write token 266"), "{error}");
     }
 
+    /// Marks that were inserted one by one moved the rest of the text each time: at this size, terabytes.
+    #[test]
+    fn a_text_of_control_tokens_alone_is_marked_in_one_pass() {
+        let said = "<|end|>".repeat((16 << 20) / 7);
+        let places: Vec<usize> = (0..said.len() / 7).map(|nth| nth * 7 + 1).collect();
+        let place = Place::Value;
+        let control = &BYTES.control;
+        assert_eq!(control.places(&BYTES.inner, place, &said), places);
+        let marked = with_marks(&said, &places, '\u{fdd0}');
+        assert_eq!(marked.len(), said.len() + 3 * places.len());
+        assert_eq!(without(Some('\u{fdd0}'), &marked), said);
+    }
+
     /// Parts of control tokens, and whole ones in some spelling.
     fn text() -> impl Strategy<Value = String> {
         let part = prop::sample::select(vec![
@@ -371,6 +392,24 @@ mod tests {
             Just("system".to_string()),
             text().prop_map(|text| format!("r{text}"))
         ]
+    }
+
+    proptest! {
+        #[test]
+        fn marks_stand_where_they_would_be_inserted_one_by_one(
+            parts in prop::collection::vec("[aé☃]{0,3}", 1..6),
+        ) {
+            let text = parts.concat();
+            let ends = parts.iter().scan(0, |end, part| {
+                *end += part.len();
+                Some(*end)
+            });
+            let mut places: Vec<usize> = ends.collect();
+            places.dedup();
+            let mut inserted = text.clone();
+            places.iter().rev().for_each(|&place| inserted.insert(place, '|'));
+            prop_assert_eq!(with_marks(&text, &places, '|'), inserted);
+        }
     }
 
     proptest! {

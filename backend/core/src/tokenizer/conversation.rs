@@ -57,6 +57,19 @@ impl Conversation {
         Ok(())
     }
 
+    /// Looks at every string in it.
+    pub(super) fn each_text(&self, look: &mut impl FnMut(Place, &str)) {
+        for (name, value) in self.messages.iter().filter_map(Value::as_object).flatten() {
+            look(Place::Field, name);
+            match (name.as_str(), value) {
+                ("role", Value::String(role)) => look(Place::Role, role),
+                _ => each_text(value, look),
+            }
+        }
+        self.tools.iter().for_each(|tool| each_text(tool, look));
+        each_of_fields(&self.variables, look);
+    }
+
     /// Changes every string in it.
     pub(super) fn map_texts(&mut self, change: &mut impl FnMut(Place, &str) -> String) {
         for message in &mut self.messages {
@@ -79,7 +92,7 @@ impl Conversation {
 }
 
 /// Where a string of a conversation stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// Who speaks.
     Role,
@@ -87,6 +100,22 @@ pub(super) enum Place {
     Field,
     /// Anything else.
     Value,
+}
+
+fn each_text(value: &Value, look: &mut impl FnMut(Place, &str)) {
+    match value {
+        Value::String(text) => look(Place::Value, text),
+        Value::Array(values) => values.iter().for_each(|value| each_text(value, look)),
+        Value::Object(fields) => each_of_fields(fields, look),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn each_of_fields(fields: &Map<String, Value>, look: &mut impl FnMut(Place, &str)) {
+    for (name, value) in fields {
+        look(Place::Field, name);
+        each_text(value, look);
+    }
 }
 
 fn map_texts(value: &mut Value, change: &mut impl FnMut(Place, &str) -> String) {
@@ -327,6 +356,8 @@ mod tests {
         .expect("is read");
         conversation.set_tools(r#"[{"t": {"u": "w"}}]"#).expect("is read");
         conversation.set_variables(r#"{"x": "y"}"#).expect("is read");
+        let mut looked_at = Vec::new();
+        conversation.each_text(&mut |place, text| looked_at.push((place, text.to_string())));
         let mut seen = Vec::new();
         conversation.map_texts(&mut |place, text| {
             seen.push((place, text.to_string()));
@@ -342,6 +373,9 @@ mod tests {
             }
         }
         assert_eq!(seen.iter().filter(|(place, _)| *place == Place::Role).count(), 1);
+        seen.sort_unstable();
+        looked_at.sort_unstable();
+        assert_eq!(looked_at, seen);
         assert_eq!(conversation.tools, [json!({ "t!": { "u!": "w!" } })]);
     }
 }

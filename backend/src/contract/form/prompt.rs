@@ -7,14 +7,17 @@ use spec_core::tokenizer::{ChatPrompt, Conversation, Tokenizer};
 
 /// Most bytes of a prompt for each position of the engine: few tokens are longer.
 const MAX_TOKEN_BYTES: usize = 128;
+/// Most tokens of a text of which only the end is read: so many for each that is kept, and more where few are. All of
+/// them are found, since where a token begins may depend on everything before it.
+const CUT_TOKENS: [usize; 2] = [4, 1 << 16];
 
 impl Form {
     /// Checks that there is one prompt, and that it is not far too long.
     pub(super) fn check_prompt(&self, contract: &Contract) -> Result<()> {
         match (&self.ids, &self.text, &self.messages) {
             (Some(_), None, None) => self.cut().map(|_| ()),
-            (None, Some(text), None) => at_most_bytes("text_input", text, contract),
-            (None, None, Some(messages)) => at_most_bytes("messages", messages, contract),
+            (None, Some(text), None) => at_most_bytes("text_input", text.len(), contract),
+            (None, None, Some(_)) => self.check_conversation(contract),
             (None, None, None) => Err(Error::invalid_arg(contract.profile.no_prompt())),
             _ => Err(Error::invalid_arg("text_input and messages are both given")),
         }?;
@@ -23,9 +26,20 @@ impl Form {
             (None, _, Some(_)) => {
                 Err(Error::invalid_arg("chat_template_kwargs: given without messages"))
             }
-            (Some(_), Some(tools), _) => at_most_bytes("tools", tools, contract),
             _ => Ok(()),
         }
+    }
+
+    /// Checks that what a conversation is made of is not far too long, all of it together.
+    fn check_conversation(&self, contract: &Contract) -> Result<()> {
+        let given = [
+            ("messages", &self.messages),
+            ("tools", &self.tools),
+            ("chat_template_kwargs", &self.template_variables),
+        ];
+        let given = given.iter().filter_map(|(name, text)| Some((*name, text.as_ref()?.len())));
+        let (names, bytes): (Vec<_>, Vec<_>) = given.unzip();
+        at_most_bytes(&names.join(", "), bytes.iter().sum(), contract)
     }
 
     /// The prompt's tokens, and its text where it is a text.
@@ -48,7 +62,7 @@ impl Form {
             (.., Some(messages)) => {
                 let prompt = self.render(messages, contract, tokenizer)?;
                 let text = prompt.text();
-                at_most_bytes(name, &text, contract)?;
+                at_most_bytes(name, text.len(), contract)?;
                 self.may_fit(name, &text, contract, tokenizer)?;
                 let ids = tokenizer.encode_chat(&prompt).map_err(|error| contract.error(error))?;
                 (ids, Some(text))
@@ -71,12 +85,16 @@ impl Form {
 
     /// The part of the prompt that is kept.
     fn end_of(&self, mut ids: Vec<u32>, contract: &Contract) -> Vec<u32> {
-        let kept = match self.truncate_prompt {
-            None => return ids,
-            Some(PromptEnd::Tokens(kept)) => kept,
-            Some(PromptEnd::Longest) => contract.limits.max_seq_len - 1,
-        };
+        let kept = self.num_kept(contract).unwrap_or(ids.len());
         ids.split_off(ids.len().saturating_sub(kept))
+    }
+
+    /// How many tokens of the prompt's end are kept, unless all are.
+    fn num_kept(&self, contract: &Contract) -> Option<usize> {
+        self.truncate_prompt.map(|end| match end {
+            PromptEnd::Tokens(kept) => kept,
+            PromptEnd::Longest => contract.limits.max_seq_len.saturating_sub(1),
+        })
     }
 
     /// Refuses most texts that are too long after a fraction of the time that splitting them takes.
@@ -88,12 +106,21 @@ impl Form {
         tokenizer: &Tokenizer,
     ) -> Result<()> {
         let max_seq_len = contract.limits.max_seq_len;
-        let limit = max_seq_len.saturating_sub(1);
-        if self.truncate_prompt.is_some() || tokenizer.fewest_tokens(text, limit) <= limit {
+        let kept = self.num_kept(contract);
+        let [for_each, more] = CUT_TOKENS;
+        let limit = match kept {
+            None => max_seq_len.saturating_sub(1),
+            Some(kept) => kept.saturating_mul(for_each).saturating_add(more),
+        };
+        if tokenizer.fewest_tokens(text, limit) <= limit {
             return Ok(());
         }
+        let why = match kept {
+            None => format!("max_seq_len is {max_seq_len} with at least 1 to generate"),
+            Some(kept) => format!("too many to find the last {kept} of them"),
+        };
         Err(Error::invalid_arg(format!(
-            "{name}: {} bytes are more than {limit} tokens, max_seq_len is {max_seq_len} with at least 1 to generate",
+            "{name}: {} bytes are more than {limit} tokens, {why}",
             text.len()
         )))
     }
@@ -132,8 +159,8 @@ fn check_len(name: &str, len: usize, contract: &Contract) -> Result<()> {
 }
 
 /// A prompt of more bytes cannot fit, and is not worth splitting into tokens.
-fn at_most_bytes(name: &str, text: &str, contract: &Contract) -> Result<()> {
-    let (bytes, max_seq_len) = (text.len(), contract.limits.max_seq_len);
+fn at_most_bytes(name: &str, bytes: usize, contract: &Contract) -> Result<()> {
+    let max_seq_len = contract.limits.max_seq_len;
     let max_bytes = max_seq_len.saturating_mul(MAX_TOKEN_BYTES);
     if bytes <= max_bytes {
         return Ok(());

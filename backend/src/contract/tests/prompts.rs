@@ -123,6 +123,51 @@ fn vllm_reads_the_end_of_a_prompt_that_is_to_be_cut() {
     assert_eq!(refusal(prompt("x", 0)), "truncate_prompt_tokens: 0, at least 1 is needed");
 }
 
+/// All of a text is split before its end is known: of one that is kept, that would be work without a bound.
+#[test]
+fn a_text_whose_end_is_read_may_be_longer_than_the_engine_but_not_without_end() {
+    let limits = Limits { max_seq_len: 8192, ..limits() };
+    let contract = Contract::new(&settings(Profile::Vllm), &limits, VOCAB);
+    let prompt = |len: usize, kept: i64| {
+        let inputs = [unbatched(texts("text_input", &[&"x".repeat(len)]))];
+        let parameters = [("truncate_prompt_tokens".to_string(), Parameter::Int(kept))];
+        let call = contract.parse(&inputs, &parameters, &TOKENIZER);
+        call.map(|call| call.rows[0].request.prompt.clone())
+    };
+    // Tokens of this vocabulary are taken to reach 3 bytes.
+    let most = |kept: usize| 3 * (4 * kept + 65_536);
+    assert_eq!(prompt(most(2), 2).unwrap(), [120; 2]);
+    assert_eq!(
+        refusal(prompt(most(2) + 1, 2)),
+        "text_input: 196633 bytes are more than 65544 tokens, too many to find the last 2 of them"
+    );
+    assert_eq!(prompt(most(8191), -1).unwrap(), [120; 8191]);
+    let refused = refusal(prompt(most(8191) + 1, -1));
+    assert!(
+        refused.ends_with("are more than 98300 tokens, too many to find the last 8191 of them")
+    );
+}
+
+#[test]
+fn what_a_conversation_is_made_of_is_bounded_together() {
+    let conversation = texts("messages", &[r#"[{"role": "user", "content": "hi"}]"#]);
+    let spaces = " ".repeat(4096);
+    let tools = texts("tools", &[&format!("[{spaces}]")]);
+    let variables = texts("chat_template_kwargs", &[&format!("{{{spaces}}}")]);
+    for one in [&tools, &variables] {
+        assert!(parse(Profile::Text, &[conversation.clone(), one.clone()]).is_ok());
+    }
+    assert_eq!(
+        refusal(parse(Profile::Text, &[conversation.clone(), tools, variables])),
+        "messages, tools, chat_template_kwargs: 8231 bytes, at most 8192 are allowed for a max_seq_len of 64"
+    );
+    let variables = texts("chat_template_kwargs", &[&format!("{{{spaces}{spaces}}}")]);
+    assert_eq!(
+        refusal(parse(Profile::Text, &[conversation, variables])),
+        "messages, chat_template_kwargs: 8229 bytes, at most 8192 are allowed for a max_seq_len of 64"
+    );
+}
+
 #[test]
 fn tools_and_variables_of_the_template_come_with_messages() {
     let conversation = texts("messages", &[r#"[{"role": "user", "content": "hi"}]"#]);

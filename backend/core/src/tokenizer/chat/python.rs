@@ -1,6 +1,7 @@
 //! The functions that `transformers` gives to templates and that write as Python writes: JSON with
 //! spaces after `:` and `,` and no escaping for HTML, and dates by `strftime`.
 
+use super::Prompt;
 use minijinja::value::Kwargs;
 use minijinja::{Error, ErrorKind, Value};
 use serde::Serialize;
@@ -29,11 +30,13 @@ pub(super) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
 }
 
 fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, Error> {
-    let mut bytes = Vec::new();
-    value
-        .serialize(&mut Serializer::with_formatter(&mut bytes, formatter))
-        .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    String::from_utf8(bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+    let mut json = Prompt::default();
+    // An indented list may be a hundred times as long as what the client has sent.
+    value.serialize(&mut Serializer::with_formatter(&mut json, formatter)).map_err(|e| {
+        let kind = if e.is_io() { ErrorKind::WriteFailure } else { ErrorKind::BadSerialization };
+        Error::new(kind, e.to_string())
+    })?;
+    String::from_utf8(json.0).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
 }
 
 /// One line with `", "` and `": "`, the default of Python's `json.dumps`.
