@@ -45,6 +45,9 @@ pub struct PagePool {
     /// Kept pages that nobody holds, in the order of their return.
     idle: BTreeMap<u64, PageId>,
     num_returned: u64,
+    /// Pages looked for by their keys, for tests of what a plan may cost.
+    #[cfg(test)]
+    pub(crate) lookups: std::cell::Cell<usize>,
 }
 
 impl PagePool {
@@ -57,6 +60,8 @@ impl PagePool {
             by_key: HashMap::new(),
             idle: BTreeMap::new(),
             num_returned: 0,
+            #[cfg(test)]
+            lookups: std::cell::Cell::default(),
         }
     }
 
@@ -82,6 +87,8 @@ impl PagePool {
 
     /// The page that is kept under a key; only one with the drafter's half if `drafted`.
     pub fn find(&self, key: &PageKey, drafted: bool) -> Option<PageId> {
+        #[cfg(test)]
+        self.lookups.update(|count| count + 1);
         let page = *self.by_key.get(key)?;
         let contents = self.slots[page as usize].kept?;
         (contents.drafted || !drafted).then_some(page)

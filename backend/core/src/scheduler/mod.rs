@@ -2,6 +2,7 @@
 //! that decode go before chunks of prompts; pages are lent before a step starts, so that none fails for memory half
 //! way. Pure: it knows neither device nor clock.
 
+mod coming;
 mod commit;
 mod order;
 mod plan;

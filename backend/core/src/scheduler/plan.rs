@@ -5,10 +5,12 @@
 //! preempted. The first in the order of service is never preempted, and was only accepted because it
 //! fits alone, so there is always progress.
 
+use super::coming::Coming;
 use super::{AdmissionPolicy, Key, Part, Scheduler};
 use crate::adapt::Candidate;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sequence::{Sequence, SequenceId};
+use std::ops::Bound::{Excluded, Unbounded};
 
 /// A drafter that lags this far behind catches up even if nothing is drafted: what it has to catch
 /// up must fit one pass when it drafts again. A quarter of the row budget, if that is less.
@@ -33,7 +35,13 @@ struct Plan {
     draft_rows_left: usize,
     /// Rows left that may tell of prompts.
     prompt_rows_left: usize,
-    preempted: bool,
+    /// Whether waiting sequences are let in: not behind one that may not start, so that it is not overtaken, and not in
+    /// a step that preempted, since it would only bring back what had to go.
+    lets_in: bool,
+    /// What waiting sequences let others go ahead for.
+    coming: Coming,
+    /// The last waiting sequence that was held back. A plan walks the queue once, however many it lets in.
+    held_back: Option<Key>,
     /// Sequences that are let in for the first time.
     started: Vec<SequenceId>,
 }
@@ -72,7 +80,9 @@ impl Scheduler {
             rows_left: budget,
             draft_rows_left: budget,
             prompt_rows_left: MAX_PROMPT_ROWS,
-            preempted: false,
+            lets_in: true,
+            coming: self.coming(),
+            held_back: None,
             started: Vec::new(),
         };
         self.plan_decodes(&mut plan);
@@ -112,7 +122,7 @@ impl Scheduler {
     fn plan_drafts(&mut self, plan: &mut Plan) {
         let candidate = |part: &Part| Candidate { id: part.id, limit: self.draft_limit(part.key) };
         let candidates: Vec<Candidate> = plan.parts.iter().map(candidate).collect();
-        let backlog = self.backlog();
+        let backlog = self.backlog(plan);
         let max_extra = plan.rows_left - backlog.min(plan.rows_left.div_ceil(2));
         let base_rows = plan.parts.len() + backlog.min(plan.rows_left);
         let lens = self.tuner.choose(&candidates, base_rows, max_extra);
@@ -132,11 +142,14 @@ impl Scheduler {
         self.running[&key].useful_draft_len(self.config.max_seq_len)
     }
 
-    /// Tokens of prompts that could be computed in this step.
-    fn backlog(&self) -> usize {
+    /// Tokens of prompts that could be computed in this step: at least as many as rows are left, where there are more.
+    fn backlog(&self, plan: &mut Plan) -> usize {
         let pending = |sequence: &Sequence| Some(sequence.pending()).filter(|&num| num > 1);
         let running: usize = self.running.values().filter_map(pending).sum();
-        let next = self.next_waiting().map(|key| &self.waiting[&key]);
+        if running >= plan.rows_left {
+            return running;
+        }
+        let next = self.next_waiting(plan, None).map(|key| &self.waiting[&key]);
         let next = next.filter(|sequence| self.admits(sequence));
         let unknown = |next| Sequence::pending(next) - self.prefix(next).len() * PAGE_TOKENS;
         running + next.map_or(0, unknown)
@@ -182,7 +195,7 @@ impl Scheduler {
     fn preempt_last(&mut self, plan: &mut Plan) {
         if let Some((&key, _)) = self.running.last_key_value() {
             plan.remove(key);
-            plan.preempted = true;
+            plan.lets_in = false;
             self.preempt_key(key);
         }
     }
@@ -195,26 +208,36 @@ impl Scheduler {
             running.map(|(&key, sequence)| (self.prompt_key(key, sequence), key)).collect();
         running.sort_unstable();
         let mut running = running.into_iter().peekable();
-        let mut lets_in = true;
         while plan.rows_left > 0 {
-            let waiting = self.next_waiting().filter(|_| lets_in);
-            match (running.peek(), waiting) {
-                (Some(&(turn, _)), Some(key)) if key < turn => lets_in = self.let_in(plan, key),
-                (Some(&(_, key)), _) => {
-                    running.next();
-                    self.plan_chunk(plan, key);
-                }
-                (None, Some(key)) => lets_in = self.let_in(plan, key),
-                (None, None) => return,
+            let turn = running.peek().map(|&(turn, _)| turn);
+            if let Some(key) = self.next_waiting(plan, turn) {
+                self.let_in(plan, key);
+            } else if let Some((_, key)) = running.next() {
+                self.plan_chunk(plan, key);
+            } else {
+                return;
             }
         }
     }
 
-    /// The waiting sequence whose turn it is. One whose first page is about to be computed by another lets the next go
-    /// first.
-    fn next_waiting(&self) -> Option<Key> {
-        let ready = |(_, sequence): &(&Key, &Sequence)| !self.prefix_is_coming(sequence);
-        self.waiting.iter().find(ready).map(|(&key, _)| key)
+    /// The waiting sequence whose turn it is, if that is before the given one and there is a place. One whose first page
+    /// is about to be computed by another lets the next go first.
+    fn next_waiting(&self, plan: &mut Plan, before: Option<Key>) -> Option<Key> {
+        let has_place = self.running.len() < self.config.max_batch_size;
+        if !plan.lets_in || !has_place {
+            return None;
+        }
+        let behind = plan.held_back.map_or(Unbounded, Excluded);
+        for (&key, sequence) in self.waiting.range((behind, Unbounded)) {
+            if before.is_some_and(|before| before < key) {
+                return None;
+            }
+            if !self.is_held_back(&plan.coming, key, sequence) {
+                return Some(key);
+            }
+            plan.held_back = Some(key);
+        }
+        None
     }
 
     /// As many of the sequence's next tokens as rows and pages allow, and at the end of the prompt as
@@ -271,38 +294,33 @@ impl Scheduler {
         budget.div_ceil(part)
     }
 
-    /// Lets a waiting sequence in, if it may start; else those behind it wait as well. None in a step that preempted: it
-    /// would only bring back what had to go.
-    fn let_in(&mut self, plan: &mut Plan, key: Key) -> bool {
+    /// Lets a waiting sequence in, if it may start; else those behind it wait as well.
+    fn let_in(&mut self, plan: &mut Plan, key: Key) {
         let next = &self.waiting[&key];
         let speculates = next.limits.draft_len > 0;
         let is_heard = plan.prompt_rows_left > 0 || !next.tells_of_prompt();
-        if plan.preempted || !is_heard || (speculates && plan.draft_rows_left == 0) {
-            return false;
-        }
-        let has_place = self.running.len() < self.config.max_batch_size;
-        let fits = self.admits(&self.waiting[&key])
-            || (has_place && self.take_back_reach(&plan.parts) && self.admits(&self.waiting[&key]));
-        let Some(mut sequence) = fits.then(|| self.leave_queue(key)).flatten() else {
-            return false;
+        let has_rows = is_heard && (!speculates || plan.draft_rows_left > 0);
+        let fits = |scheduler: &Self| scheduler.admits(&scheduler.waiting[&key]);
+        let may_start =
+            has_rows && (fits(self) || (self.take_back_reach(&plan.parts) && fits(self)));
+        let Some(mut sequence) = may_start.then(|| self.leave_queue(key)).flatten() else {
+            plan.lets_in = false;
+            return;
         };
         if !sequence.is_paused() {
             plan.started.push(sequence.id);
         }
         self.take_prefix(&mut sequence);
+        self.expect(&mut plan.coming, key, &sequence);
         self.running.insert(key, sequence);
         self.plan_chunk(plan, key);
-        true
     }
 
-    /// Whether a waiting sequence may start: what the policy wants it and the running ones to have
+    /// Whether a waiting sequence may start where there is a place: what the policy wants it and the running ones to have
     /// room for must fit. It needs no page for what it shares with them.
     fn admits(&self, sequence: &Sequence) -> bool {
         if self.running.is_empty() {
             return true;
-        }
-        if self.running.len() == self.config.max_batch_size {
-            return false;
         }
         // Under `MaxUtilization` those that run have a page more each to grow into.
         let (whole, growth) = match self.config.admission {

@@ -46,24 +46,7 @@ impl Scheduler {
         sequence.pages = pages;
     }
 
-    /// Whether a running sequence is about to compute the page that a waiting one would have to compute first. To wait
-    /// for it costs the waiting one nothing, since it would be computing the same, and spares the page and the work.
-    pub(super) fn prefix_is_coming(&self, sequence: &Sequence) -> bool {
-        if sequence.tells_of_prompt() {
-            return false;
-        }
-        let idx = self.prefix(sequence).len();
-        let drafted = self.needs_draft_half(sequence);
-        let Some(key) = sequence.page_keys.get(idx) else { return false };
-        let computes = |other: &Sequence| {
-            other.page_keys.get(idx) == Some(key)
-                && other.computed < (idx + 1) * PAGE_TOKENS
-                && (!drafted || self.needs_draft_half(other))
-        };
-        (idx + 1) * PAGE_TOKENS < sequence.tokens.len() && self.running.values().any(computes)
-    }
-
-    fn needs_draft_half(&self, sequence: &Sequence) -> bool {
+    pub(super) fn needs_draft_half(&self, sequence: &Sequence) -> bool {
         self.config.drafter_caches && sequence.limits.draft_len > 0
     }
 

@@ -2,9 +2,10 @@
 
 use super::super::*;
 use super::world::{World, config, prompt};
+use crate::batch::Executor;
 use crate::pages::{PAGE_TOKENS, PageId, PageKey};
 use crate::scheduler::fake::{self, limits};
-use crate::sequence::Shares;
+use crate::sequence::{Limits, Shares};
 use std::collections::BTreeSet;
 
 /// Two full pages and a half.
@@ -117,6 +118,62 @@ fn a_text_does_not_wait_for_pages_that_it_could_not_use() {
     assert_eq!(started([0, 4], Shares::All), 2, "the first leaves out the drafter's half");
     assert_eq!(started([4, 4], Shares::NoOne), 2);
     assert_eq!(started([4, 0], Shares::All), 1);
+}
+
+#[test]
+fn a_text_does_not_wait_for_pages_of_one_behind_it_that_may_starve() {
+    let beginning = prompt(1, 100);
+    let request =
+        |id, priority| fake::sequence(id, beginning.clone(), Limits { priority, ..limits(9, 0) });
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 20, ..config() });
+    world.add_sequence(request(1, 3)).unwrap();
+    world.step();
+    // From here on the first gets no rows.
+    for id in 2..=3 {
+        world.add_prompt(id, prompt(id, 100), Limits { priority: 2, ..limits(9, 0) }).unwrap();
+    }
+    assert_eq!(world.step().started, [2]);
+    world.add_sequence(request(4, 1)).unwrap();
+    assert_eq!(world.step().started, [4]);
+    // Of two that begin alike the one of the lower priority still waits.
+    world.add_sequence(request(5, 2)).unwrap();
+    assert!(world.step().started.is_empty());
+    world.run();
+    assert_eq!(world.finished[&5].counters.reused_tokens, 96);
+
+    let mut world = World::fixed(SchedulerConfig { max_num_tokens: 20, ..config() });
+    world.add_sequence(request(1, 0)).unwrap();
+    world.scheduler.delay(1);
+    world.step();
+    world.add_sequence(request(2, 0)).unwrap();
+    assert_eq!(world.step().started, [2], "the first was put behind all others");
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_crowd_that_waits_for_a_prompt_costs_a_step_no_look_at_its_pages() {
+    let config = SchedulerConfig {
+        max_num_tokens: 32,
+        max_seq_len: 1024,
+        num_pages: 256,
+        max_queue: 1000,
+        ..config()
+    };
+    let mut world = World::fixed(config);
+    for id in 1..=300 {
+        world.add_prompt(id, prompt(1, 800), limits(2, 0)).unwrap();
+    }
+    // A quarter of each step goes to the first; the others could have the rest.
+    for _ in 0..50 {
+        world.scheduler.pool.lookups.set(0);
+        let schedule = world.scheduler.schedule();
+        let lookups = world.scheduler.pool.lookups.get();
+        assert!(lookups <= 10, "{lookups} pages looked for");
+        let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
+        world.scheduler.commit(&schedule, outcomes);
+    }
+    assert_eq!(world.scheduler.usage().running, 1);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::adapt::DraftPolicy;
 use crate::batch::Executor;
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::scheduler::fake::{self, Fake};
-use crate::sequence::Limits;
+use crate::sequence::{Limits, Shares};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// More steps than any of these loads can take: a scheduler that stands still is caught by it.
@@ -116,6 +116,7 @@ impl World {
             }
         }
         self.check_pages();
+        self.check_held_back();
         schedule
     }
 
@@ -160,14 +161,39 @@ impl World {
         for &id in schedule.started.iter().filter(|_| !self.forced) {
             let key = self.scheduler.keys[&id];
             let before = waiting.range(..key).filter(|(other, _)| other.priority == key.priority);
-            for (_, sequence) in before {
-                assert!(
-                    self.scheduler.prefix_is_coming(sequence),
-                    "{} is passed over",
-                    sequence.id
-                );
+            for (&key, sequence) in before {
+                assert!(self.prefix_is_coming(key, sequence), "{} is passed over", sequence.id);
             }
         }
+    }
+
+    /// Who lets others go ahead is told without a look at each prompt's pages, and must be the same.
+    fn check_held_back(&self) {
+        let coming = self.scheduler.coming();
+        for (&key, sequence) in &self.scheduler.waiting {
+            let is_held_back = self.scheduler.is_held_back(&coming, key, sequence);
+            assert_eq!(is_held_back, self.prefix_is_coming(key, sequence), "{}", sequence.id);
+        }
+    }
+
+    /// Whether a running sequence that comes before a waiting one is about to compute the page that this one would
+    /// have to compute first.
+    fn prefix_is_coming(&self, key: Key, sequence: &Sequence) -> bool {
+        let halves = |sequence: &Sequence| {
+            if self.config.drafter_caches && sequence.limits.draft_len > 0 { 2 } else { 1 }
+        };
+        let idx = self.scheduler.prefix(sequence).len();
+        let end = (idx + 1) * PAGE_TOKENS;
+        let computes = |other: &Sequence| {
+            let is_same =
+                other.tokens.len() >= end && other.tokens[..end] == sequence.tokens[..end];
+            let shares = other.shares == sequence.shares && other.shares != Shares::NoOne;
+            is_same && shares && other.computed < end && halves(other) >= halves(sequence)
+        };
+        let mut before = self.scheduler.running.range(..key);
+        !sequence.tells_of_prompt()
+            && end < sequence.tokens.len()
+            && before.any(|(_, other)| computes(other))
     }
 
     fn check_pages(&self) {
