@@ -118,7 +118,8 @@ fn requests() -> Vec<Request> {
     let request = |(idx, sampling): (usize, &SamplingParams)| Request {
         prompt: (0..10 + 9 * idx as u32)
             .map(|i| (i * i + 7 * i + 3) % tiny::VOCAB as u32)
-            .collect(),
+            .collect::<Vec<_>>()
+            .into(),
         max_tokens: 10,
         sampling: sampling.clone(),
         ..Request::default()

@@ -74,8 +74,11 @@ fn check_chats(model: &str, names: &[&str]) {
         .filter(|((name, _), _)| names.contains(&&name[..]))
         .unzip();
     assert_eq!(prompts.len(), names.len());
-    let request =
-        |(_, prompt): (String, Vec<u32>)| Request { prompt, max_tokens: 128, ..Request::default() };
+    let request = |(_, prompt): (String, Vec<u32>)| Request {
+        prompt: prompt.into(),
+        max_tokens: 128,
+        ..Request::default()
+    };
     let requests: Vec<Request> = prompts.into_iter().map(request).collect();
     let mut runtime = running::load(&engine, &running::options(DraftPolicy::Fixed));
     let done = running::run(&mut runtime, &requests);

@@ -15,6 +15,7 @@ use spec_core::runtime::{Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, SequenceId};
 use spec_core::tokenizer::Tokenizer;
+use std::sync::Arc;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
 const FEW_LAYERS: usize = 22;
@@ -78,7 +79,7 @@ fn sampling(idx: usize, prompt: &[u32]) -> SamplingParams {
 
 fn request(idx: usize, prompt: Vec<u32>, max_tokens: usize) -> Request {
     let sampling = sampling(idx, &prompt);
-    Request { sampling, prompt, max_tokens, ..Request::default() }
+    Request { sampling, prompt: prompt.into(), max_tokens, ..Request::default() }
 }
 
 /// Requests over the four shorter chats, one for each kind of sampling.
@@ -327,7 +328,7 @@ fn check_preemption(what: &str, engine: &Engine) {
 fn check_crowd(what: &str, engine: &Engine) {
     let Some(mut requests) = many_requests(20, &tokenizer(engine)) else { return };
     for request in &mut requests {
-        request.prompt.truncate(20);
+        Arc::make_mut(&mut request.prompt).truncate(20);
         request.max_tokens = 44;
         request.ignore_eos = true;
     }

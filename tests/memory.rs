@@ -31,7 +31,7 @@ fn options() -> Options {
 }
 
 fn request() -> Request {
-    Request { prompt: (3..20).collect(), max_tokens: 12, ..Request::default() }
+    Request { prompt: Vec::from_iter(3..20).into(), max_tokens: 12, ..Request::default() }
 }
 
 fn text(runtime: &mut Runtime) -> Vec<u32> {

@@ -29,7 +29,7 @@ fn engine() -> (TempDir, Engine) {
 
 fn telling(prompt: Vec<u32>) -> Request {
     let sampling = SamplingParams { prompt_logprobs: Some(NUM_TOP), ..SamplingParams::default() };
-    Request { prompt, max_tokens: 6, sampling, ..Request::default() }
+    Request { prompt: prompt.into(), max_tokens: 6, sampling, ..Request::default() }
 }
 
 /// The token, and the bits of its log-probability and of those of the likeliest.

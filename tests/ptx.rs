@@ -137,7 +137,7 @@ fn long_chunks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
 fn requests() -> Vec<Request> {
     let sampling = running::kinds_of_sampling();
     let request = |(idx, sampling): (usize, &_)| Request {
-        prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),
+        prompt: [tokens(3 + 9 * idx), tokens(3)].concat().into(),
         max_tokens: 6,
         draft_len: Some(3),
         sampling: Clone::clone(sampling),

@@ -197,7 +197,7 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
             let mut first: Option<Vec<u32>> = None;
             for (way, runtime) in runtimes.iter_mut().enumerate() {
                 let request = Request {
-                    prompt: prompt.ids.clone(),
+                    prompt: prompt.ids.clone().into(),
                     max_tokens: MAX_TOKENS,
                     draft_len: WAYS[way].1,
                     ..Request::default()

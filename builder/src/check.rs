@@ -111,5 +111,11 @@ fn request(engines: &Engines) -> Result<Request> {
     let max_tokens = NUM_TOKENS.min(max_seq_len - prompt.len());
     // A log-probability tells whether the logits were finite.
     let sampling = SamplingParams { logprobs: Some(0), ..SamplingParams::default() };
-    Ok(Request { prompt, max_tokens, sampling, ignore_eos: true, ..Request::default() })
+    Ok(Request {
+        prompt: prompt.into(),
+        max_tokens,
+        sampling,
+        ignore_eos: true,
+        ..Request::default()
+    })
 }

@@ -76,7 +76,7 @@ fn request(args: &TryArgs, tokenizer: &Tokenizer, prompt: Vec<u32>) -> Result<Re
     let bad_words: Result<Vec<Vec<u32>>, _> =
         args.bad_word.iter().map(|text| tokenizer.encode(text, false)).collect();
     Ok(Request {
-        prompt,
+        prompt: prompt.into(),
         max_tokens: args.max_tokens,
         draft_len: match args.draft_len {
             DraftLen::Auto => None,

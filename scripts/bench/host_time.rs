@@ -244,8 +244,10 @@ fn load(
 /// A text that does not end while it is measured, greedy or seeded in turns.
 fn request(idx: usize, draft_len: usize) -> Request {
     let temperature = if idx.is_multiple_of(2) { 0.0 } else { 0.8 };
+    let token = |at: usize| ((at * at + 7 * idx * at + idx) % 60) as u32;
+    let prompt: Vec<u32> = (0..PROMPT).map(token).collect();
     Request {
-        prompt: (0..PROMPT).map(|at| ((at * at + 7 * idx * at + idx) % 60) as u32).collect(),
+        prompt: prompt.into(),
         max_tokens: 900,
         ignore_eos: true,
         draft_len: Some(draft_len),

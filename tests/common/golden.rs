@@ -144,7 +144,7 @@ fn likeliest(row: &[f32], num: usize) -> Vec<usize> {
 /// What the engine's runtime generates for every prompt, greedily and without speculation.
 pub(crate) fn greedy(engine: &Engine, prompts: &[Prompt]) -> Vec<Vec<u32>> {
     let request = |prompt: &Prompt| Request {
-        prompt: prompt.ids.clone(),
+        prompt: prompt.ids.clone().into(),
         max_tokens: prompt.greedy.len(),
         draft_len: Some(0),
         ignore_eos: true,

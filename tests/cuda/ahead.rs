@@ -203,7 +203,8 @@ fn crowd() -> Vec<Request> {
     let long = |(idx, request): (usize, Request)| Request {
         prompt: (0..120 + 9 * idx)
             .map(|at| ((at * at + 31 * idx * at + idx) % 60) as u32)
-            .collect(),
+            .collect::<Vec<_>>()
+            .into(),
         max_tokens: 22 + idx,
         ..request
     };
@@ -234,7 +235,7 @@ fn texts_survive_what_happens_around_a_step_that_has_begun() {
             if dice.one_in(4) && extras.len() < 2 {
                 // Comes, takes pages, and goes in the middle of its text.
                 let prompt = requests[dice.below(CROWD)].prompt[..40].to_vec();
-                let request = Request { prompt, ..requests[0].clone() };
+                let request = Request { prompt: prompt.into(), ..requests[0].clone() };
                 extras.extend(runtime.add(request).ok());
             }
             if dice.one_in(6) {

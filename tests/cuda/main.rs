@@ -196,7 +196,7 @@ fn requests() -> Vec<Request> {
     let sampling = running::kinds_of_sampling();
     let request = |(idx, sampling): (usize, &SamplingParams)| Request {
         // Ends as it begins, so that look-up finds something to propose.
-        prompt: [tokens(3 + 9 * idx), tokens(3)].concat(),
+        prompt: [tokens(3 + 9 * idx), tokens(3)].concat().into(),
         max_tokens: 12,
         sampling: sampling.clone(),
         ..Request::default()
@@ -207,7 +207,7 @@ fn requests() -> Vec<Request> {
 /// The same with prompts that are long enough for a library, each of another length.
 fn long_requests() -> Vec<Request> {
     let longer = |(idx, request): (usize, Request)| Request {
-        prompt: [tokens(200 + 20 * idx), request.prompt].concat(),
+        prompt: [tokens(200 + 20 * idx), request.prompt.to_vec()].concat().into(),
         ..request
     };
     requests().into_iter().enumerate().map(longer).collect()
@@ -277,7 +277,7 @@ fn prompts_are_told_of_in_any_batch() {
     let (_dir, engine) = target(Drafts::Model);
     let sampling = SamplingParams { prompt_logprobs: Some(2), ..SamplingParams::default() };
     let telling = |len| Request {
-        prompt: tokens(len),
+        prompt: tokens(len).into(),
         max_tokens: 4,
         sampling: sampling.clone(),
         ..Request::default()
@@ -336,7 +336,7 @@ fn a_real_model_writes_what_it_writes_on_the_cpu() {
     let tokenizer = Tokenizer::open(cuda.path().parent().expect("a folder")).expect("opens");
     let count = "One, two, three, four, one, two, three, four, one,";
     let request = Request {
-        prompt: tokenizer.encode_prompt(count).expect("encodes"),
+        prompt: tokenizer.encode_prompt(count).expect("encodes").into(),
         max_tokens: 8,
         ..Request::default()
     };
@@ -353,8 +353,11 @@ fn look_up_keeps_up_with_a_text_that_is_longer_than_a_step() {
     const STEP_ROWS: usize = 16;
     let (_dir, engine) = target(Drafts::Lookup);
     let options = Options { max_num_tokens: Some(STEP_ROWS), ..running::options(Fixed) };
-    let request =
-        Request { prompt: [tokens(40), tokens(12)].concat(), max_tokens: 8, ..Request::default() };
+    let request = Request {
+        prompt: [tokens(40), tokens(12)].concat().into(),
+        max_tokens: 8,
+        ..Request::default()
+    };
     let done = running::run(&mut load_with(&engine, options, Schedule::PLAIN), &[request]);
     assert!(done[0].counters.drafted > 0, "{:?}", done[0].counters);
 }

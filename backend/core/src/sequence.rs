@@ -4,6 +4,7 @@
 use crate::batch::{Emitted, Outcome};
 use crate::pages::{PageId, PageKey};
 use crate::sampling::Sampler;
+use std::sync::Arc;
 
 /// Names a sequence for as long as the runtime lives.
 pub type SequenceId = u64;
@@ -97,8 +98,8 @@ impl Counters {
 pub struct Sequence {
     /// Its name.
     pub id: SequenceId,
-    /// The prompt, then what was generated.
-    pub tokens: Vec<u32>,
+    /// The prompt, then what was generated. Sequences of one prompt share it until they generate.
+    pub tokens: Arc<Vec<u32>>,
     /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
     /// Positions whose target KV is valid: fewer than `tokens`, until it ends.
@@ -111,8 +112,8 @@ pub struct Sequence {
     pub pages: Vec<PageId>,
     /// How many of `pages` are kept for others, the first ones: they are not written any more.
     pub(crate) kept_pages: usize,
-    /// What its first pages hold, once full; known before they are computed.
-    pub(crate) page_keys: Vec<PageKey>,
+    /// What its first pages hold, once full; known before they are computed. Shared as `tokens` are.
+    pub(crate) page_keys: Arc<Vec<PageKey>>,
     /// With whom it shares the pages that it begins with.
     pub shares: Shares,
     /// How its logits become tokens.
@@ -132,7 +133,7 @@ pub struct Sequence {
 
 impl Sequence {
     /// A request that has not been computed yet.
-    pub fn new(id: SequenceId, prompt: Vec<u32>, sampler: Sampler, limits: Limits) -> Self {
+    pub fn new(id: SequenceId, prompt: Arc<Vec<u32>>, sampler: Sampler, limits: Limits) -> Self {
         Self {
             id,
             prompt_len: prompt.len(),
@@ -142,7 +143,7 @@ impl Sequence {
             found: 0,
             pages: Vec::new(),
             kept_pages: 0,
-            page_keys: Vec::new(),
+            page_keys: Arc::default(),
             shares: Shares::default(),
             sampler,
             limits,
@@ -264,7 +265,7 @@ impl Sequence {
 
     fn extend(&mut self, emitted: &mut Vec<Emitted>, max_seq_len: usize) {
         for idx in 0..emitted.len() {
-            self.tokens.push(emitted[idx].token);
+            Arc::make_mut(&mut self.tokens).push(emitted[idx].token);
             self.finish = self.ends_with(emitted[idx].token, max_seq_len);
             if self.finish.is_some() {
                 emitted.truncate(idx + 1);
@@ -314,7 +315,7 @@ mod tests {
         let mut sequence = decoding(fake::limits(10, 4));
         let emitted = sequence.apply(1, true, outcome(&[1, 2, 3], 4), MAX_SEQ_LEN);
         assert_eq!(ids(&emitted), [1, 2, 3]);
-        assert_eq!(sequence.tokens, [7, 8, 9, 1, 2, 3]);
+        assert_eq!(*sequence.tokens, [7, 8, 9, 1, 2, 3]);
         assert_eq!((sequence.computed, sequence.draft_computed), (5, 3));
         assert_eq!(sequence.finish, None);
         assert_eq!(sequence.counters.drafted, 4);

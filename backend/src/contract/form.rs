@@ -110,7 +110,7 @@ impl Form {
             num_rows: 1,
             cache_salt: self.cache_salt.to_string(),
             given_draft: self.given_draft.to_vec(),
-            prompt,
+            prompt: prompt.into(),
         };
         let echo = match text {
             _ if excludes => Echo::None,

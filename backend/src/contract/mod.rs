@@ -28,6 +28,7 @@ use crate::triton::{Parameter, Tensor};
 use spec_core::engine::Limits;
 use spec_core::runtime::{Request, TextRules};
 use spec_core::tokenizer::Tokenizer;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use answer::FanOut;
@@ -113,7 +114,7 @@ pub enum Echo {
     /// As text.
     Text(String),
     /// As tokens.
-    Ids(Vec<u32>),
+    Ids(Arc<Vec<u32>>),
 }
 
 /// What responses carry beside the text; the same for all rows.

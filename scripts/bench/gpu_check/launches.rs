@@ -85,7 +85,7 @@ fn steps(drafts: Drafts, bed: Bed) -> Outcome {
     };
     let mut runtime = Runtime::load_on(&engine, &options, &|_| open())?;
     let requests = running::kinds_of_sampling().into_iter().enumerate().map(|(idx, sampling)| {
-        let prompt = [tokens(7 + 9 * idx), tokens(4 + idx)].concat();
+        let prompt = [tokens(7 + 9 * idx), tokens(4 + idx)].concat().into();
         let draft_len = Some(DRAFT_LEN);
         Request { prompt, max_tokens: MAX_TOKENS, sampling, draft_len, ..Request::default() }
     });

@@ -130,7 +130,7 @@ impl Bench<'_> {
         let mut waiting = HashSet::new();
         for idx in 0..batch {
             waiting.insert(runtime.add(Request {
-                prompt: prompt(idx, plan.context, vocab_size),
+                prompt: prompt(idx, plan.context, vocab_size).into(),
                 max_tokens: room,
                 draft_len: Some(draft_len),
                 ignore_eos: true,

@@ -109,7 +109,7 @@ fn requests(many_rows: ManyRows, bed: Bed) -> Vec<Request> {
     let longer = if many_rows == ManyRows::Exact { 0 } else { LONG };
     let prompt = |idx: usize| [tokens(longer + 7 + 9 * idx), tokens(4 + idx)].concat();
     let request = |idx: usize| Request {
-        prompt: prompt(idx),
+        prompt: prompt(idx).into(),
         max_tokens,
         sampling: sampling[idx % sampling.len()].clone(),
         ignore_eos: idx.is_multiple_of(2),

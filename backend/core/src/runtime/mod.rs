@@ -120,8 +120,8 @@ impl Options {
 /// What to generate.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// The prompt.
-    pub prompt: Vec<u32>,
+    /// The prompt. Requests for several texts of one share it.
+    pub prompt: Arc<Vec<u32>>,
     /// Tokens to generate at most.
     pub max_tokens: usize,
     /// Draft tokens in a step at most; `None` is the engine's maximum, 0 is plain decoding.

@@ -4,6 +4,7 @@ use super::*;
 use crate::batch::{Entry, Outcome};
 use crate::pages::PAGE_TOKENS;
 use crate::scheduler::fake::{self, Fake};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fails while the flag is up.
@@ -63,8 +64,8 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
 }
 
 fn request(prompt_len: usize, max_tokens: usize) -> Request {
-    let prompt = (0..prompt_len as u32).map(|idx| idx % fake::VOCAB_SIZE).collect();
-    Request { prompt, max_tokens, ..Request::default() }
+    let prompt: Vec<u32> = (0..prompt_len as u32).map(|idx| idx % fake::VOCAB_SIZE).collect();
+    Request { prompt: prompt.into(), max_tokens, ..Request::default() }
 }
 
 /// Runs to the end and gives the ended sequences; each of them must end once.
@@ -187,7 +188,7 @@ fn usage_tells_what_the_last_step_left() {
     );
     for first in 0..3 {
         let mut prompt = request(20, 5).prompt;
-        prompt[0] = first;
+        Arc::make_mut(&mut prompt)[0] = first;
         runtime.add(Request { prompt, draft_len: Some(0), ..request(20, 5) }).unwrap();
     }
     runtime.step();
@@ -206,7 +207,7 @@ fn usage_tells_what_the_last_step_left() {
     assert_eq!((usage.used_pages, usage.cached_pages, usage.free_pages), (0, 3, NUM_PAGES - 3));
     assert_eq!(usage.reused_pages, 0);
     let mut prompt = request(20, 5).prompt;
-    prompt[0] = 1;
+    Arc::make_mut(&mut prompt)[0] = 1;
     runtime.add(Request { prompt, draft_len: Some(0), ..request(20, 5) }).unwrap();
     run(&mut runtime);
     assert_eq!(runtime.usage().reused_pages, 1);

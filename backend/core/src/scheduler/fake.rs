@@ -31,7 +31,7 @@ pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
 /// A request.
 pub(crate) fn sequence(id: SequenceId, prompt: Vec<u32>, limits: Limits) -> Sequence {
     let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
-    Sequence::new(id, prompt, sampler, limits)
+    Sequence::new(id, prompt.into(), sampler, limits)
 }
 
 /// A sampler that reports on the prompt.

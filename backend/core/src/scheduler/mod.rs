@@ -18,6 +18,7 @@ pub(crate) mod fake;
 mod tests;
 
 use order::Key;
+use reuse::NamedPrompt;
 
 use crate::adapt::Tuner;
 use crate::batch::{Emitted, Entry};
@@ -133,6 +134,8 @@ pub struct Scheduler {
     num_paused: usize,
     num_arrived: u64,
     num_requests: u64,
+    /// The prompt that came last, and what its pages are named.
+    last_named: NamedPrompt,
     /// To be told with the next schedule.
     forgotten: Vec<SequenceId>,
     tally: Tally,
@@ -156,6 +159,7 @@ impl Scheduler {
             num_paused: 0,
             num_arrived: 0,
             num_requests: 0,
+            last_named: NamedPrompt::default(),
             forgotten: Vec::new(),
             tally: Tally::default(),
         }
@@ -170,7 +174,7 @@ impl Scheduler {
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
-        Self::name_pages(&mut sequence);
+        self.last_named.name(&mut sequence);
         let key = self.next_key(&sequence);
         let before = self.keys.insert(sequence.id, key);
         assert!(before.is_none(), "sequence {} is added twice", sequence.id);

@@ -9,12 +9,58 @@
 use super::{Key, Scheduler, reach};
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
 use crate::sequence::{Sequence, Shares};
+use std::ptr;
+use std::sync::{Arc, Weak};
 
 /// A page of running sequences that is to make way for a better one, at this place in their tables.
 struct Upgrade {
     idx: usize,
     old: PageId,
     new: PageId,
+}
+
+/// A prompt whose pages are named. Texts of one prompt come one after the other, and it is hashed once for all of them.
+/// It does not live on for being remembered.
+#[derive(Debug, Default)]
+pub(super) struct NamedPrompt {
+    tokens: Weak<Vec<u32>>,
+    shares: Shares,
+    page_keys: Weak<Vec<PageKey>>,
+}
+
+impl NamedPrompt {
+    /// Names the full pages of a sequence that arrives.
+    pub(super) fn name(&mut self, sequence: &mut Sequence) {
+        // No other prompt can be in its place in memory as long as it is remembered.
+        let is_same = ptr::eq(self.tokens.as_ptr(), Arc::as_ptr(&sequence.tokens));
+        match self.page_keys.upgrade() {
+            Some(page_keys) if is_same && self.shares == sequence.shares => {
+                sequence.page_keys = page_keys;
+            }
+            _ => {
+                name_pages(sequence);
+                let (tokens, page_keys) = (&sequence.tokens, &sequence.page_keys);
+                *self = Self {
+                    tokens: Arc::downgrade(tokens),
+                    shares: sequence.shares,
+                    page_keys: Arc::downgrade(page_keys),
+                };
+            }
+        }
+    }
+}
+
+/// Names the full pages of a sequence.
+fn name_pages(sequence: &mut Sequence) {
+    let Sequence { page_keys, shares, tokens, .. } = sequence;
+    let root = match shares {
+        Shares::NoOne => return,
+        Shares::All => None,
+        Shares::Behind(key) => Some(&*key),
+    };
+    if page_keys.len() < tokens.len() / PAGE_TOKENS {
+        PageKey::extend(Arc::make_mut(page_keys), root, tokens);
+    }
 }
 
 impl Scheduler {
@@ -50,16 +96,6 @@ impl Scheduler {
         self.config.drafter_caches && sequence.limits.draft_len > 0
     }
 
-    /// Names the full pages of a sequence.
-    pub(super) fn name_pages(sequence: &mut Sequence) {
-        let Sequence { page_keys, shares, tokens, .. } = sequence;
-        match shares {
-            Shares::NoOne => {}
-            Shares::All => PageKey::extend(page_keys, None, tokens),
-            Shares::Behind(key) => PageKey::extend(page_keys, Some(key), tokens),
-        }
-    }
-
     /// Keeps the full pages of a running sequence that no step will write to again.
     pub(super) fn keep_computed(&mut self, key: Key) {
         let Some(sequence) = self.running.get(&key) else { return };
@@ -84,7 +120,7 @@ impl Scheduler {
 
     /// Keeps the full pages of a sequence's first `end` positions.
     fn keep(&mut self, sequence: &mut Sequence, end: usize) {
-        Self::name_pages(sequence);
+        name_pages(sequence);
         let mut upgrades = Vec::new();
         let end = (end / PAGE_TOKENS).min(sequence.page_keys.len());
         for idx in sequence.kept_pages..end {

@@ -19,7 +19,7 @@ fn a_chat_of_the_openai_frontend_streams_without_the_prompt() {
     assert!(call.streams && call.report.num_input_tokens && call.report.num_output_tokens);
     let row = &call.rows[0];
     assert_eq!((row.request.max_tokens, &row.echo), (16, &super::super::Echo::None));
-    assert_eq!(row.request.prompt, ids("hi"));
+    assert_eq!(*row.request.prompt, ids("hi"));
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn assert_servable(profile: Profile, call: &Call) {
         assert!(request.prompt.len() + request.max_tokens <= MAX_SEQ_LEN);
         assert!(request.draft_len.is_none_or(|len| len <= MAX_DRAFT_LEN));
         assert!(row.request.given_draft.len() <= MAX_DRAFT_LEN);
-        let ids = [&request.prompt, &request.stop_tokens, &row.request.given_draft];
+        let ids = [&*request.prompt, &request.stop_tokens, &row.request.given_draft];
         assert!(ids.into_iter().flatten().all(|&id| (id as usize) < VOCAB));
         assert_eq!(row.prompt_len, request.prompt.len());
     }

@@ -230,7 +230,7 @@ fn text_must_be_utf8() {
         refusal(parse(Profile::Text, &[latin])).starts_with("text_input: element 0 is not UTF-8: ")
     );
     let nul = parse(Profile::Text, &[texts("text_input", &["a\0b"])]).unwrap();
-    assert_eq!(nul.rows[0].request.prompt, ids("a\0b"));
+    assert_eq!(*nul.rows[0].request.prompt, ids("a\0b"));
 }
 
 #[test]

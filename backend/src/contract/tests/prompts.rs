@@ -5,9 +5,9 @@ use super::*;
 
 #[test]
 fn a_text_gets_one_begin_token_even_if_it_has_one() {
-    assert_eq!(hi([]).unwrap().request.prompt, ids("hi"));
+    assert_eq!(*hi([]).unwrap().request.prompt, ids("hi"));
     let call = parse(Profile::Text, &[texts("text_input", &["<s>hi"])]).unwrap();
-    assert_eq!(call.rows[0].request.prompt, ids("hi"));
+    assert_eq!(*call.rows[0].request.prompt, ids("hi"));
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn messages_are_rendered_with_the_chat_template() {
     let messages = r#"[{"role": "user", "content": "é"}]"#;
     let inputs = [texts("messages", &[messages]), flag("exclude_input_in_output", false)];
     let row = parse(Profile::Text, &inputs).unwrap().rows.remove(0);
-    assert_eq!(row.request.prompt, ids("u:é;a:"));
+    assert_eq!(*row.request.prompt, ids("u:é;a:"));
     assert_eq!(row.echo, Echo::Text("<s>u:é;a:".into()));
     assert_eq!(row.prompt_len, 8);
 }
@@ -99,7 +99,7 @@ fn input_lengths_cuts_what_fills_up_a_row() {
     inputs[2].data = vec![0, 0];
     let rows = parse(Profile::Token, &inputs).unwrap().rows;
     assert_eq!((rows[0].request.prompt.len(), rows[1].request.prompt.as_slice()), (3, &[4][..]));
-    assert_eq!(rows[1].echo, Echo::Ids(vec![4]));
+    assert_eq!(rows[1].echo, Echo::Ids(vec![4].into()));
     inputs[1] = ints("input_lengths", &[2, 1], &[3, 4]);
     assert_eq!(refusal(parse(Profile::Token, &inputs)), "input_lengths: 4, input_ids has 3 tokens");
 }
@@ -110,7 +110,7 @@ fn vllm_reads_the_end_of_a_prompt_that_is_to_be_cut() {
         let inputs = [unbatched(texts("text_input", &[text]))];
         let parameters = [("truncate_prompt_tokens".to_string(), Parameter::Int(kept))];
         let call = contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER);
-        call.map(|call| call.rows[0].request.prompt.clone())
+        call.map(|call| call.rows[0].request.prompt.to_vec())
     };
     assert_eq!(prompt("abcd", 2).unwrap(), [99, 100]);
     assert_eq!(prompt("abcd", 9).unwrap(), ids("abcd"));
@@ -175,7 +175,7 @@ fn tools_and_variables_of_the_template_come_with_messages() {
     let variables = texts("chat_template_kwargs", &[r#"{"enable_thinking": false}"#]);
     let all = [conversation.clone(), tools.clone(), variables.clone()];
     let call = parse(Profile::Text, &all).unwrap();
-    assert_eq!(call.rows[0].request.prompt, ids("t:f;u:hi;n;a:"));
+    assert_eq!(*call.rows[0].request.prompt, ids("t:f;u:hi;n;a:"));
     for (extra, message) in [
         (tools, "tools: given without messages"),
         (variables, "chat_template_kwargs: given without messages"),

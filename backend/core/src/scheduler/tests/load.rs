@@ -8,6 +8,7 @@ use crate::scheduler::fake;
 use crate::sequence::{Limits, Shares};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 enum Action {
@@ -158,6 +159,45 @@ proptest! {
         if world.config.admission == AdmissionPolicy::GuaranteedNoEvict && !forced {
             prop_assert_eq!(world.scheduler.usage().preemptions, 0);
         }
+    }
+
+    /// Pages have the names of their own text, whatever prompt came before it and whoever shares it.
+    #[test]
+    fn texts_of_one_prompt_share_its_tokens_and_the_names_of_its_pages(
+        adds in prop::collection::vec((0usize..3, 0usize..4, any::<bool>()), 1..40),
+    ) {
+        let prompts: [Arc<Vec<u32>>; 3] = [(1, 70), (1, 60), (2, 70)].map(|(id, len)| prompt(id, len).into());
+        let salted = |salt: &str| PageKey::of_salt(salt.as_bytes()).map(Shares::Behind).unwrap();
+        let shares = [Shares::All, Shares::NoOne, salted("a"), salted("b")];
+        let mut world = World::fixed(config());
+        let mut last = None;
+        for (id, (idx, kind, steps)) in (1..).zip(adds) {
+            let sequence = fake::sequence(id, Vec::new(), fake::limits(30, 2));
+            let tokens = prompts[idx].clone();
+            let prompt_len = tokens.len();
+            let sequence = Sequence { tokens, prompt_len, shares: shares[kind], ..sequence };
+            world.add_sequence(sequence).unwrap();
+            let added = &world.scheduler.waiting[&world.scheduler.keys[&id]];
+            prop_assert!(Arc::ptr_eq(&added.tokens, &prompts[idx]));
+            let mut expected = Vec::new();
+            match shares[kind] {
+                Shares::NoOne => {}
+                Shares::All => PageKey::extend(&mut expected, None, &prompts[idx]),
+                Shares::Behind(key) => PageKey::extend(&mut expected, Some(&key), &prompts[idx]),
+            }
+            prop_assert_eq!(&*added.page_keys, &expected);
+            let page_keys = added.page_keys.clone();
+            if let Some((before, last_keys)) = last.filter(|_| !steps) {
+                prop_assert_eq!(before == (idx, kind), Arc::ptr_eq(&page_keys, &last_keys));
+            }
+            last = Some(((idx, kind), page_keys));
+            if steps {
+                world.step();
+            }
+        }
+        world.run();
+        world.check_texts(&BTreeSet::new());
+        prop_assert_eq!(&*prompts[0], &prompt(1, 70), "what is generated is nobody else's");
     }
 
     /// Older requests are not overtaken for ever, however many come after them.

@@ -222,7 +222,7 @@ impl World {
         let written_from = if drafts { *draft_computed } else { *computed };
         assert!(kept.len() * PAGE_TOKENS <= written_from);
         let pool = &self.scheduler.pool;
-        for (&page, key) in kept.iter().zip(page_keys) {
+        for (&page, key) in kept.iter().zip(page_keys.iter()) {
             assert_eq!(pool.find(key, drafts), Some(page));
         }
         assert!(own.iter().all(|&page| pool.holders(page) == 1));
