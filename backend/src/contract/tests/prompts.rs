@@ -136,12 +136,12 @@ fn a_text_whose_end_is_read_may_be_longer_than_the_engine_but_not_without_end() 
     };
     // Tokens of this vocabulary are taken to reach 3 bytes.
     let most = |kept: usize| 3 * (4 * kept + 65_536);
-    assert_eq!(prompt(most(2), 2).unwrap(), [120; 2]);
+    assert_eq!(*prompt(most(2), 2).unwrap(), [120; 2]);
     assert_eq!(
         refusal(prompt(most(2) + 1, 2)),
         "text_input: 196633 bytes are more than 65544 tokens, too many to find the last 2 of them"
     );
-    assert_eq!(prompt(most(8191), -1).unwrap(), [120; 8191]);
+    assert_eq!(*prompt(most(8191), -1).unwrap(), [120; 8191]);
     let refused = refusal(prompt(most(8191) + 1, -1));
     assert!(
         refused.ends_with("are more than 98300 tokens, too many to find the last 8191 of them")
