@@ -70,11 +70,11 @@ def is_refusal(status, message):
 
 
 class Client:
-    """Connections to a server. Use it as `async with Client(server) as client`."""
+    """Connections to a server, for one of its models. Use it as `async with Client(server) as client`."""
 
-    def __init__(self, server):
-        self.model, self.http_url, self.grpc_url = server.model, server.http, server.grpc
-        self.datatypes = server.datatypes()
+    def __init__(self, server, model=None):
+        self.model, self.http_url, self.grpc_url = model or server.model, server.http, server.grpc
+        self.datatypes = server.datatypes(self.model)
 
     async def __aenter__(self):
         connector = aiohttp.TCPConnector(limit=0)

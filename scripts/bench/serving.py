@@ -40,9 +40,14 @@ def output(*command):
     return run.stdout.strip()
 
 
+def built(package):
+    """Has a package of this source built in release, if it is not up to date."""
+    output("cargo", "build", "--release", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "-p", package)
+
+
 def spec_build():
     """The builder, up to date."""
-    output("cargo", "build", "--release", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "-p", "spec-build")
+    built("spec-build")
     return ROOT / "target/release/spec-build"
 
 
@@ -76,19 +81,26 @@ def total(metrics, family):
 
 class Server:
     """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt, by the
-    library in `backends` or else the one of this source, built first.
+    library in `backends` or else the one of this source, built first. With `models` there are as many of those engines
+    as names, and none is loaded before `load`. `group` is a control group to run in.
     """
 
-    def __init__(self, folder, parameters=None, config="", backends=None, arguments=()):
-        self.model, self.backends, self.arguments = folder.name, backends, arguments
+    def __init__(self, folder, parameters=None, config="", backends=None, arguments=(), models=(), group=None):
+        self.backends, self.arguments, self.group = backends, list(arguments), group
+        self.models = list(models) or [folder.name]
+        self.model = self.models[0]
+        self.is_explicit = bool(models)
+        if self.is_explicit:
+            self.arguments.append("--model-control-mode=explicit")
         self.scratch = tempfile.TemporaryDirectory(prefix="spec-bench-")
-        repository = pathlib.Path(self.scratch.name)
-        (repository / self.model).mkdir()
-        (repository / self.model / "1").symlink_to((folder / "1").resolve())
-        text = re.sub(r"(?m)^name:.*$", f'name: "{self.model}"', (folder / "config.pbtxt").read_text())
-        for key, value in (parameters or {}).items():
-            text += f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
-        (repository / self.model / "config.pbtxt").write_text(text + config)
+        config = "".join(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n'
+                         for key, value in (parameters or {}).items()) + config
+        for model in self.models:
+            place = pathlib.Path(self.scratch.name) / model
+            place.mkdir()
+            (place / "1").symlink_to((folder / "1").resolve())
+            text = re.sub(r"(?m)^name:.*$", f'name: "{model}"', (folder / "config.pbtxt").read_text())
+            (place / "config.pbtxt").write_text(text + config)
         self.log_path = ROOT / "target/bench-server.log"
         self.log_path.parent.mkdir(exist_ok=True)
         self.ports = free_ports(len(PORTS))
@@ -99,10 +111,11 @@ class Server:
         environment = {**os.environ, **{name: str(port) for name, port in zip(PORTS, self.ports)}}
         if self.backends:
             environment["SPEC_BACKEND_DIR"] = str(pathlib.Path(self.backends).resolve())
+        command = [ROOT / "scripts/serve", self.scratch.name, *self.arguments]
+        command = self.group.command(command) if self.group else command
         with open(self.log_path, "wb") as log:
             # serve becomes the server, so its process is the server's.
-            self.process = subprocess.Popen([ROOT / "scripts/serve", self.scratch.name, *self.arguments], env=environment, stdout=log,
-                                            stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             self.wait_ready()
         except BaseException:
@@ -127,7 +140,7 @@ class Server:
             if self.process.poll() is not None:
                 break
             try:
-                self.get(self.http, f"v2/models/{self.model}/ready")
+                self.get(self.http, "v2/health/ready" if self.is_explicit else f"v2/models/{self.model}/ready")
                 return
             except (OSError, urllib.error.URLError):
                 time.sleep(0.2)
@@ -140,17 +153,36 @@ class Server:
         with urllib.request.urlopen(f"http://{address}/{path}", timeout=30) as reply:
             return reply.read().decode()
 
-    def datatypes(self):
+    def load(self, model):
+        """Has a model loaded; None, or why it is not."""
+        try:
+            self.control(f"models/{model}/load")
+        except urllib.error.HTTPError as error:
+            return json.loads(error.read())["error"]
+
+    def unload(self, model):
+        """Has a model unloaded; returns when its requests have ended and it is gone."""
+        self.control(f"models/{model}/unload")
+        while any(one["name"] == model and one.get("reason") != "unloaded" for one in self.control("index")):
+            time.sleep(0.1)
+
+    def control(self, what):
+        """The model repository's endpoint."""
+        request = urllib.request.Request(f"http://{self.http}/v2/repository/{what}", b"{}", method="POST")
+        with urllib.request.urlopen(request, timeout=START_SECONDS) as reply:
+            return json.loads(reply.read() or "null")
+
+    def datatypes(self, model=None):
         """Triton's name of each input's type."""
-        inputs = json.loads(self.get(self.http, f"v2/models/{self.model}"))["inputs"]
+        inputs = json.loads(self.get(self.http, f"v2/models/{model or self.model}"))["inputs"]
         return {one["name"]: one["datatype"] for one in inputs}
 
-    def metrics(self):
-        """The model's metrics, {name{further labels}: value}, without the buckets of histograms."""
+    def metrics(self, model=None):
+        """Metrics of a model, {name{further labels}: value}, without the buckets of histograms."""
         found = {}
         for line in self.get(self.metrics_url, "metrics").splitlines():
             metric = re.match(r"(\w+)\{(.*)\} (\S+)$", line)
-            if metric and f'model="{self.model}"' in metric[2] and 'le="' not in metric[2]:
+            if metric and f'model="{model or self.model}"' in metric[2] and 'le="' not in metric[2]:
                 labels = ",".join(one for one in metric[2].split(",") if not one.startswith(("model=", "version=")))
                 found[metric[1] + (f"{{{labels}}}" if labels else "")] = float(metric[3])
         return found
