@@ -70,9 +70,12 @@ def is_refusal(status, message):
 
 
 class Client:
-    """Connections to a server, for one of its models. Use it as `async with Client(server) as client`."""
+    """Connections to a server, for one of its models; it waits so long for an answer. Use it as
+    `async with Client(server) as client`.
+    """
 
-    def __init__(self, server, model=None):
+    def __init__(self, server, model=None, wait_seconds=WAIT_SECONDS):
+        self.wait_seconds = wait_seconds
         self.model, self.http_url, self.grpc_url = model or server.model, server.http, server.grpc
         self.datatypes = server.datatypes(self.model)
 
@@ -90,9 +93,9 @@ class Client:
         """One request through one of DOORS, cancelled after so many seconds."""
         answer = Answer()
         try:
-            await asyncio.wait_for(DOORS[door](self, answer, options), cancel_after or WAIT_SECONDS)
+            await asyncio.wait_for(DOORS[door](self, answer, options), cancel_after or self.wait_seconds)
         except asyncio.TimeoutError:
-            answer.problem = "cancelled" if cancel_after else f"no end after {WAIT_SECONDS} s"
+            answer.problem = "cancelled" if cancel_after else f"no end after {self.wait_seconds} s"
         except InferenceServerException as error:
             answer.problem = "refused" if is_refusal(error.status(), error.message()) else f"{error.status()}: {error.message()}"
         except (aiohttp.ClientError, UnicodeDecodeError) as error:
