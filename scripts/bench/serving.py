@@ -161,9 +161,12 @@ class Server:
             return json.loads(error.read())["error"]
 
     def unload(self, model):
-        """Has a model unloaded; returns when its requests have ended and it is gone."""
+        """Has a model unloaded, and waits until its requests have ended and it is gone; None, or that it is not."""
         self.control(f"models/{model}/unload")
+        deadline = time.monotonic() + START_SECONDS
         while any(one["name"] == model and one.get("reason") != "unloaded" for one in self.control("index")):
+            if time.monotonic() > deadline:
+                return f"{model} is not unloaded after {START_SECONDS} s"
             time.sleep(0.1)
 
     def control(self, what):
