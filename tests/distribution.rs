@@ -116,7 +116,7 @@ fn sample(
     let options = Options { threads: Some(1), ..running::options(policy) };
     let mut runtime = running::load(engine, &options);
     let request = Request {
-        prompt: prompt.into(),
+        prompt: prompt.to_vec().into(),
         max_tokens: TEXT_LEN,
         draft_len: Some(draft_len),
         sampling: params.clone(),
