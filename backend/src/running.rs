@@ -40,7 +40,8 @@ impl Running {
     pub(crate) fn take(&self, ticket: Box<Ticket>, job: Job) -> Result<(), (Box<Ticket>, Error)> {
         let mut instances = self.lock().clone();
         // One that cannot serve is asked only if no other can: it tells the reason.
-        instances.sort_by_key(|instance| {
+        // Each is looked at once: what it tells changes meanwhile.
+        instances.sort_by_cached_key(|instance| {
             (instance.mailbox.is_avoided(), instance.num_open.load(Ordering::Relaxed))
         });
         let mut refused = (ticket, job, Error::unavailable("the model is being unloaded"));
