@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import places  # noqa: E402
 from harness.reference import Reference  # noqa: E402
 from harness.repository import Repository  # noqa: E402
-from harness.server import Server  # noqa: E402
+from harness.server import Server, eventually  # noqa: E402
 
 # They need clients that scripts/test-clients installs.
 collect_ignore = [] if os.environ.get("SPEC_CLIENTS") else ["clients"]
@@ -63,14 +63,21 @@ def serve(request):
         return server
 
     yield start
-    problems = []
-    for server in servers:
-        if not server.must_end:
-            server.kill()
-        elif server.process.poll() is None:
-            code = server.stop()
-            if code != 0:
-                problems.append(f"tritonserver ended with {code}; its log: {server.log_path}")
-        if not server.may_panic and re.search(r"panicked at", server.log):
-            problems.append(f"a thread panicked; its log: {server.log_path}")
+    problems = [problem for server in servers for problem in ending(server)]
     assert not problems, "\n".join(problems)
+
+
+def ending(server):
+    """Ends a server; what was wrong with it."""
+    if not server.must_end:
+        server.kill()
+    elif server.process.poll() is None:
+        try:
+            eventually(lambda: server.num_requests() == 0, what="no request left in the backend")
+        except AssertionError as error:
+            yield f"{error}; its log: {server.log_path}"
+        code = server.stop()
+        if code != 0 and not server.keeps_streams(code):
+            yield f"tritonserver ended with {code}; its log: {server.log_path}"
+    if not server.may_panic and re.search(r"panicked at", server.log):
+        yield f"a thread panicked; its log: {server.log_path}"

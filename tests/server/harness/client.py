@@ -129,7 +129,7 @@ class Stream:
     """
 
     def __init__(self, server, model, options, *, flat=False, client_timeout=None, **how):
-        self.client = server.grpc()
+        self.server, self.client = server, server.grpc()
         self.arrived = queue.Queue()
         self.answer = Answer()
         self.done = False
@@ -159,15 +159,19 @@ class Stream:
 
     def cancel(self):
         """Cancels as a client that closes its stream does; what had arrived."""
-        self.client.stop_stream(cancel_requests=True)
+        self.stop(True)
         while not self.arrived.empty() and not self.done:
             self.next()
         self.close()
         return self.answer
 
     def close(self):
-        self.client.stop_stream(cancel_requests=not self.done)
+        self.stop(not self.done)
         self.client.close()
+
+    def stop(self, cancel):
+        self.server.num_cancelled_streams += cancel
+        self.client.stop_stream(cancel_requests=cancel)
 
     def __enter__(self):
         return self
