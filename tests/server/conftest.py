@@ -78,6 +78,6 @@ def ending(server):
             yield f"{error}; its log: {server.log_path}"
         code = server.stop()
         if code != 0 and not server.keeps_streams(code):
-            yield f"tritonserver ended with {code}; its log: {server.log_path}"
+            yield f"tritonserver ended with {code}; its log, {server.log_path}, ends:\n{server.log[-1500:]}"
     if not server.may_panic and re.search(r"panicked at", server.log):
         yield f"a thread panicked; its log: {server.log_path}"

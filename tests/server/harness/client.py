@@ -151,6 +151,11 @@ class Stream:
         self.done = reply.final
         return reply
 
+    def is_over_time(self):
+        """Whether the next thing to be read is that it waited too long."""
+        error = self.arrived.queue[0][1] if self.arrived.queue else None
+        return error is not None and "timeout" in error.message().lower()
+
     def rest(self, timeout=WAIT_SECONDS):
         """Everything up to the last response."""
         while not self.done:

@@ -15,9 +15,21 @@ class Held:
     def __enter__(self):
         self.gate = self.server.gate(self.model)
         self.gate.let_pass(self.steps)
-        self.stream = client.Stream(self.server, self.model, self.options, **self.how)
-        eventually(lambda: self.server.requests(self.model, "scheduled") == 1, what=f"{self.model}: one runs")
+        self.send()
+        eventually(self.runs, what=f"{self.model}: one runs")
         return self
+
+    def send(self):
+        self.stream = client.Stream(self.server, self.model, self.options, **self.how)
+
+    def runs(self):
+        """Whether it does; sent again where it waited longer for its first step than the queue allows."""
+        if self.server.requests(self.model, "scheduled") == 1:
+            return True
+        if self.stream.is_over_time():
+            self.stream.close()
+            self.send()
+        return False
 
     def waiting(self, count):
         """Returns when so many requests wait."""
