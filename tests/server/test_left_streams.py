@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from harness import places, raw
+from harness import client, places, raw
 from harness.repository import Model
 from harness.server import eventually
 
@@ -29,7 +29,7 @@ instance_group [ { kind: KIND_CPU } ]
 
 @pytest.fixture(scope="module")
 def server(serve, engine):
-    return serve([Model("ours", engine, parameters=POOL)])
+    return serve([Model("ours", engine, parameters=POOL)], gates=True)
 
 
 @pytest.fixture
@@ -119,9 +119,25 @@ def test_a_model_unloads_after_a_stream_was_left_with(server, what):
     raise AssertionError("still loaded")
 
 
+def test_a_model_unloads_after_streams_that_wait_were_left(server):
+    story = dict(text_input="A story:", max_tokens=4, stream=True)
+    for seconds in PATIENCE:
+        assert server.load("ours") is None
+        with server.gate("ours"):
+            streams = [client.Stream(server, "ours", story) for _ in range(3)]
+            eventually(lambda: server.requests("ours", "waiting") == 3, what="all wait")
+            for stream in streams:
+                stream.cancel()
+            eventually(lambda: server.requests("ours", "waiting") == 0, what="none waits")
+        unload(server, "ours")
+        if goes(server, "ours", seconds):
+            return
+    raise AssertionError("still loaded")
+
+
 def test_a_model_unloads_after_a_refused_stream_was_closed(loaded):
-    with raw.Raw(loaded) as client:
-        code, error = client.stream(refused("ours"))
+    with raw.Raw(loaded) as asker:
+        code, error = asker.stream(refused("ours"))
     assert code == "ERROR" and "no_such_input" in error
     unload(loaded, "ours")
     eventually(lambda: unloaded(loaded, "ours"), what="unloaded")
@@ -148,8 +164,8 @@ def test_a_stream_whose_first_request_the_core_refused_is_kept_by_the_server(ser
     (server.repository.path / "nothing/1").mkdir(parents=True)
     server.repository.configure("nothing", NOTHING)
     assert server.load("nothing") is None
-    with raw.Raw(server) as client:
-        assert client.stream(request("nothing")) == ("OK", None)
+    with raw.Raw(server) as asker:
+        assert asker.stream(request("nothing")) == ("OK", None)
     for model in ["nothing", "ours"]:
         assert "no_such_input" in leave(server, refused(model))[0]
         unload(server, model)
