@@ -11,7 +11,7 @@ use common::{data, turn};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{AdmissionPolicy, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, SequenceId};
 use spec_core::tokenizer::Tokenizer;
@@ -332,7 +332,9 @@ fn check_crowd(what: &str, engine: &Engine) {
         request.max_tokens = 44;
         request.ignore_eos = true;
     }
-    check_preempted(what, engine, &requests, &smallest_cache(engine), |_, _| ());
+    let admission = AdmissionPolicy::MaxUtilization;
+    let options = Options { admission, ..smallest_cache(engine) };
+    check_preempted(what, engine, &requests, &options, |_, _| ());
 }
 
 fn check_preempted(
