@@ -83,21 +83,21 @@ fn request(idx: usize, prompt: Vec<u32>, max_tokens: usize) -> Request {
 }
 
 /// Requests over the four shorter chats, one for each kind of sampling.
-fn few_requests(max_tokens: usize) -> Option<Vec<Request>> {
-    let prompts = data::six_prompts(SMOLLM2)?;
+fn few_requests(max_tokens: usize) -> Vec<Request> {
+    let prompts = data::six_prompts(SMOLLM2);
     let request = |idx: usize| request(idx, prompts[[0, 3, 1, 2, 1][idx]].1.clone(), max_tokens);
-    Some((0..5).map(request).collect())
+    (0..5).map(request).collect()
 }
 
 /// Requests over chats and over code to complete, of mixed lengths and kinds: one of several hundred
 /// tokens, the others of 20 to 200.
-fn many_requests(num: usize, tokenizer: &Tokenizer) -> Option<Vec<Request>> {
-    let mut prompts: Vec<Vec<u32>> = data::six_prompts(SMOLLM2)?
+fn many_requests(num: usize, tokenizer: &Tokenizer) -> Vec<Request> {
+    let mut prompts: Vec<Vec<u32>> = data::six_prompts(SMOLLM2)
         .into_iter()
         .filter(|(name, _)| name != "summarise")
         .map(|(_, prompt)| prompt)
         .collect();
-    for (idx, problem) in data::json_lines("humaneval_dev.jsonl")?.iter().enumerate() {
+    for (idx, problem) in data::json_lines("humaneval_dev.jsonl").iter().enumerate() {
         let text = problem["prompt"].as_str().expect("a text");
         let mut prompt = tokenizer.encode(text, true).expect("encodes");
         prompt.truncate(20 + idx * 7 % 60);
@@ -105,7 +105,7 @@ fn many_requests(num: usize, tokenizer: &Tokenizer) -> Option<Vec<Request>> {
     }
     assert!(prompts.len() >= num, "{} prompts", prompts.len());
     let request = |(idx, prompt)| request(idx, prompt, 10 + idx % 7);
-    Some(prompts.into_iter().take(num).enumerate().map(request).collect())
+    prompts.into_iter().take(num).enumerate().map(request).collect()
 }
 
 fn tokenizer(engine: &Engine) -> Tokenizer {
@@ -150,7 +150,7 @@ fn assert_speculated(what: &str, (drafted, accepted): (u64, u64)) {
 /// Runs requests one by one, twice, and then all of them together with copies of themselves: once with
 /// every text computed on its own, once with shared beginnings.
 fn check_reuse(what: &str, engine: &Engine) {
-    let Some(mut requests) = many_requests(12, &tokenizer(engine)) else { return };
+    let mut requests = many_requests(12, &tokenizer(engine));
     for request in &mut requests {
         request.sampling.logprobs = Some(2);
     }
@@ -193,7 +193,7 @@ fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance()
 
 /// Drafts that come with the requests: right ones, wrong ones, and such that are right for a while.
 fn check_given(what: &str, engine: &Engine, draft_len: usize) {
-    let Some(requests) = few_requests(12) else { return };
+    let requests = few_requests(12);
     let expected = alone(engine, &requests);
     let mut runtime = running::load(engine, &running::options(Fixed));
     for num_right in [0, 3, MAX_DRAFT_LEN] {
@@ -223,7 +223,7 @@ fn given_drafts_right_or_wrong_do_not_change_a_text() {
 
 /// Every draft length, and lengths that follow the acceptance, against plain decoding.
 fn check_draft_lengths(what: &str, engine: &Engine, lengths: impl Iterator<Item = usize>) {
-    let Some(requests) = few_requests(20) else { return };
+    let requests = few_requests(20);
     let expected = alone(engine, &requests);
     let mut runtime = running::load(engine, &running::options(Fixed));
     let (mut drafted, mut accepted) = (0, 0);
@@ -269,7 +269,7 @@ fn an_fp32_target_gives_the_tokens_of_plain_decoding() {
 
 /// Batches of 1, 8 and 32 with another draft length for each request, 0 among them.
 fn check_batches(what: &str, engine: &Engine, policy: DraftPolicy) {
-    let Some(requests) = many_requests(32, &tokenizer(engine)) else { return };
+    let requests = many_requests(32, &tokenizer(engine));
     let expected = alone(engine, &requests);
     let mixed = with_draft_len(&requests, |idx| Some(idx * 5 % (MAX_DRAFT_LEN + 1)));
     let mut runtime = running::load(engine, &running::options(policy));
@@ -311,7 +311,7 @@ fn smallest_cache(engine: &Engine) -> Options {
 
 /// Prompts in chunks of a few tokens, and sequences that lose their pages at any moment.
 fn check_preemption(what: &str, engine: &Engine) {
-    let Some(requests) = many_requests(12, &tokenizer(engine)) else { return };
+    let requests = many_requests(12, &tokenizer(engine));
     let options = Options { max_num_tokens: Some(24), ..smallest_cache(engine) };
     let mut random = 1u64;
     check_preempted(what, engine, &requests, &options, |runtime, open| {
@@ -326,7 +326,7 @@ fn check_preemption(what: &str, engine: &Engine) {
 
 /// Texts that outgrow the cache together, so that the newest lose their pages again and again.
 fn check_crowd(what: &str, engine: &Engine) {
-    let Some(mut requests) = many_requests(20, &tokenizer(engine)) else { return };
+    let mut requests = many_requests(20, &tokenizer(engine));
     for request in &mut requests {
         Arc::make_mut(&mut request.prompt).truncate(20);
         request.max_tokens = 44;

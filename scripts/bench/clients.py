@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import pathlib
 import time
 
@@ -14,29 +13,15 @@ import tritonclient.grpc.aio as grpcaio
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-DATA = pathlib.Path(os.environ.get("SPEC_DATA", ROOT.parent / "shared/data"))
+DATA = ROOT / "tests/data"
 # Longer than any answer should take; an answer that takes longer counts as lost.
 WAIT_SECONDS = 300
-BUILT_IN = [
-    "The capital of France is",
-    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
-    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
-    "def fibonacci(n):\n    \"\"\"The first n Fibonacci numbers.\"\"\"\n",
-    "Explain in plain words why the sky is blue and the sunset is red.",
-    "Repeat this line: red, green, blue, red, green, blue, red, green, blue.",
-    "List three things to check before a long bicycle tour:",
-    "Translate to German: The train to the mountains leaves at seven.",
-    "{\"name\": \"bolt\", \"size\": \"M4\"}, {\"name\": \"nut\", \"size\": \"M4\"}, {\"name\":",
-    "What is the difference between a list and a tuple in Python?",
-]
 
 
 def prompts(max_chars):
-    """Questions of Spec-Bench where $SPEC_DATA (or ../shared/data) has them, else ten of our own."""
-    file = DATA / "spec_bench_dev.jsonl"
-    if not file.exists():
-        return [text[:max_chars] for text in BUILT_IN]
-    texts = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+    """Questions of Spec-Bench, no longer than that."""
+    lines = (DATA / "spec_bench_dev.jsonl").read_text().splitlines()
+    texts = [json.loads(line)["turns"][0] for line in lines]
     return [text for text in texts if len(text) <= max_chars]
 
 
