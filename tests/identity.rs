@@ -15,6 +15,7 @@ use spec_core::runtime::{AdmissionPolicy, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, SequenceId};
 use spec_core::tokenizer::Tokenizer;
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
@@ -352,6 +353,39 @@ fn check_preempted(
     let preemptions: u64 = done.iter().map(|done| done.counters.preemptions).sum();
     eprintln!("{what}: {preemptions} preemptions");
     assert!(preemptions > 0, "{what}: no sequence lost its pages");
+}
+
+/// Parts of long prompts that are given up in the middle of the model and run again.
+fn check_given_up(what: &str, engine: &Engine) {
+    let requests = many_requests(6, &tokenizer(engine));
+    let expected = alone(engine, &requests);
+    // Of 8 rows a step a prompt of 40 tokens is long.
+    let options = Options { max_num_tokens: Some(8), ..running::options(Fixed) };
+    let (mut num_asked, mut given_up) = (0, 0);
+    let mut runtime = running::load(engine, &options);
+    let done = running::run_steps(&mut runtime, &requests, |runtime, _| {
+        let (looks, came) = (Cell::new(0), Cell::new(false));
+        let step = runtime.step_unless(&|| {
+            looks.update(|looks| looks + 1);
+            came.set(looks.get() > num_asked * 7 % 50);
+            came.get()
+        });
+        num_asked += 1;
+        given_up += usize::from(came.get());
+        step
+    });
+    assert_same(what, &done, &expected);
+    eprintln!("{what}: {given_up} steps given up");
+    assert!(given_up > 5, "{what}: {given_up} steps were given up");
+}
+
+#[test]
+fn steps_that_are_given_up_for_others_do_not_change_a_text() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_given_up("ngram, given up", &engine);
+    let Some(engine) = poor_drafter() else { return };
+    check_given_up("poor drafter, given up", &engine);
 }
 
 #[test]

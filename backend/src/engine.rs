@@ -84,7 +84,7 @@ impl Engine {
                 continue;
             }
             let began = monotonic_ns();
-            let step = self.runtime.step();
+            let step = self.runtime.step_unless(&|| self.mailbox.hurries());
             self.report(step, began);
         }
     }

@@ -8,7 +8,7 @@
 //!   `MODEL.load` the model is being loaded.
 
 use crate::triton::{Error, Result};
-use spec_core::batch::{Entry, Executor, Outcome, Timing};
+use spec_core::batch::{Entry, Executor, LongPrompts, Outcome, Timing};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
 use std::fs;
@@ -46,6 +46,24 @@ impl Executor for Faulty {
             }
             None => self.inner.step(entries),
         }
+    }
+
+    fn step_unless(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: &dyn Fn() -> bool,
+    ) -> spec_core::Result<Option<Vec<Outcome>>> {
+        match self.fault {
+            Some(_) => self.step(entries).map(Some),
+            None => {
+                wait_while(self.stuck.as_deref());
+                self.inner.step_unless(entries, unwanted)
+            }
+        }
+    }
+
+    fn long_prompts(&self) -> LongPrompts {
+        self.inner.long_prompts()
     }
 
     fn forget(&mut self, id: SequenceId) {

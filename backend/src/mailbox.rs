@@ -103,6 +103,12 @@ impl Mailbox {
         Ok(())
     }
 
+    /// Whether jobs have come that the engine thread has not collected, or it is to give up what it has.
+    pub(crate) fn hurries(&self) -> bool {
+        let inside = self.lock();
+        !inside.mail.jobs.is_empty() || inside.mail.gives_up
+    }
+
     /// Tells the engine thread that something is no longer wanted.
     pub(crate) fn stop(&self, stop: Stop) {
         let mut inside = self.lock();
@@ -229,6 +235,17 @@ mod tests {
         });
         assert!(mailbox.leave(job(0), || announced.store(true, Ordering::SeqCst)).is_ok());
         assert_eq!(engine.join().unwrap(), (1, true));
+    }
+
+    #[test]
+    fn a_job_that_is_not_collected_hurries_and_what_is_no_longer_wanted_does_not() {
+        let mailbox = Mailbox::new();
+        mailbox.stop(Stop::Ticket(3));
+        assert!(!mailbox.hurries());
+        assert!(mailbox.leave(job(0), || ()).is_ok());
+        assert!(mailbox.hurries());
+        mailbox.collect(false).unwrap();
+        assert!(!mailbox.hurries());
     }
 
     #[test]

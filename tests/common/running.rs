@@ -3,7 +3,7 @@
 use spec_core::adapt::DraftPolicy;
 use spec_core::batch::Emitted;
 use spec_core::engine::Engine;
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{Options, Request, Runtime, Step};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason, SequenceId};
 use std::collections::HashMap;
@@ -48,6 +48,18 @@ pub(crate) fn run_with(
     requests: &[Request],
     mut meddle: impl FnMut(&mut Runtime, &[SequenceId]),
 ) -> Vec<Done> {
+    run_steps(runtime, requests, |runtime, open| {
+        meddle(runtime, open);
+        runtime.step()
+    })
+}
+
+/// As `run_with`, with steps that `step` runs.
+pub(crate) fn run_steps(
+    runtime: &mut Runtime,
+    requests: &[Request],
+    mut step: impl FnMut(&mut Runtime, &[SequenceId]) -> Step,
+) -> Vec<Done> {
     let ids: Vec<SequenceId> = requests
         .iter()
         .map(|request| runtime.add(request.clone()).expect("the request is allowed"))
@@ -56,8 +68,7 @@ pub(crate) fn run_with(
     let mut told = HashMap::<SequenceId, Vec<Emitted>>::new();
     let mut open = ids.clone();
     while !runtime.is_idle() {
-        meddle(runtime, &open);
-        let step = runtime.step();
+        let step = step(runtime, &open);
         assert!(step.failure.is_none(), "a step failed: {:?}", step.failure);
         for event in step.events {
             let told = told.entry(event.id).or_default();

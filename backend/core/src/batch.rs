@@ -94,10 +94,40 @@ pub enum Timing {
     Unlike,
 }
 
+/// How prompts that take many steps leave room to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongPrompts {
+    /// Their rows in a step beside others. With fewer a step is hardly shorter.
+    pub rows_beside_others: usize,
+    /// Whether a step that computes nothing else can be given up for who comes, and may be as long as any for that reason.
+    pub give_way: bool,
+}
+
+impl Default for LongPrompts {
+    fn default() -> Self {
+        Self { rows_beside_others: 128, give_way: false }
+    }
+}
+
 /// Runs whole speculative steps on a device.
 pub trait Executor: Send {
     /// Draft, verify and accept for every entry; one outcome an entry, in order.
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>>;
+
+    /// As `step`, given up once `unwanted` says so, if this executor can: `None` then, and the same rows may be computed
+    /// again.
+    fn step_unless(
+        &mut self,
+        entries: &[Entry<'_>],
+        _unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Outcome>>> {
+        self.step(entries).map(Some)
+    }
+
+    /// How long prompts leave room to others.
+    fn long_prompts(&self) -> LongPrompts {
+        LongPrompts::default()
+    }
 
     /// The sequence has left or lost its pages: drop whatever is remembered about it.
     fn forget(&mut self, id: SequenceId);
@@ -149,4 +179,19 @@ pub trait Forward: Send {
     /// A row attends to every position of its sequence up to its own. Its result does not depend on
     /// the other segments, bit for bit.
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits>;
+
+    /// Whether a pass can be given up.
+    fn gives_up(&self) -> bool {
+        false
+    }
+
+    /// As `forward`, given up between two layers once `unwanted` says so, if this model can: `None` then. What it has
+    /// written for these rows is not valid.
+    fn forward_unless(
+        &mut self,
+        segments: &[Segment<'_>],
+        _unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Logits>> {
+        self.forward(segments).map(Some)
+    }
 }

@@ -2,7 +2,7 @@
 //! the pure functions of `sampling` and `verify` do the rest.
 
 use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, Forward, Logits, Outcome, Segment};
+use crate::batch::{Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment};
 use crate::draft::{Drafter, Proposal};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
@@ -10,6 +10,9 @@ use crate::verify::verify;
 
 /// Bytes a token of the vocabulary for turning one row of logits into a distribution: scores, their order, weights.
 const SAMPLING_BYTES: usize = 24;
+
+/// Rows of a long prompt in a step beside others on a CPU: about as many as take as long as to read the weights.
+const ROWS_BESIDE_OTHERS: usize = 16;
 
 /// How large steps may be.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +64,12 @@ impl Host {
     }
 
     /// One pass of the target over every entry's chunk and, behind it, its draft.
-    fn run_target(&mut self, entries: &[Entry<'_>], proposals: &[Proposal]) -> Result<Logits> {
+    fn run_target(
+        &mut self,
+        entries: &[Entry<'_>],
+        proposals: &[Proposal],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Logits>> {
         let rows: Vec<Vec<u32>> = entries.iter().zip(proposals).map(rows).collect();
         let segments: Vec<Segment<'_>> = entries
             .iter()
@@ -74,14 +82,25 @@ impl Host {
                 num_logits: num_logits(entry, proposal),
             })
             .collect();
-        self.target.forward(&segments)
+        self.target.forward_unless(&segments, unwanted)
     }
 }
 
 impl Executor for Host {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        let outcomes = self.step_unless(entries, &|| false)?;
+        Ok(outcomes.expect("nobody gives it up"))
+    }
+
+    fn step_unless(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Outcome>>> {
         let proposals = self.propose(entries)?;
-        let logits = self.run_target(entries, &proposals)?;
+        let Some(logits) = self.run_target(entries, &proposals, unwanted)? else {
+            return Ok(None);
+        };
         let mut first_row = 0;
         let mut outcomes = Vec::with_capacity(entries.len());
         for (entry, proposal) in entries.iter().zip(&proposals) {
@@ -95,7 +114,11 @@ impl Executor for Host {
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);
         }
-        Ok(outcomes)
+        Ok(Some(outcomes))
+    }
+
+    fn long_prompts(&self) -> LongPrompts {
+        LongPrompts { rows_beside_others: ROWS_BESIDE_OTHERS, give_way: self.target.gives_up() }
     }
 
     fn forget(&mut self, id: SequenceId) {

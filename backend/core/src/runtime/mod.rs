@@ -177,6 +177,8 @@ pub struct Runtime {
     kv_reuse: bool,
     /// Source of the keys of requests without a seed.
     entropy: RandomState,
+    /// Whether the last step was given up.
+    gave_up: bool,
 }
 
 impl Runtime {
@@ -229,6 +231,7 @@ impl Runtime {
             admission: options.admission,
             drafter_caches: draft.is_some(),
             reach: executor.reach(),
+            long_prompts: executor.long_prompts(),
         };
         let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
         let tuner =
@@ -246,6 +249,7 @@ impl Runtime {
             first_row: 0,
             kv_reuse: options.kv_reuse,
             entropy: RandomState::new(),
+            gave_up: false,
         })
     }
 
@@ -341,6 +345,12 @@ impl Runtime {
     /// Runs one step and tells what it brought. Does nothing when there is nothing to do. An executor
     /// that fails ends the sequences of the step; the next step is as good as any.
     pub fn step(&mut self) -> Step {
+        self.step_unless(&|| false)
+    }
+
+    /// As `step`. One that only computes parts of long prompts is given up when `somebody_came` says so, so that they need
+    /// not wait for it; never two in a row, so that there is always progress.
+    pub fn step_unless(&mut self, somebody_came: &dyn Fn() -> bool) -> Step {
         let schedule = self.scheduler.schedule();
         for &id in &schedule.forgotten {
             self.executor.forget(id);
@@ -349,19 +359,28 @@ impl Runtime {
             return Step::default();
         }
         let start = Instant::now();
-        let outcomes = self.executor.step(&self.scheduler.entries(&schedule));
+        let entries = self.scheduler.entries(&schedule);
+        let outcomes = match schedule.gives_way && !self.gave_up {
+            true => self.executor.step_unless(&entries, somebody_came),
+            false => self.executor.step(&entries).map(Some),
+        };
+        self.gave_up = matches!(outcomes, Ok(None));
         let start = match self.executor.timing() {
             Timing::Call => Some(start),
             Timing::Since(began) => Some(began),
             Timing::Unlike => None,
         };
         let (events, failure) = match outcomes {
-            Ok(outcomes) => {
+            Ok(Some(outcomes)) => {
                 if let Some(start) = start {
                     let ms = start.elapsed().as_secs_f64() * 1e3;
                     self.scheduler.observe(&schedule, &outcomes, ms);
                 }
                 (self.scheduler.commit(&schedule, outcomes), None)
+            }
+            Ok(None) => {
+                self.scheduler.give_up(&schedule);
+                (Vec::new(), None)
             }
             Err(error) => (self.scheduler.fail(&schedule), Some(error)),
         };

@@ -1,7 +1,7 @@
 //! The loop around an executor that fails when it is told to, and whose every step is checked.
 
 use super::*;
-use crate::batch::{Entry, Outcome};
+use crate::batch::{Entry, LongPrompts, Outcome};
 use crate::pages::PAGE_TOKENS;
 use crate::scheduler::fake::{self, Fake};
 use std::sync::Arc;
@@ -21,6 +21,14 @@ impl Executor for Fragile {
         }
     }
 
+    fn step_unless(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Outcome>>> {
+        self.fake.step_unless(entries, unwanted)
+    }
+
     fn forget(&mut self, id: SequenceId) {
         self.fake.forget(id);
     }
@@ -28,8 +36,8 @@ impl Executor for Fragile {
 
 const NUM_PAGES: usize = 12;
 
-fn runtime() -> (Runtime, Arc<AtomicBool>) {
-    let config = SchedulerConfig {
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
         max_batch_size: 2,
         max_num_tokens: 32,
         max_seq_len: 128,
@@ -39,7 +47,11 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         admission: AdmissionPolicy::MaxUtilization,
         drafter_caches: true,
         reach: 0,
-    };
+        long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
+    }
+}
+
+fn runtime() -> (Runtime, Arc<AtomicBool>) {
     let fails = Arc::new(AtomicBool::new(false));
     let runtime = Runtime {
         limits: EngineLimits {
@@ -48,7 +60,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
             max_seq_len: 128,
             max_num_tokens: 32,
         },
-        scheduler: Scheduler::new(config, Tuner::new(DraftPolicy::Fixed, 4, None, None)),
+        scheduler: Scheduler::new(config(), Tuner::new(DraftPolicy::Fixed, 4, None, None)),
         executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
         pool: Arc::new(Pool::new(1)),
         memory: Memory::default(),
@@ -59,6 +71,7 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
         first_row: 0,
         kv_reuse: true,
         entropy: RandomState::new(),
+        gave_up: false,
     };
     (runtime, fails)
 }
@@ -112,6 +125,33 @@ fn a_failed_step_ends_its_sequences_and_no_others() {
     let ended = run(&mut runtime);
     assert_eq!((ended[0].id, ended[0].finish), (id, Some(FinishReason::Length)));
     assert_eq!(ended[0].generated().len(), 9);
+}
+
+#[test]
+fn a_step_of_a_long_prompt_is_given_up_for_who_comes_but_never_twice_in_a_row() {
+    let (mut runtime, _) = runtime();
+    let long = Request { prompt: request(90, 9).prompt, ..request(1, 9) };
+    // Of 8 rows a step 90 tokens are many.
+    runtime.scheduler = Scheduler::new(
+        SchedulerConfig { max_num_tokens: 8, ..config() },
+        Tuner::new(DraftPolicy::Fixed, 4, None, None),
+    );
+    let id = runtime.add(long).unwrap();
+    let computed = |runtime: &Runtime| runtime.usage().context_tokens;
+    let somebody_came = || true;
+    assert_eq!(runtime.step_unless(&somebody_came).started, [id]);
+    assert!(runtime.gave_up);
+    let other = runtime.add(request(5, 2)).unwrap();
+    let step = runtime.step_unless(&somebody_came);
+    assert_eq!((step.started, runtime.gave_up), (vec![other], false));
+    assert_eq!(computed(&runtime), 7, "5 of the one and 2 of the other");
+    let mut texts: Vec<_> = run(&mut runtime).iter().map(|s| s.generated().to_vec()).collect();
+    runtime.add(request(5, 2)).unwrap();
+    runtime.add(request(90, 9)).unwrap();
+    let mut expected: Vec<_> = run(&mut runtime).iter().map(|s| s.generated().to_vec()).collect();
+    texts.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(texts, expected);
 }
 
 #[test]

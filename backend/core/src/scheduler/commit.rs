@@ -72,6 +72,11 @@ impl Scheduler {
         }
     }
 
+    /// In place of `commit`, for a step that was not run to its end: its sequences are as they were before it.
+    pub fn give_up(&mut self, schedule: &Schedule) {
+        schedule.parts.iter().for_each(|part| self.give_back(part.key));
+    }
+
     /// Ends the sequences of a step that failed, in place of `commit`: what it left in their pages is
     /// not known. All others are as they were before it.
     pub fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {

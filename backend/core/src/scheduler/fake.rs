@@ -3,7 +3,7 @@
 //! read: a page given to two sequences, or rows left out, are found at once.
 
 use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, Outcome};
+use crate::batch::{Emitted, Entry, Executor, LongPrompts, Outcome};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
@@ -229,6 +229,25 @@ impl Executor for Fake {
     fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
         self.num_steps += 1;
         Ok(entries.iter().map(|entry| self.run(entry)).collect())
+    }
+
+    fn step_unless(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Vec<Outcome>>> {
+        if !unwanted() {
+            return self.step(entries).map(Some);
+        }
+        for entry in entries {
+            Self::check(entry);
+            self.scribble(entry.pages, entry.computed);
+        }
+        Ok(None)
+    }
+
+    fn long_prompts(&self) -> LongPrompts {
+        LongPrompts { rows_beside_others: 4, give_way: true }
     }
 
     fn forget(&mut self, id: SequenceId) {

@@ -21,7 +21,7 @@ use order::Key;
 use reuse::NamedPrompt;
 
 use crate::adapt::Tuner;
-use crate::batch::{Emitted, Entry};
+use crate::batch::{Emitted, Entry, LongPrompts};
 use crate::pages::{PagePool, pages_for};
 use crate::sequence::{Counters, Sequence, SequenceId};
 use crate::{Error, Result};
@@ -62,6 +62,8 @@ pub struct SchedulerConfig {
     /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
     /// [`Executor::reach`](crate::batch::Executor::reach).
     pub reach: usize,
+    /// How long prompts leave room to others.
+    pub long_prompts: LongPrompts,
 }
 
 /// One sequence's part in a step.
@@ -91,6 +93,8 @@ pub struct Schedule {
     pub started: Vec<SequenceId>,
     /// Sequences that have left or lost their pages: the executor forgets them before the step.
     pub forgotten: Vec<SequenceId>,
+    /// Whether it only computes parts of long prompts, which nobody hears of for a while.
+    pub gives_way: bool,
 }
 
 /// What a step brought to a sequence. Of every sequence that ends in a step there is exactly one event
@@ -213,11 +217,12 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The next step, its pages lent. It must be committed before the next call.
+    /// The next step, its pages lent. It must be committed, given up or have failed before the next call.
     pub fn schedule(&mut self) -> Schedule {
         let (parts, started) = self.plan();
         self.count_rows(&parts);
-        Schedule { parts, started, forgotten: std::mem::take(&mut self.forgotten) }
+        let gives_way = parts.iter().all(|part| self.is_part_of_long(part));
+        Schedule { parts, started, forgotten: std::mem::take(&mut self.forgotten), gives_way }
     }
 
     /// The step as an executor takes it. Nothing may be removed between `schedule` and this.

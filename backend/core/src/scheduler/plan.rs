@@ -6,8 +6,9 @@
 //! fits alone, so there is always progress.
 
 use super::coming::Coming;
-use super::{AdmissionPolicy, Key, Part, Scheduler};
+use super::{AdmissionPolicy, Key, Part, Scheduler, SchedulerConfig};
 use crate::adapt::Candidate;
+use crate::batch::LongPrompts;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sequence::{Sequence, SequenceId};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -19,12 +20,12 @@ const MAX_DRAFT_LAG: usize = 128;
 /// Rows of logits in a step that tell of prompts alone: they come to the host, a vocabulary each.
 const MAX_PROMPT_ROWS: usize = 64;
 
-/// A prompt that takes more than so many steps is long: it gets a part of each, so that steps stay short for whoever comes
-/// or decodes in the meantime. A quarter costs it a fifth of its speed or so, on a CPU.
-const LONG_STEPS: usize = 8;
+/// A prompt of more tokens than so many steps compute, or so many short chunks, is long: beside others it gets few rows of
+/// each step, so that steps stay short for them.
+const LONG_STEPS: usize = 4;
+const LONG_CHUNKS: usize = 32;
+/// Part of a step that it gets alone, where a step cannot be given up for who comes.
 const PART_OF_LONG: usize = 4;
-/// Its part beside others.
-const PART_BESIDE_OTHERS: usize = 8;
 
 /// A step in the making.
 struct Plan {
@@ -249,7 +250,8 @@ impl Scheduler {
         let lag = sequence.draft_lag();
         // A lag that no pass can make up would keep the sequence waiting for ever.
         let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
-        let mut chunk = pending.min(plan.rows_left).min(self.most_of_prompt(plan, pending));
+        let most = self.most_of_prompt(plan, sequence);
+        let mut chunk = pending.min(plan.rows_left).min(most);
         if sequence.prompt_rows(chunk) > plan.prompt_rows_left {
             chunk = sequence.num_told_rows() + plan.prompt_rows_left;
         }
@@ -283,15 +285,37 @@ impl Scheduler {
         plan.push(part);
     }
 
-    /// Rows of a step that a prompt gets at most that has so many tokens to be computed.
-    fn most_of_prompt(&self, plan: &Plan, pending: usize) -> usize {
+    /// Rows of a step that a running sequence's prompt gets at most.
+    fn most_of_prompt(&self, plan: &mut Plan, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_tokens;
-        let part = match pending > LONG_STEPS * budget {
-            true if plan.parts.is_empty() => PART_OF_LONG,
-            true => PART_BESIDE_OTHERS,
-            false => 1,
-        };
-        budget.div_ceil(part)
+        let LongPrompts { rows_beside_others, give_way } = self.config.long_prompts;
+        if !self.is_long(sequence) {
+            budget
+        } else if self.has_short(plan) {
+            rows_beside_others.min(budget.div_ceil(PART_OF_LONG))
+        } else if give_way {
+            budget
+        } else {
+            budget.div_ceil(PART_OF_LONG)
+        }
+    }
+
+    /// Whether there are others than long prompts that take part in this step or could.
+    fn has_short(&self, plan: &mut Plan) -> bool {
+        let computes_long = |sequence: &Sequence| sequence.pending() > 1 && self.is_long(sequence);
+        let next = |plan: &mut Plan| self.next_waiting(plan, None).map(|key| &self.waiting[&key]);
+        self.running.values().any(|sequence| !computes_long(sequence))
+            || next(plan).is_some_and(|next| !self.is_long(next) && self.admits(next))
+    }
+
+    fn is_long(&self, sequence: &Sequence) -> bool {
+        let SchedulerConfig { max_num_tokens, long_prompts, .. } = self.config;
+        let chunks = LONG_CHUNKS * long_prompts.rows_beside_others;
+        sequence.tokens.len() > chunks.min(LONG_STEPS * max_num_tokens)
+    }
+
+    pub(super) fn is_part_of_long(&self, part: &Part) -> bool {
+        part.chunk > 1 && self.is_long(&self.running[&part.key])
     }
 
     /// Lets a waiting sequence in, if it may start; else those behind it wait as well.

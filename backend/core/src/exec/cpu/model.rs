@@ -101,24 +101,50 @@ impl Model {
         &self.kv
     }
 
-    /// Runs at most `max_rows` rows through all layers and appends the logits that they want.
-    fn pass(&mut self, inputs: &[Input<'_>], logits: &mut Logits) {
+    /// Runs at most `max_rows` rows through all layers and appends the logits that they want, unless it is given up:
+    /// `false` then.
+    fn pass(
+        &mut self,
+        inputs: &[Input<'_>],
+        unwanted: &dyn Fn() -> bool,
+        logits: &mut Logits,
+    ) -> bool {
         let Self { config, rope, weights, kv, compute, scratch, max_rows: _ } = self;
         let rows: Vec<Row<'_>> = inputs.iter().map(|input| input.row).collect();
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
         embed(&weights.embed, inputs, &mut scratch.residual);
         for (idx, layer) in weights.layers.iter().enumerate() {
             let stage = Stage { config, rope, kv, compute, layer, layer_idx: idx, rows: &rows };
+            if unwanted() {
+                return false;
+            }
             stage.attend(scratch, &tasks);
+            if unwanted() {
+                return false;
+            }
             stage.mlp(scratch);
         }
         let head = weights.head();
         compute.head(config, &weights.final_norm, head, inputs, scratch, &mut logits.values);
+        true
     }
 }
 
 impl Forward for Model {
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
+        let logits = self.forward_unless(segments, &|| false)?;
+        Ok(logits.expect("nobody gives it up"))
+    }
+
+    fn gives_up(&self) -> bool {
+        true
+    }
+
+    fn forward_unless(
+        &mut self,
+        segments: &[Segment<'_>],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<Option<Logits>> {
         let inputs: Vec<Input<'_>> = segments.iter().flat_map(inputs).collect();
         let vocab_size = self.config.vocab_size;
         if let Some(input) = inputs.iter().find(|input| input.token as usize >= vocab_size) {
@@ -129,9 +155,11 @@ impl Forward for Model {
         let num_logits = inputs.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
         for inputs in inputs.chunks(self.max_rows) {
-            self.pass(inputs, &mut logits);
+            if !self.pass(inputs, unwanted, &mut logits) {
+                return Ok(None);
+            }
         }
-        Ok(logits)
+        Ok(Some(logits))
     }
 }
 

@@ -82,26 +82,31 @@ fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
 }
 
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
+    let long_prompts = (1usize..20, any::<bool>());
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
     let reach = prop_oneof![Just(0usize), 1usize..40];
-    (sizes, reach, any::<[bool; 2]>()).prop_map(|(sizes, reach, [drafter_caches, guaranteed])| {
-        let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
-            sizes;
-        SchedulerConfig {
-            max_batch_size,
-            max_num_tokens,
-            max_seq_len,
-            max_draft_len,
-            num_pages,
-            max_queue,
-            admission: match guaranteed {
-                true => AdmissionPolicy::GuaranteedNoEvict,
-                false => AdmissionPolicy::MaxUtilization,
-            },
-            drafter_caches,
-            reach,
-        }
-    })
+    let flags = any::<[bool; 2]>();
+    (sizes, reach, long_prompts, flags).prop_map(
+        |(sizes, reach, long, [drafter_caches, guaranteed])| {
+            let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
+                sizes;
+            SchedulerConfig {
+                max_batch_size,
+                max_num_tokens,
+                max_seq_len,
+                max_draft_len,
+                num_pages,
+                max_queue,
+                admission: match guaranteed {
+                    true => AdmissionPolicy::GuaranteedNoEvict,
+                    false => AdmissionPolicy::MaxUtilization,
+                },
+                drafter_caches,
+                reach,
+                long_prompts: LongPrompts { rows_beside_others: long.0, give_way: long.1 },
+            }
+        },
+    )
 }
 
 proptest! {
@@ -112,12 +117,13 @@ proptest! {
         config in configs(),
         actions in actions(),
         adaptive in any::<bool>(),
-        forced in any::<bool>(),
+        [forced, hurried] in any::<[bool; 2]>(),
         percent in prop_oneof![Just(0u64), Just(100), 0u64..100],
     ) {
         let policy = if adaptive { DraftPolicy::Adaptive } else { DraftPolicy::Fixed };
         let mut world = World::new(config, policy, percent);
         world.forced = forced;
+        world.hurried = hurried;
         let mut cancelled = BTreeSet::new();
         let mut id = 0;
         for action in actions {

@@ -73,7 +73,7 @@ fn rows_of_one_request_take_turns_with_the_requests_behind_it() {
 #[test]
 fn a_prompt_of_many_steps_gives_way_to_later_ones_of_few() {
     let mut world = World::fixed(SchedulerConfig { max_num_tokens: 10, ..config() });
-    world.add(1, 60, limits(5, 0)).unwrap();
+    world.add(1, 40, limits(5, 0)).unwrap();
     world.step();
     (2..=3).for_each(|id| world.add(id, 4, limits(1, 0)).unwrap());
     let parts = |schedule: &Schedule| -> Vec<_> {
@@ -83,28 +83,62 @@ fn a_prompt_of_many_steps_gives_way_to_later_ones_of_few() {
     assert_eq!(parts(&world.step()), [(1, 10)]);
     assert_eq!(parts(&world.step()), [(2, 4), (1, 6)]);
     assert_eq!(parts(&world.step()), [(1, 10)]);
-    assert_eq!(parts(&world.step()), [(3, 4), (1, 6)]);
+    assert_eq!(parts(&world.step()), [(3, 4), (1, 4)]);
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+/// Rows of the first sequence in the next step.
+fn first_chunk(world: &mut World) -> Option<usize> {
+    world.step().parts.iter().find(|part| part.id == 1).map(|part| part.chunk)
+}
+
+#[test]
+fn a_very_long_prompt_gets_few_rows_of_each_step_beside_others() {
+    let config =
+        SchedulerConfig { max_num_tokens: 16, num_pages: 20, max_seq_len: 200, ..config() };
+    let mut world = World::fixed(config);
+    world.add(1, 100, limits(5, 0)).unwrap();
+    assert_eq!(first_chunk(&mut world), Some(16), "nobody else is there");
+    world.add(2, 3, limits(2, 0)).unwrap();
+    assert_eq!(first_chunk(&mut world), Some(4), "one is let in");
+    assert_eq!(first_chunk(&mut world), Some(4), "it decodes");
+    assert_eq!(first_chunk(&mut world), Some(16), "it has ended");
+    // Two long prompts take turns.
+    world.add(3, 100, limits(1, 0)).unwrap();
+    assert_eq!(first_chunk(&mut world), Some(16));
     world.run();
     world.check_texts(&BTreeSet::new());
 }
 
 #[test]
-fn a_very_long_prompt_gets_a_part_of_each_step() {
-    let config = SchedulerConfig { max_num_tokens: 8, num_pages: 20, max_seq_len: 200, ..config() };
+fn a_very_long_prompt_leaves_steps_short_that_cannot_be_given_up() {
+    let long_prompts = LongPrompts { rows_beside_others: 3, give_way: false };
+    let sizes = SchedulerConfig { max_num_tokens: 16, num_pages: 20, max_seq_len: 200, ..config() };
+    let mut world = World::fixed(SchedulerConfig { long_prompts, ..sizes });
+    world.add(1, 100, limits(5, 0)).unwrap();
+    assert_eq!(first_chunk(&mut world), Some(4), "a quarter of the step");
+    world.add(2, 3, limits(2, 0)).unwrap();
+    assert_eq!(first_chunk(&mut world), Some(3));
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn only_steps_of_long_prompts_alone_give_way_and_nothing_of_them_is_kept() {
+    let config =
+        SchedulerConfig { max_num_tokens: 16, num_pages: 20, max_seq_len: 200, ..config() };
     let mut world = World::fixed(config);
-    world.add(1, 80, limits(5, 0)).unwrap();
-    let chunk = |world: &mut World| {
+    world.hurried = true;
+    world.add(1, 100, limits(5, 3)).unwrap();
+    let mut gave_way = 0;
+    while !world.scheduler.is_idle() {
         let schedule = world.step();
-        schedule.parts.iter().find(|part| part.id == 1).map(|part| part.chunk)
-    };
-    assert_eq!(chunk(&mut world), Some(2), "a quarter of the step");
-    world.add(2, 3, limits(20, 0)).unwrap();
-    assert_eq!(chunk(&mut world), Some(2));
-    assert_eq!(chunk(&mut world), Some(1), "an eighth beside the other");
-    for _ in 0..11 {
-        chunk(&mut world);
+        assert_eq!(schedule.gives_way, schedule.parts.iter().all(|part| part.chunk > 1));
+        gave_way += usize::from(schedule.gives_way);
     }
-    assert_eq!(chunk(&mut world), Some(7), "the rest is not long any more");
+    // 100 tokens are seven steps, each run again.
+    assert_eq!(gave_way, 14);
     world.run();
     world.check_texts(&BTreeSet::new());
 }

@@ -164,7 +164,8 @@ fn a_crowd_that_waits_for_a_prompt_costs_a_step_no_look_at_its_pages() {
     for id in 1..=300 {
         world.add_prompt(id, prompt(1, 800), limits(2, 0)).unwrap();
     }
-    // A quarter of each step goes to the first; the others could have the rest.
+    // The first beside one that decodes: the others could have the rest of each step.
+    world.add_prompt(301, prompt(2, 3), limits(100, 0)).unwrap();
     for _ in 0..50 {
         world.scheduler.pool.lookups.set(0);
         let schedule = world.scheduler.schedule();
@@ -173,7 +174,7 @@ fn a_crowd_that_waits_for_a_prompt_costs_a_step_no_look_at_its_pages() {
         let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
         world.scheduler.commit(&schedule, outcomes);
     }
-    assert_eq!(world.scheduler.usage().running, 1);
+    assert_eq!(world.scheduler.usage().running, 2);
 }
 
 #[test]

@@ -25,6 +25,9 @@ pub(super) struct World {
     pub(super) started: Vec<SequenceId>,
     /// Whether sequences were preempted out of turn.
     pub(super) forced: bool,
+    /// Whether every other step is given up that gives way.
+    pub(super) hurried: bool,
+    gave_up: bool,
 }
 
 pub(super) fn config() -> SchedulerConfig {
@@ -38,6 +41,7 @@ pub(super) fn config() -> SchedulerConfig {
         admission: AdmissionPolicy::MaxUtilization,
         drafter_caches: true,
         reach: 0,
+        long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
     }
 }
 
@@ -58,6 +62,8 @@ impl World {
             finished: BTreeMap::new(),
             started: Vec::new(),
             forced: false,
+            hurried: false,
+            gave_up: false,
         }
     }
 
@@ -96,7 +102,15 @@ impl World {
         );
         self.check(&schedule);
         schedule.forgotten.iter().for_each(|&id| self.executor.forget(id));
-        let outcomes = self.executor.step(&self.scheduler.entries(&schedule)).unwrap();
+        let entries = self.scheduler.entries(&schedule);
+        let hurries = self.hurried && schedule.gives_way && !self.gave_up;
+        let outcomes = self.executor.step_unless(&entries, &|| hurries).unwrap();
+        self.gave_up = outcomes.is_none();
+        let Some(outcomes) = outcomes else {
+            self.scheduler.give_up(&schedule);
+            self.check_pages();
+            return schedule;
+        };
         let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len).sum();
         let passes = outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
         let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
