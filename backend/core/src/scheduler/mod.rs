@@ -93,7 +93,7 @@ pub struct Schedule {
     pub started: Vec<SequenceId>,
     /// Sequences that have left or lost their pages: the executor forgets them before the step.
     pub forgotten: Vec<SequenceId>,
-    /// Whether it only computes parts of long prompts, which nobody hears of for a while.
+    /// Whether it only computes parts of long prompts, which nobody hears of for a while, and who comes could start at once.
     pub gives_way: bool,
 }
 
@@ -221,7 +221,8 @@ impl Scheduler {
     pub fn schedule(&mut self) -> Schedule {
         let (parts, started) = self.plan();
         self.count_rows(&parts);
-        let gives_way = parts.iter().all(|part| self.is_part_of_long(part));
+        let has_place = self.waiting.is_empty() && self.running.len() < self.config.max_batch_size;
+        let gives_way = has_place && parts.iter().all(|part| self.is_part_of_long(part));
         Schedule { parts, started, forgotten: std::mem::take(&mut self.forgotten), gives_way }
     }
 

@@ -139,6 +139,12 @@ fn only_steps_of_long_prompts_alone_give_way_and_nothing_of_them_is_kept() {
     }
     // 100 tokens are seven steps, each run again.
     assert_eq!(gave_way, 14);
+    // Who comes to a full engine would have to wait anyway.
+    (2..=10).for_each(|id| world.add(id, 100, limits(5, 0)).unwrap());
+    while world.scheduler.usage().waiting > 0 {
+        let gives_way = world.step().gives_way;
+        assert!(!gives_way || world.scheduler.usage().waiting == 0);
+    }
     world.run();
     world.check_texts(&BTreeSet::new());
 }
