@@ -144,10 +144,12 @@ def test_a_request_that_is_put_off_is_served_behind_those_that_came_later(server
 def test_higher_priorities_are_served_first(server, behind):
     """However many were handed over before."""
     with held(server, "ranked") as full:
-        waiting = {f"default {idx}": ask(server, "ranked") for idx in range(behind)}
-        full.waiting(behind)
-        for name, priority in [("low", 3), ("middle", 2), ("high", 1)]:
-            waiting[name] = ask(server, "ranked", priority=priority)
+        waiting = {}
+        defaults = [(f"default {idx}", {}) for idx in range(behind)]
+        ranked = [(name, {"priority": level}) for level, name in [(3, "low"), (2, "middle"), (1, "high")]]
+        for name, options in defaults + ranked:
+            waiting[name] = ask(server, "ranked", **options)
+            # Those that are sent at once may arrive in any order.
             full.waiting(len(waiting))
         full.go()
         order = in_order(waiting)
