@@ -1,15 +1,20 @@
-//! Embeds every CUDA source of `kernels/` as (name, text) pairs, with one hash over all of them.
+//! Embeds every CUDA source of `kernels/` as (path, text) pairs, with one hash over all of them.
 //! Needs no compiler: the sources are compiled by `spec-build`, for the architectures it is asked for.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::{env, fs};
 
+/// The folders of `kernels/` that hold CUDA sources.
+const ROOMS: [&str; 6] = ["attention", "common", "gemm", "prefill", "sample", "step"];
+
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let kernels = root.join("kernels");
-    let mut sources: Vec<PathBuf> = fs::read_dir(&kernels)
-        .expect("kernels/ is part of the package")
+    let rooms = ROOMS.map(|room| kernels.join(room));
+    let mut sources: Vec<PathBuf> = rooms
+        .iter()
+        .flat_map(|room| fs::read_dir(room).expect("the room is part of the package"))
         .filter_map(|entry| entry.ok().map(|e| e.path()))
         .filter(|path| path.extension().is_some_and(|ext| ext == "cu" || ext == "cuh"))
         .collect();
@@ -20,7 +25,8 @@ fn main() {
     for path in &sources {
         // Not the whole folder: it has the emulator in it, on which nothing here depends.
         println!("cargo:rerun-if-changed={}", path.display());
-        let name = path.file_name().expect("a file").to_string_lossy().into_owned();
+        let name = path.strip_prefix(&kernels).expect("it is inside");
+        let name = name.to_str().expect("sources have plain names");
         let text = fs::read(path).expect("a readable kernel source");
         hasher.update(name.as_bytes()).update(&[0]).update(&text).update(&[0]);
         writeln!(table, "    ({name:?}, include_str!({path:?})),").expect("writing to a string");

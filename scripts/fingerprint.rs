@@ -10,9 +10,9 @@ use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
 use common::{data, golden};
 use spec_core::adapt::DraftPolicy::Fixed;
-use spec_core::engine::Engine;
+use spec_core::engine::{Engine, SectionKind};
 use spec_core::exec::cpu::{self, Isa, Pool};
-use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost};
+use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_emu::{Emulator, Schedule};
@@ -53,6 +53,7 @@ fn main() {
 fn on_cpu(name: &str, sizes: &Sizes, dtype: Dtype, drafts: Drafts) {
     let (dir, engine) = build(sizes, dtype, drafts, "cpu");
     say(&format!("{name} {dtype} {drafts:?} cpu engine"), &hash_of_files(&dir));
+    say(&format!("{name} {dtype} {drafts:?} cpu weights"), &hash_of_weights(&engine));
     for isa in Isa::supported() {
         let what = format!("{name} {dtype} {drafts:?} cpu {isa:?}");
         let options = Options { isa: Some(isa), threads: Some(2), ..running::options(Fixed) };
@@ -69,13 +70,14 @@ fn on_emulated_gpu(name: &str, sizes: &Sizes, dtype: Dtype, drafts: Drafts) {
     let (dir, engine) = build(sizes, dtype, drafts, "cuda:sm_90a");
     let what = format!("{name} {dtype} {drafts:?} sm_90a");
     say(&format!("{what} engine"), &hash_of_files(&dir));
+    say(&format!("{what} weights"), &hash_of_weights(&engine));
     let emulator = || Emulator::new((9, 0), NUM_SMS, Schedule::PLAIN);
     let open = |_| Ok(Box::new(emulator()) as _);
     let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
     let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
     say(&format!("{what} texts"), &hash_of_texts(&running::run(&mut runtime, &requests())));
     let gpu = Gpu::new(Box::new(emulator()));
-    let model = Model::load_with(&engine, NUM_PAGES, ManyRows::Exact, &mut **gpu.lock());
+    let model = Model::load_with(&engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
     let mut model = OnHost::new(Arc::new(model.expect("loads")), gpu);
     let rows = in_parts(&mut model, &tokens(NUM_TOKENS), &[37, 1, 5, 7]);
     say(&format!("{what} logits"), &hash_of_logits(&rows));
@@ -146,6 +148,16 @@ fn hash_of_files(dir: &TempDir) -> Hasher {
         hasher.update(&fs::read(path).expect("reads"));
     }
     assert!(hasher.count() > 0, "no engine in {}", version.display());
+    hasher
+}
+
+/// Of the target's sections, code left out: a change to a kernel changes that of the files.
+fn hash_of_weights(engine: &Engine) -> Hasher {
+    let mut hasher = Hasher::new();
+    let sections = engine.manifest().sections.iter();
+    for section in sections.filter(|section| section.kind != SectionKind::Code) {
+        hasher.update(section.name.as_bytes()).update(section.hash.as_bytes());
+    }
     hasher
 }
 

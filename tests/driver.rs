@@ -10,7 +10,7 @@ use common::tiny::{self, Sizes};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::Driver;
-use spec_core::exec::cuda::device::{Device as _, Launch};
+use spec_core::exec::cuda::device::{Device as _, Launch, Op};
 use spec_core::model::Dtype;
 use spec_core::runtime::{
     Memory, MemoryType, Options, Request, Runtime, SharedWeights, TARGET_FILE,
@@ -348,7 +348,7 @@ fn a_launch_that_cannot_be_recorded_leaves_the_stream_as_it_was() {
     let kernel = gpu.load("accept", "accept", &code, 0).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 2048, shared_bytes: 0, params, overlap: true };
-    let graph = gpu.record(&[launch]).unwrap();
+    let graph = gpu.record(&[Op::Launch(launch)]).unwrap();
     let message = "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE";
     assert_eq!(error(gpu.replay(graph)), message);
     let address = gpu.alloc(4).unwrap();
@@ -369,7 +369,10 @@ fn launches_keep_to_the_shared_memory_that_was_asked_for() {
     let kernel = gpu.load("sample", "sample", &code, 50_000).unwrap();
     let params = vec![0; 1024];
     let launch = Launch { kernel, grid: 1, block: 1, shared_bytes: 50_001, params, overlap: true };
-    assert_eq!(error(gpu.launch(&launch)), "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE");
+    assert_eq!(
+        error(gpu.issue(&Op::Launch(launch))),
+        "device: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"
+    );
 }
 
 #[test]

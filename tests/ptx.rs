@@ -15,7 +15,7 @@ use common::tiny::{self, Sizes};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::adapt::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost, Places};
+use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill, SearchPath};
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
 use spec_emu::{Emulator, Schedule};
@@ -37,7 +37,7 @@ const OLD: (u32, u32) = (8, 0);
 /// The compiler, with a cache beside cargo's files; none where it is not installed.
 fn compiler() -> Option<Compiler> {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
-    match Compiler::open(&Places::of_process(None), Some(cache)) {
+    match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
             eprintln!("skipped: {error:#}");
@@ -64,9 +64,9 @@ fn device(capability: (u32, u32), kernels: &Arc<Kernels>, seed: u64) -> Device {
     Device::new(emulator, Arc::clone(kernels), seed)
 }
 
-fn on(device: Device, engine: &Engine, many_rows: ManyRows) -> OnHost {
+fn on(device: Device, engine: &Engine, prefill: Prefill) -> OnHost {
     let gpu = Gpu::new(Box::new(device));
-    let model = Model::load_with(engine, 16, many_rows, &mut **gpu.lock()).expect("loads");
+    let model = Model::load_with(engine, 16, prefill, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
 }
 
@@ -96,7 +96,7 @@ fn passes(capability: (u32, u32), cases: &[(&Sizes, Dtype, Dtype)], seeds: &[u64
         for &seed in seeds {
             let device = device(capability, &kernels, seed);
             let counts = device.counts();
-            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7]);
+            in_parts(&mut on(device, &engine, Prefill::Exact), &tokens(50), &[37, 1, 5, 7]);
             let counts = counts.lock().unwrap();
             assert!(counts.values().sum::<usize>() >= 4 * 11, "{counts:?}");
         }
@@ -123,7 +123,7 @@ fn long_chunks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
         let (_dir, engine) = built_for(capability, &SMALL, dtype, Dtype::Fp16);
         let device = device(capability, &kernels, 1);
         let counts = device.counts();
-        in_parts(&mut on(device, &engine, ManyRows::CublasLt), &tokens(230), &[200, 30]);
+        in_parts(&mut on(device, &engine, Prefill::CublasLt), &tokens(230), &[200, 30]);
         let counts = counts.lock().unwrap();
         let launched: BTreeSet<&str> =
             counts.keys().filter_map(|name| name.split('.').next()).collect();
@@ -251,7 +251,7 @@ fn what_is_wrong_in_the_assembly_is_noticed() {
         let kernels = Arc::new(Kernels::new(compiler, arch(capability)));
         let run = || {
             let device = device(capability, &kernels, 1);
-            in_parts(&mut on(device, &engine, ManyRows::Exact), &tokens(50), &[37, 1, 5, 7])
+            in_parts(&mut on(device, &engine, Prefill::Exact), &tokens(50), &[37, 1, 5, 7])
         };
         let panic = catch_unwind(AssertUnwindSafe(run)).expect_err(replacement);
         let message = panic.downcast_ref::<String>().expect("a message");
@@ -263,7 +263,7 @@ fn what_is_wrong_in_the_assembly_is_noticed() {
 /// The sources with a change that can be made in one place.
 fn mutated(text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
     let change = |(name, source): (&'static str, &'static str)| match name {
-        "prims.cuh" => {
+        "common/prims.cuh" => {
             // Behind the twin's include there is no assembly.
             assert!(source.contains(text), "{text}");
             (name, &*source.replacen(text, replacement, 1).leak())

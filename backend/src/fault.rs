@@ -8,7 +8,7 @@
 //!   `MODEL.load` the model is being loaded.
 
 use crate::triton::{Error, Result};
-use spec_core::batch::{Entry, Executor, LongPrompts, Outcome, Timing};
+use spec_core::batch::{Entry, Executor, LongPrompts, Stepped, Unwanted};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
 use std::fs;
@@ -36,7 +36,11 @@ struct Faulty {
 }
 
 impl Executor for Faulty {
-    fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
+    fn step(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: Unwanted<'_>,
+    ) -> spec_core::Result<Option<Stepped>> {
         wait_while(self.stuck.as_deref());
         self.steps_left = self.steps_left.wrapping_sub(1);
         match self.fault.filter(|_| self.steps_left == 0) {
@@ -44,21 +48,7 @@ impl Executor for Faulty {
             Some(Fault::Error) => {
                 Err(spec_core::Error::Device("injected by SPEC_FAULT".to_string()))
             }
-            None => self.inner.step(entries),
-        }
-    }
-
-    fn step_unless(
-        &mut self,
-        entries: &[Entry<'_>],
-        unwanted: &dyn Fn() -> bool,
-    ) -> spec_core::Result<Option<Vec<Outcome>>> {
-        match self.fault {
-            Some(_) => self.step(entries).map(Some),
-            None => {
-                wait_while(self.stuck.as_deref());
-                self.inner.step_unless(entries, unwanted)
-            }
+            None => self.inner.step(entries, unwanted),
         }
     }
 
@@ -70,12 +60,8 @@ impl Executor for Faulty {
         self.inner.forget(id);
     }
 
-    fn reach(&self) -> usize {
-        self.inner.reach()
-    }
-
-    fn timing(&self) -> Timing {
-        self.inner.timing()
+    fn lookahead(&self) -> usize {
+        self.inner.lookahead()
     }
 }
 

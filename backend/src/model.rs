@@ -143,7 +143,7 @@ impl Model {
                 Policy::MaxUtilization => AdmissionPolicy::MaxUtilization,
             },
             max_num_tokens: Some(settings.max_num_tokens.unwrap_or_else(|| self.default_rows())),
-            many_rows: settings.prefill,
+            prefill: settings.prefill,
             launch_ahead: settings.launch_ahead,
             // Its room bounds the queue: a request that was let in is not refused.
             max_queue: usize::MAX,

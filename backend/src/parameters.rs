@@ -6,7 +6,7 @@
 use crate::contract::Profile;
 use crate::triton::{Error, Result};
 use serde_json::Value;
-use spec_core::runtime::{ManyRows, Pinning};
+use spec_core::runtime::{Pinning, Prefill};
 
 mod keys;
 mod queue;
@@ -106,7 +106,7 @@ pub struct Settings {
     /// The drafter's GPU, where it is not that of the instance.
     pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
-    pub prefill: ManyRows,
+    pub prefill: Prefill,
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
@@ -175,7 +175,7 @@ impl Default for Settings {
             max_num_tokens: None,
             gpus: Vec::new(),
             draft_gpu: None,
-            prefill: ManyRows::default(),
+            prefill: Prefill::default(),
             launch_ahead: true,
             exclude_prompt: None,
             default_max_tokens: None,

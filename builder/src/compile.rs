@@ -6,14 +6,15 @@
 mod packing;
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::names::{EMBED, FINAL_NORM, HEAD, Role};
+use crate::checkpoint::names;
 use crate::cuda::Code;
 use crate::progress::Progress;
 use anyhow::{Context, Result, ensure};
 use packing::Packing;
 use rayon::prelude::*;
 use spec_core::engine::{Device, EngineWriter, Section, SectionKind, SectionWriter};
-use spec_core::model::{Dtype, ModelConfig};
+use spec_core::model::Dtype;
+use spec_core::model::decoder::{Decoder, Linear, Load, MatrixKind, Vector};
 use std::ops::Range;
 
 /// The largest finite half-precision number.
@@ -33,47 +34,62 @@ pub fn compile(
         section.close();
         progress.add(cubin.len() as u64);
     }
-    let mut sections: Vec<&Section> = writer.sections().iter().collect();
-    // A weight's scales are written with it.
-    sections.retain(|section| matches!(section.kind, SectionKind::Weight | SectionKind::Vector));
-    sections.sort_by_key(|section| std::cmp::Reverse(section.bytes));
-    sections.par_iter().with_max_len(1).try_for_each(|section| {
-        let sources = sources(&section.name, &checkpoint.config);
-        let packing = Packing::of(device, &section.name, &checkpoint.config);
-        let job = Job { checkpoint, section, sources: &sources, packing, progress };
-        let outcome = match section.kind {
+    let mut parts = Parts(Vec::new());
+    Decoder::of(&checkpoint.config).load(&mut parts)?;
+    let section = |name: &str| writer.sections().iter().find(|section| section.name == name);
+    let mut jobs: Vec<Job<'_>> = parts
+        .0
+        .iter()
+        .map(|part| Job {
+            checkpoint,
+            section: section(&part.section).expect("sections are those of the parts"),
+            sources: &part.sources,
+            packing: Packing::of(device, part.kind, &checkpoint.config),
+            progress,
+        })
+        .collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.section.bytes));
+    jobs.par_iter().with_max_len(1).try_for_each(|job| {
+        let outcome = match job.section.kind {
             SectionKind::Weight => job.weight(writer),
             _ => job.vector(writer),
         };
-        outcome.with_context(|| format!("section `{}`", section.name))
+        outcome.with_context(|| format!("section `{}`", job.section.name))
     })
 }
 
-/// The tensors whose rows make up a section, in order.
-fn sources(section: &str, config: &ModelConfig) -> Vec<String> {
-    match section {
-        "embed" => return vec![EMBED.into()],
-        "final_norm" => return vec![FINAL_NORM.into()],
-        "head" => return vec![HEAD.into()],
-        _ => {}
+/// A section, and the tensors whose rows make it up, in order. A weight's scales are written with it.
+struct Part {
+    section: String,
+    sources: Vec<String>,
+    /// Of the matrix, or of that whose bias it is.
+    kind: Option<MatrixKind>,
+}
+
+/// Lists them.
+struct Parts(Vec<Part>);
+
+impl Load for Parts {
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&mut self, linear: &Linear) -> spec_core::Result<()> {
+        let tensors = || linear.sources.iter().map(|(tensor, _)| *tensor);
+        let kind = Some(linear.kind);
+        let sources = tensors().map(names::weight).collect();
+        self.0.push(Part { section: linear.name.clone(), sources, kind });
+        if linear.has_bias {
+            let section = format!("{}.bias", linear.name);
+            self.0.push(Part { section, sources: tensors().map(names::bias).collect(), kind });
+        }
+        Ok(())
     }
-    let mut parts = section.splitn(4, '.').skip(1);
-    let layer: usize = parts.next().and_then(|idx| idx.parse().ok()).expect("layers.N.part");
-    let part = parts.next().expect("layers.N.part");
-    let is_bias = parts.next() == Some("bias");
-    let roles: &[Role] = match part {
-        "input_norm" => &[Role::AttnNorm],
-        "qkv" => &[Role::Q, Role::K, Role::V],
-        "q_norm" => &[Role::QNorm],
-        "k_norm" => &[Role::KNorm],
-        "out" => &[Role::O],
-        "post_norm" => &[Role::MlpNorm],
-        "gate_up" => &[Role::Gate, Role::Up],
-        "down" => &[Role::Down],
-        other => unreachable!("section part `{other}` of {:?}", config.family),
-    };
-    let name = |role: &Role| if is_bias { role.bias(layer) } else { role.weight(layer) };
-    roles.iter().map(name).collect()
+
+    fn vector(&mut self, vector: &Vector) -> spec_core::Result<()> {
+        let sources = vec![names::weight(vector.source)];
+        self.0.push(Part { section: vector.name.clone(), sources, kind: None });
+        Ok(())
+    }
 }
 
 /// One section in the making.

@@ -2,12 +2,14 @@
 //! Rows are decoded and rounded (to nearest even) a few MiB at a time on all cores. The folder
 //! appears whole or not at all: it is written under another name beside its place and renamed.
 
-use crate::checkpoint::{Checkpoint, TokenizerSource, family};
+use crate::checkpoint::family::{self, Biases, Window};
+use crate::checkpoint::names::{self, Expected};
+use crate::checkpoint::{Checkpoint, TokenizerSource};
 use anyhow::{Context, Result, bail};
 use half::bf16;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
-use spec_core::model::{Family, ModelConfig, RopeScaling};
+use spec_core::model::{ModelConfig, RopeScaling};
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
@@ -77,16 +79,20 @@ fn write_json(path: &Path, value: &Value) -> Result<()> {
     write().with_context(|| format!("writing {}", path.display()))
 }
 
-/// Tensors in the order of their names, the header padded with spaces to a multiple of 8.
+/// Tensors as the family's checkpoints keep them, in the order of their names, the header padded with spaces to a multiple
+/// of 8.
 fn write_weights(checkpoint: &Checkpoint, path: &Path) -> Result<()> {
+    let config = &checkpoint.config;
+    let mut tensors = names::expected(config, family::row(config.family).fused);
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut offset = 0;
-    for (name, tensor) in checkpoint.tensors() {
-        let bytes = 2 * tensor.shape().iter().product::<usize>();
+    for Expected { name, shape, .. } in &tensors {
+        let bytes = 2 * shape.iter().product::<usize>();
         let place = json!([offset, offset + bytes]);
-        let entry = json!({"dtype": "BF16", "shape": tensor.shape(), "data_offsets": place});
-        header.insert(name.into(), entry);
+        let entry = json!({"dtype": "BF16", "shape": shape, "data_offsets": place});
+        header.insert(name.clone(), entry);
         offset += bytes;
     }
     let mut header = serde_json::to_vec(&header)?;
@@ -95,8 +101,8 @@ fn write_weights(checkpoint: &Checkpoint, path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
-    for (name, _) in checkpoint.tensors() {
-        write_tensor(checkpoint, name, &mut file)?;
+    for (part, _) in tensors.iter().flat_map(|tensor| &tensor.parts) {
+        write_tensor(checkpoint, part, &mut file)?;
     }
     Ok(file.sync_all()?)
 }
@@ -157,25 +163,20 @@ fn config_json(checkpoint: &Checkpoint) -> Value {
         "eos_token_id": end_tokens_json(checkpoint),
         "torch_dtype": "bfloat16",
     });
-    let own = match config.family {
-        Family::Llama => json!({"attention_bias": config.qkv_bias, "mlp_bias": config.mlp_bias}),
-        Family::Mistral => json!({"sliding_window": checkpoint.sliding_window}),
-        Family::Qwen2 => sliding_json(checkpoint),
-        Family::Qwen3 => {
-            let mut own = sliding_json(checkpoint);
-            own["attention_bias"] = json!(config.qkv_bias);
-            own
-        }
-    };
-    for (key, value) in own.as_object().into_iter().flatten() {
-        json[key] = value.clone();
+    if matches!(row.biases, Biases::Attention | Biases::AttentionAndMlp) {
+        json["attention_bias"] = json!(config.qkv_bias);
+    }
+    if row.biases == Biases::AttentionAndMlp {
+        json["mlp_bias"] = json!(config.mlp_bias);
+    }
+    let window = checkpoint.sliding_window;
+    if row.window != Window::Never {
+        json["sliding_window"] = json!(window);
+    }
+    if row.window == Window::IfUsed {
+        json["use_sliding_window"] = json!(window.is_some());
     }
     json
-}
-
-fn sliding_json(checkpoint: &Checkpoint) -> Value {
-    let window = checkpoint.sliding_window;
-    json!({"use_sliding_window": window.is_some(), "sliding_window": window})
 }
 
 fn rope_scaling_json(config: &ModelConfig) -> Value {

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use spec_core::engine::{
     Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
 };
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use spec_core::model::Dtype;
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use spec_core::tokenizer::Tokenizer;
@@ -83,7 +83,7 @@ impl Kernels {
         Ok(Self(match device {
             Device::Cpu => None,
             Device::Cuda { .. } => {
-                Some(Compiler::open(&Places::of_process(cuda_lib), Cache::of_user())?)
+                Some(Compiler::open(&SearchPath::of_process(cuda_lib), Cache::of_user())?)
             }
         }))
     }

@@ -4,6 +4,7 @@ use crate::table::{self, Table};
 use spec_core::engine::{Device, Precision, SectionKind, SectionSpec, expected_sections};
 use spec_core::exec::{cpu::kv::KvCache, cuda};
 use spec_core::model::ModelConfig;
+use spec_core::model::decoder::MatrixKind;
 use spec_core::pages::{PAGE_TOKENS, pages_for};
 
 /// Sections by what they are for, in the order of the file.
@@ -37,13 +38,12 @@ impl Group {
     }
 
     fn of(section: &SectionSpec) -> Self {
-        match (section.kind, section.name.rsplit('.').next()) {
-            (SectionKind::Code, _) => unreachable!("code is not counted"),
-            (SectionKind::Scale | SectionKind::Vector, _) => Self::Vectors,
-            (SectionKind::Weight, Some("embed")) => Self::Embedding,
-            (SectionKind::Weight, Some("head")) => Self::Head,
-            (SectionKind::Weight, Some("qkv" | "out")) => Self::Attention,
-            (SectionKind::Weight, _) => Self::Mlp,
+        match section.matrix {
+            Some(MatrixKind::Embed) => Self::Embedding,
+            Some(MatrixKind::Qkv | MatrixKind::Out) => Self::Attention,
+            Some(MatrixKind::GateUp | MatrixKind::Down) => Self::Mlp,
+            Some(MatrixKind::Head) => Self::Head,
+            None => Self::Vectors,
         }
     }
 }
@@ -85,7 +85,7 @@ impl Sizes {
                 model.num_kv_heads,
                 model.head_dim,
             ),
-            Device::Cuda { .. } => cuda::kv::page_bytes(precision.kv, model),
+            Device::Cuda { .. } => cuda::model::kv::page_bytes(precision.kv, model),
         };
         Self {
             groups: Group::ALL.into_iter().map(|group| (group, bytes(group))).collect(),

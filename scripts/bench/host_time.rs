@@ -15,10 +15,10 @@ use common::running;
 use common::tiny::{self, Sizes};
 use spec_core::Result;
 use spec_core::adapt::DraftPolicy::Fixed;
-use spec_core::batch::{Entry, Executor, Outcome, Timing};
+use spec_core::batch::{Entry, Executor, Stepped, Unwanted};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
+    Address, Description, Device, Graph, Kernel, Mark, Op, ProductShape, Shared,
 };
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
@@ -96,17 +96,14 @@ impl Device for TimedDevice {
     fn load(&mut self, variant: &str, entry: &str, code: &[u8], bytes: u32) -> Result<Kernel> {
         self.inner.load(variant, entry, code, bytes)
     }
-    fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.spent.time(|| self.inner.launch(launch))
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        self.spent.time(|| self.inner.issue(op))
     }
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
         self.inner.enable_products(shapes)
     }
-    fn product(&mut self, product: &Product) -> Result<()> {
-        self.spent.time(|| self.inner.product(product))
-    }
-    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
-        self.spent.time(|| self.inner.record(launches))
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        self.spent.time(|| self.inner.record(ops))
     }
     fn replay(&mut self, graph: Graph) -> Result<()> {
         self.spent.time(|| self.inner.replay(graph))
@@ -132,17 +129,14 @@ struct TimedExecutor {
 }
 
 impl Executor for TimedExecutor {
-    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
-        self.spent.time(|| self.inner.step(entries))
+    fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>> {
+        self.spent.time(|| self.inner.step(entries, unwanted))
     }
     fn forget(&mut self, id: SequenceId) {
         self.spent.time(|| self.inner.forget(id));
     }
-    fn reach(&self) -> usize {
-        self.inner.reach()
-    }
-    fn timing(&self) -> Timing {
-        self.inner.timing()
+    fn lookahead(&self) -> usize {
+        self.inner.lookahead()
     }
 }
 

@@ -5,7 +5,7 @@ use super::support::{
 };
 use spec_build::cuda::Compiler;
 use spec_core::engine::{Engine, SectionKind, needed_variants};
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use std::fs;
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn num_kernels(engine: &Engine) -> usize {
 
 /// Whether kernels can be compiled here.
 fn has_nvrtc() -> bool {
-    match Compiler::open(&Places::of_process(None), None) {
+    match Compiler::open(&SearchPath::of_process(None), None) {
         Ok(_) => true,
         Err(error) => {
             eprintln!("skipped: {error:#}");

@@ -4,7 +4,7 @@
 use crate::common::running::{self, Done};
 use crate::{Drafts, emulator, load_bounded, load_with, requests, target, texts};
 use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
-use spec_core::batch::{Entry, Executor, Outcome, Timing};
+use spec_core::batch::{Entry, Executor, Stepped, Unwanted, WANTED};
 use spec_core::engine::Engine;
 use spec_core::pages::{PAGE_TOKENS, PageId};
 use spec_core::runtime::{Options, Request, Runtime};
@@ -21,19 +21,19 @@ struct Counting {
 }
 
 impl Executor for Counting {
-    fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
-        let outcomes = self.inner.step(entries);
-        let has_begun = matches!(self.inner.timing(), Timing::Since(_));
+    fn step(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: Unwanted<'_>,
+    ) -> spec_core::Result<Option<Stepped>> {
+        let stepped = self.inner.step(entries, unwanted);
+        let has_begun = matches!(&stepped, Ok(Some(stepped)) if stepped.ahead);
         self.begun.fetch_add(usize::from(has_begun), Ordering::Relaxed);
-        outcomes
+        stepped
     }
 
     fn forget(&mut self, id: SequenceId) {
         self.inner.forget(id);
-    }
-
-    fn timing(&self) -> Timing {
-        self.inner.timing()
     }
 }
 
@@ -141,7 +141,7 @@ impl Intruding {
             prompt_rows: 0,
             sampler: &Sampler::new(params, Coupling::Path(0), Vec::new()),
         };
-        self.inner.step(&[intruder])?;
+        self.inner.step(&[intruder], WANTED)?;
         self.inner.forget(intruder.id);
         self.intrusions.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -149,14 +149,18 @@ impl Intruding {
 }
 
 impl Executor for Intruding {
-    fn step(&mut self, entries: &[Entry<'_>]) -> spec_core::Result<Vec<Outcome>> {
+    fn step(
+        &mut self,
+        entries: &[Entry<'_>],
+        unwanted: Unwanted<'_>,
+    ) -> spec_core::Result<Option<Stepped>> {
         let is_between = |entry: &&Entry<'_>| {
             entry.chunk == 1 && entry.computed > 0 && entry.computed.is_multiple_of(PAGE_TOKENS)
         };
         if let Some(victim) = entries.iter().find(is_between) {
             self.intrude(&victim.pages[victim.computed / PAGE_TOKENS..])?;
         }
-        self.inner.step(entries)
+        self.inner.step(entries, unwanted)
     }
 
     fn forget(&mut self, id: SequenceId) {

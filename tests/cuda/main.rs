@@ -14,7 +14,7 @@ use common::{golden, models, turn};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost};
+use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};
 use spec_core::model::Dtype;
 use spec_core::pages::PageId;
 use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
@@ -62,12 +62,12 @@ fn both_on(device: &str, sizes: &Sizes, dtype: Dtype, kv: Dtype) -> (TempDir, En
 }
 
 fn on_emulator(engine: &Engine, num_pages: usize) -> OnHost {
-    on(emulator(Schedule::PLAIN), engine, num_pages, ManyRows::Exact)
+    on(emulator(Schedule::PLAIN), engine, num_pages, Prefill::Exact)
 }
 
-fn on(device: Emulator, engine: &Engine, num_pages: usize, many_rows: ManyRows) -> OnHost {
+fn on(device: Emulator, engine: &Engine, num_pages: usize, prefill: Prefill) -> OnHost {
     let gpu = Gpu::new(Box::new(device));
-    let model = Model::load_with(engine, num_pages, many_rows, &mut **gpu.lock()).expect("loads");
+    let model = Model::load_with(engine, num_pages, prefill, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
 }
 
@@ -113,7 +113,7 @@ fn logits_of_long_chunks_are_those_of_the_cpu_executor_when_a_library_multiplies
         let tokens = tokens(230);
         let expected = golden::all_logits(&mut golden::model(&cpu, 16), &tokens);
         let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
-        let mut by_library = on(device, &cuda, 16, ManyRows::CublasLt);
+        let mut by_library = on(device, &cuda, 16, Prefill::CublasLt);
         let found = in_parts(&mut by_library, &tokens, &[200, 30]);
         assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
     }
@@ -130,18 +130,18 @@ fn bits_of_a_chunk_do_not_depend_on_the_chunks_beside_it() {
         pages: &pages[14 * sequence..][..14],
         num_logits: 2,
     };
-    let run = |many_rows, segments: &[Segment<'_>]| {
-        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, many_rows);
+    let run = |prefill, segments: &[Segment<'_>]| {
+        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, prefill);
         model.forward(segments).expect("a pass").values
     };
     let chunks = [segment(0, 205), segment(1, 7), segment(2, 194)];
-    let together = run(ManyRows::CublasLt, &chunks);
+    let together = run(Prefill::CublasLt, &chunks);
     let alone: Vec<f32> =
-        chunks.iter().flat_map(|&chunk| run(ManyRows::CublasLt, &[chunk])).collect();
+        chunks.iter().flat_map(|&chunk| run(Prefill::CublasLt, &[chunk])).collect();
     assert_eq!(together, alone);
     // Short chunks are computed as ever; long ones are not.
-    assert_eq!(run(ManyRows::Exact, &chunks[1..2]), run(ManyRows::CublasLt, &chunks[1..2]));
-    assert_ne!(run(ManyRows::Exact, &chunks[2..]), run(ManyRows::CublasLt, &chunks[2..]));
+    assert_eq!(run(Prefill::Exact, &chunks[1..2]), run(Prefill::CublasLt, &chunks[1..2]));
+    assert_ne!(run(Prefill::Exact, &chunks[2..]), run(Prefill::CublasLt, &chunks[2..]));
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn texts_are_the_same_with_any_speculation_when_a_library_multiplies_prompts() {
     let runtime = |policy| {
         // Pages that were computed for another prompt would cut a prompt elsewhere.
         let options = Options { kv_reuse: false, ..running::options(policy) };
-        load_with(&engine, Options { many_rows: ManyRows::CublasLt, ..options }, Schedule::PLAIN)
+        load_with(&engine, Options { prefill: Prefill::CublasLt, ..options }, Schedule::PLAIN)
     };
     let with_drafts = |draft_len| {
         let set = |request| Request { draft_len: Some(draft_len), ..request };
@@ -266,7 +266,7 @@ fn texts_are_the_same_with_any_speculation_when_a_library_multiplies_prompts() {
 #[test]
 fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
     let (_dir, cpu, _) = both(&SMALL, Dtype::Fp16, Dtype::Fp16);
-    let options = Options { many_rows: ManyRows::CublasLt, ..running::options(Fixed) };
+    let options = Options { prefill: Prefill::CublasLt, ..running::options(Fixed) };
     let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
     let expected = "prefill = cublaslt on an engine that was built for the cpu is not supported";
     assert_eq!(error, expected);

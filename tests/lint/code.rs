@@ -1,7 +1,7 @@
 //! Compiled kernels and their instructions.
 
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 /// The compiler, with a cache of its own beside cargo's files; none where it is not installed.
 pub(crate) fn compiler() -> Option<Compiler> {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("cubin"));
-    match Compiler::open(&Places::of_process(None), Some(cache)) {
+    match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
             eprintln!("skipped: {error:#}");

@@ -10,7 +10,7 @@ mod rules;
 
 use code::{Listing, compiler, disassembler, in_parallel};
 use spec_build::cuda::{Compiler, Cubin};
-use spec_kernels::{ARCHS, SOURCES, Variant};
+use spec_kernels::{ARCHS, SOURCES, Variant, kernel_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
@@ -93,7 +93,7 @@ fn kernels_are_made_of_the_instructions_that_they_were_written_for() {
 /// A kernel that nobody lists would go unchecked.
 #[test]
 fn every_source_is_checked() {
-    let sources = SOURCES.iter().filter_map(|(name, _)| name.strip_suffix(".cu"));
+    let sources = SOURCES.iter().filter_map(|(path, _)| kernel_of(path));
     let sources: BTreeSet<&str> = sources.collect();
     let checked: BTreeSet<&str> = kernels::variants().iter().map(|v| v.kernel).collect();
     assert_eq!(sources, checked);

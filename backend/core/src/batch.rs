@@ -5,7 +5,7 @@ use crate::Result;
 use crate::pages::PageId;
 use crate::sampling::Sampler;
 use crate::sequence::SequenceId;
-use std::time::Instant;
+use std::time::Duration;
 
 /// One sequence's part in a step. The executor computes the rows `computed .. computed + chunk` of
 /// the known tokens; when they reach the last known token it also drafts, verifies and samples.
@@ -35,7 +35,7 @@ pub struct Entry<'a> {
     /// A drafter goes on only while it holds its draft so far to be at least this likely; 0 is always.
     pub min_confidence: f32,
     /// The sequence's pages, in order, enough for `computed + chunk` positions and the drafts; and, where there are
-    /// pages to spare, for as many positions more as the executor [reaches](Executor::reach).
+    /// pages to spare, for as many positions more as the executor [looks ahead](Executor::lookahead).
     pub pages: &'a [PageId],
     /// So many rows of the chunk, the last ones but for that of the last known token, tell how likely the prompt's
     /// tokens behind them are: what the request wants to hear of them.
@@ -82,16 +82,25 @@ pub struct Outcome {
     pub draft_computed: usize,
 }
 
-/// How the time that a step takes is measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Timing {
-    /// As long as the call.
-    #[default]
-    Call,
-    /// Its work began before it was asked for, then.
-    Since(Instant),
-    /// With preparations that no other step like it needs: it says nothing about what steps cost.
-    Unlike,
+/// A step that was run to its end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stepped {
+    /// One an entry, in order.
+    pub outcomes: Vec<Outcome>,
+    /// How long a step like it takes; none where this one says nothing about that: it came with preparations that no
+    /// other needs, or did the work of more than one.
+    pub cost: Option<Duration>,
+    /// Whether it drafted where it was asked to. A step that began before it was asked for drafts as the one before.
+    pub as_asked: bool,
+    /// Whether it had begun before it was asked for.
+    pub ahead: bool,
+}
+
+impl Stepped {
+    /// A step that did what it was asked for, from when that was on.
+    pub fn as_asked(outcomes: Vec<Outcome>, cost: Option<Duration>) -> Self {
+        Self { outcomes, cost, as_asked: true, ahead: false }
+    }
 }
 
 /// How prompts that take many steps leave room to others.
@@ -109,38 +118,30 @@ impl Default for LongPrompts {
     }
 }
 
+/// Says whether what is being computed is no longer wanted.
+pub type Unwanted<'a> = &'a dyn Fn() -> bool;
+
+/// What is always wanted.
+pub const WANTED: Unwanted<'static> = &|| false;
+
 /// Runs whole speculative steps on a device.
 pub trait Executor: Send {
-    /// Draft, verify and accept for every entry; one outcome an entry, in order.
-    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>>;
+    /// Draft, verify and accept for every entry. `None`: it was given up, since `unwanted` said so and this executor can;
+    /// the same rows may be computed again.
+    fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>>;
 
-    /// As `step`, given up once `unwanted` says so, if this executor can: `None` then, and the same rows may be computed
-    /// again.
-    fn step_unless(
-        &mut self,
-        entries: &[Entry<'_>],
-        _unwanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Outcome>>> {
-        self.step(entries).map(Some)
-    }
+    /// The sequence has left or lost its pages: drop whatever is remembered about it.
+    fn forget(&mut self, id: SequenceId);
 
     /// How long prompts leave room to others.
     fn long_prompts(&self) -> LongPrompts {
         LongPrompts::default()
     }
 
-    /// The sequence has left or lost its pages: drop whatever is remembered about it.
-    fn forget(&mut self, id: SequenceId);
-
     /// Positions beyond a step's own that an executor writes to when it begins the next step before it has told of
     /// this one. What it writes there is behind whatever is valid.
-    fn reach(&self) -> usize {
+    fn lookahead(&self) -> usize {
         0
-    }
-
-    /// How long the last step took.
-    fn timing(&self) -> Timing {
-        Timing::Call
     }
 }
 

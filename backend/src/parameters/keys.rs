@@ -2,7 +2,7 @@
 
 use super::{Policy, ResponseStatistics, Settings, TemperatureAlone, WhenFull, WhenTooLong};
 use crate::contract::Profile;
-use spec_core::runtime::ManyRows;
+use spec_core::runtime::Prefill;
 use std::str::FromStr;
 
 /// A parameter of the model configuration.
@@ -433,8 +433,8 @@ fn draft_len(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
 
 fn prefill(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
     settings.prefill = match value {
-        "exact" => ManyRows::Exact,
-        "cublaslt" => ManyRows::CublasLt,
+        "exact" => Prefill::Exact,
+        "cublaslt" => Prefill::CublasLt,
         _ => return Err("exact or cublaslt"),
     };
     Ok(())

@@ -2,7 +2,7 @@
 
 use spec_core::model::Family;
 
-/// How a family goes by in the files.
+/// How a family goes by in the files, and what its models have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FamilyRow {
     pub(crate) family: Family,
@@ -14,17 +14,59 @@ pub(crate) struct FamilyRow {
     pub(crate) gguf: Option<&'static str>,
     /// GGUF keeps the rows of q and k interleaved.
     pub(crate) interleaved: bool,
+    /// Checkpoints keep q, k and v in one tensor, and gate and up in another.
+    pub(crate) fused: bool,
     /// Elements of a head when config.json does not say; `None`: hidden size by heads.
     pub(crate) default_head_dim: Option<usize>,
+    pub(crate) biases: Biases,
+    /// Each head of q and k has a norm.
+    pub(crate) qk_norm: bool,
+    pub(crate) window: Window,
 }
+
+/// Which projections have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Biases {
+    None,
+    /// q, k and v.
+    Qkv,
+    /// All of the attention, where `attention_bias` says so.
+    Attention,
+    /// And all of the MLP, where `mlp_bias` does.
+    AttentionAndMlp,
+}
+
+/// When a token sees only so many before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Window {
+    Never,
+    /// Where `sliding_window` is a number.
+    IfSized,
+    /// And `use_sliding_window` is on.
+    IfUsed,
+}
+
+/// What most families have in common.
+const COMMON: FamilyRow = FamilyRow {
+    family: Family::Llama,
+    model_type: "llama",
+    class: "LlamaForCausalLM",
+    gguf: Some("llama"),
+    interleaved: false,
+    fused: false,
+    default_head_dim: None,
+    biases: Biases::None,
+    qk_norm: false,
+    window: Window::Never,
+};
 
 /// Every family.
 #[rustfmt::skip]
 pub(crate) const FAMILIES: [FamilyRow; 4] = [
-    FamilyRow { family: Family::Llama, model_type: "llama", class: "LlamaForCausalLM", gguf: Some("llama"), interleaved: true, default_head_dim: None },
-    FamilyRow { family: Family::Mistral, model_type: "mistral", class: "MistralForCausalLM", gguf: None, interleaved: false, default_head_dim: None },
-    FamilyRow { family: Family::Qwen2, model_type: "qwen2", class: "Qwen2ForCausalLM", gguf: Some("qwen2"), interleaved: false, default_head_dim: None },
-    FamilyRow { family: Family::Qwen3, model_type: "qwen3", class: "Qwen3ForCausalLM", gguf: Some("qwen3"), interleaved: false, default_head_dim: Some(128) },
+    FamilyRow { interleaved: true, biases: Biases::AttentionAndMlp, ..COMMON },
+    FamilyRow { family: Family::Mistral, model_type: "mistral", class: "MistralForCausalLM", gguf: None, window: Window::IfSized, ..COMMON },
+    FamilyRow { family: Family::Qwen2, model_type: "qwen2", class: "Qwen2ForCausalLM", gguf: Some("qwen2"), biases: Biases::Qkv, window: Window::IfUsed, ..COMMON },
+    FamilyRow { family: Family::Qwen3, model_type: "qwen3", class: "Qwen3ForCausalLM", gguf: Some("qwen3"), default_head_dim: Some(128), biases: Biases::Attention, qk_norm: true, window: Window::IfUsed, ..COMMON },
 ];
 
 /// The row of a family.
@@ -39,8 +81,9 @@ mod tests {
 
     #[test]
     fn every_family_finds_its_row() {
-        for family in [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3] {
-            assert_eq!(row(family).family, family);
+        for (idx, found) in FAMILIES.iter().enumerate() {
+            assert_eq!(found.family as usize, idx);
+            assert_eq!(row(found.family).model_type, found.model_type);
         }
     }
 }

@@ -2,15 +2,16 @@
 //! canonical names, with the llama family's interleaved q and k rows marked so that they read as in
 //! Hugging Face checkpoints.
 
-use super::family;
+use super::family::{self, Biases};
 use super::gguf::{Gguf, Stored};
 use super::gguf_fields::Fields;
 use super::gguf_metadata::GgufMetadata;
-use super::names::{self, Role};
+use super::names::{self, Expected};
 use super::tensor::{RowOrder, Source, Tensor};
 use super::{Checkpoint, TokenizerFiles, TokenizerSource};
 use anyhow::{Context, Result, bail, ensure};
-use spec_core::model::{Family, ModelConfig, RopeScaling};
+use spec_core::model::decoder::{TensorId, TensorRole as Role};
+use spec_core::model::{ModelConfig, RopeScaling};
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let mut stock: BTreeMap<String, Stored> = BTreeMap::new();
     let mut rope_factors = None;
     for tensor in &gguf.tensors {
-        match names::from_gguf(&tensor.name) {
+        match names::from_gguf(&tensor.name, fields.row.fused) {
             Some(name) => drop(stock.insert(name, tensor.clone())),
             None if tensor.name == "rope_freqs.weight" => rope_factors = Some(tensor),
             None => bail!("tensor `{}` is unexpected in a {} model", tensor.name, fields.arch),
@@ -37,10 +38,12 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         config.rope_scaling = rope_factor_scaling(&gguf, stored, &config)?;
     }
     let mut tensors = BTreeMap::new();
-    for (name, shape) in names::expected(&config) {
-        let tensor = take(&gguf, &mut stock, &name, &shape, &config)
-            .with_context(|| format!("tensor `{name}`"))?;
-        tensors.insert(name, tensor);
+    for Expected { name, shape, parts } in names::expected(&config, fields.row.fused) {
+        let context = || format!("tensor `{name}`");
+        let tensor = take(&gguf, &mut stock, &name, &shape, &config).with_context(context)?;
+        for (part, rows) in parts {
+            tensors.insert(part, tensor.part(rows).with_context(context)?);
+        }
     }
     if let Some((name, stored)) = stock.first_key_value() {
         bail!("tensor `{name}` ({}) is unexpected in a {} model", stored.name, fields.arch);
@@ -95,6 +98,7 @@ fn take(
 
 fn model_config(fields: &Fields<'_>, stock: &BTreeMap<String, Stored>) -> Result<ModelConfig> {
     let has = |name: String| stock.contains_key(&name);
+    let first_bias = |role| names::bias(TensorId { role, layer: Some(0) });
     if let Some(parts) = fields.size_at("split.count")?.filter(|parts| *parts > 1) {
         bail!("split.count is {parts}: merge the parts into one file");
     }
@@ -125,10 +129,10 @@ fn model_config(fields: &Fields<'_>, stock: &BTreeMap<String, Stored>) -> Result
         rope_scaling: rope_scaling(fields)?,
         max_position: fields.need("context_length")?,
         tied_head: !has(names::HEAD.to_string()),
-        qkv_bias: fields.row.family == Family::Qwen2 || has(Role::Q.bias(0)),
-        out_bias: has(Role::O.bias(0)),
-        mlp_bias: has(Role::Gate.bias(0)),
-        qk_norm: fields.row.family == Family::Qwen3,
+        qkv_bias: fields.row.biases == Biases::Qkv || has(first_bias(Role::Q)),
+        out_bias: has(first_bias(Role::O)),
+        mlp_bias: has(first_bias(Role::Gate)),
+        qk_norm: fields.row.qk_norm,
     };
     config.validate()?;
     Ok(config)

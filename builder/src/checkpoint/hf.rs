@@ -4,9 +4,10 @@
 use super::bounded::{self, Object};
 use super::encoding::Encoding;
 use super::fp8::{self, Quantization};
+use super::names::{self, Expected};
 use super::safetensors::{self, Stored};
 use super::tensor::{RowOrder, Source, Tensor};
-use super::{Checkpoint, TokenizerFiles, TokenizerSource, hf_config, names};
+use super::{Checkpoint, TokenizerFiles, TokenizerSource, family, hf_config};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -29,10 +30,14 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         stock.remove(names::HEAD);
     }
     let mut tensors = BTreeMap::new();
-    for (name, shape) in names::expected(&model) {
-        let tensor = take(&mut stock, &name, &shape, quantization.as_ref())
-            .with_context(|| format!("tensor `{name}`"))?;
-        tensors.insert(name, tensor);
+    for Expected { name, shape, parts } in names::expected(&model, family::row(model.family).fused)
+    {
+        let context = || format!("tensor `{name}`");
+        let tensor =
+            take(&mut stock, &name, &shape, quantization.as_ref()).with_context(context)?;
+        for (part, rows) in parts {
+            tensors.insert(part, tensor.part(rows).with_context(context)?);
+        }
     }
     if let Some(name) = stock.keys().find(|name| !is_ignorable(name)) {
         bail!("tensor `{name}` is unexpected in a {:?} model", model.family);

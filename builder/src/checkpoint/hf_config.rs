@@ -3,14 +3,14 @@
 //! (`rope_parameters`) are read. What the executors cannot do is refused by name.
 
 use super::bounded::Object;
-use super::family::{FAMILIES, FamilyRow};
+use super::family::{self, Biases, FAMILIES, FamilyRow, Window};
 use super::{Generation, names};
 use anyhow::{Result, bail, ensure};
 use spec_core::model::{Family, ModelConfig, RopeScaling};
 
 /// The shape of the model. `has` tells whether a tensor is there: it settles what files leave out.
 pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Result<ModelConfig> {
-    let row = family(config)?;
+    let row = family_row(config)?;
     let activation = config.text("hidden_act")?.unwrap_or("silu");
     ensure!(
         matches!(activation, "silu" | "swish"),
@@ -23,11 +23,14 @@ pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Resul
         Some(head_dim) => head_dim,
         None => row.default_head_dim.unwrap_or(hidden_size / num_heads.max(1)),
     };
-    let attention_bias = config.bool("attention_bias")?.unwrap_or(false);
-    let (qkv_bias, out_bias) = match row.family {
-        Family::Qwen2 => (true, false),
-        Family::Mistral => (false, false),
-        Family::Llama | Family::Qwen3 => (attention_bias, attention_bias),
+    let says = |key| Ok::<_, anyhow::Error>(config.bool(key)?.unwrap_or(false));
+    let (qkv_bias, out_bias, mlp_bias) = match row.biases {
+        Biases::None => (false, false, false),
+        Biases::Qkv => (true, false, false),
+        Biases::Attention => (says("attention_bias")?, says("attention_bias")?, false),
+        Biases::AttentionAndMlp => {
+            (says("attention_bias")?, says("attention_bias")?, says("mlp_bias")?)
+        }
     };
     let (rope_theta, rope_scaling) = rope(config)?;
     let model = ModelConfig {
@@ -46,14 +49,14 @@ pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Resul
         tied_head: config.bool("tie_word_embeddings")?.unwrap_or(!has(names::HEAD)),
         qkv_bias,
         out_bias,
-        mlp_bias: row.family == Family::Llama && config.bool("mlp_bias")?.unwrap_or(false),
-        qk_norm: row.family == Family::Qwen3,
+        mlp_bias,
+        qk_norm: row.qk_norm,
     };
     model.validate()?;
     Ok(model)
 }
 
-fn family(config: &Object) -> Result<&'static FamilyRow> {
+fn family_row(config: &Object) -> Result<&'static FamilyRow> {
     let known = || FAMILIES.map(|row| row.model_type).join(", ");
     let model_type = config.need("model_type", config.text("model_type")?)?;
     let Some(row) = FAMILIES.iter().find(|row| row.model_type == model_type) else {
@@ -102,10 +105,10 @@ fn rope(config: &Object) -> Result<(f64, Option<RopeScaling>)> {
 
 /// Positions that a token sees at most, where the model limits them.
 pub(super) fn sliding_window(config: &Object, family: Family) -> Result<Option<usize>> {
-    let uses_it = match family {
-        Family::Llama => false,
-        Family::Mistral => true,
-        Family::Qwen2 | Family::Qwen3 => config.bool("use_sliding_window")?.unwrap_or(false),
+    let uses_it = match family::row(family).window {
+        Window::Never => false,
+        Window::IfSized => true,
+        Window::IfUsed => config.bool("use_sliding_window")?.unwrap_or(false),
     };
     if uses_it { config.usize("sliding_window") } else { Ok(None) }
 }

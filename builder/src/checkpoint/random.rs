@@ -51,9 +51,9 @@ pub(super) fn open(name: &str) -> Result<Checkpoint> {
     };
     let config = hf_config::model_config(&config(shape)?, |_| true)?;
     let tokenizer = tokenizer(config.max_position);
-    let tensors = names::expected(&config)
+    let tensors = names::expected(&config, false)
         .into_iter()
-        .map(|(name, shape)| (name.clone(), tensor(&name, shape, seed)));
+        .map(|expected| (expected.name.clone(), tensor(&expected.name, expected.shape, seed)));
     Ok(Checkpoint {
         generation: tokenizer.generation(),
         sliding_window: None,

@@ -4,7 +4,7 @@
 
 use super::encoding::Encoding;
 use super::random;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -108,6 +108,25 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
+    /// Some of its rows, as a tensor of their own.
+    pub(super) fn part(&self, rows: Range<usize>) -> Result<Self> {
+        if rows == (0..self.num_rows()) {
+            return Ok(self.clone());
+        }
+        ensure!(self.order == RowOrder::Plain, "its rows do not lie in order");
+        let start = rows.start as u64 * self.row_bytes() as u64;
+        let source = match &self.source {
+            Source::File { file, offset } => {
+                Source::File { file: Arc::clone(file), offset: offset + start }
+            }
+            Source::Random(_) => bail!("it is made up as a whole"),
+            Source::Constant(value) => Source::Constant(*value),
+        };
+        let shape = [&[rows.len()], &self.shape[1..]].concat();
+        let scale = self.scale.as_ref().map(|scale| scale.part(&rows)).transpose()?;
+        Ok(Self { source, shape, encoding: self.encoding, order: self.order, scale })
+    }
+
     fn row_bytes(&self) -> usize {
         self.row_len() / self.encoding.block_len() * self.encoding.block_bytes()
     }
@@ -177,6 +196,23 @@ impl Tensor {
 }
 
 impl Scale {
+    /// Those of some rows.
+    fn part(&self, rows: &Range<usize>) -> Result<Self> {
+        let values = match self.form {
+            ScaleForm::Tensor => (*self.values).clone(),
+            ScaleForm::Channel => self.values.part(rows.clone())?,
+            ScaleForm::Block { rows: tile, .. } => {
+                ensure!(
+                    rows.start.is_multiple_of(tile),
+                    "row {} is inside of a tile of {tile} rows that has one scale",
+                    rows.start
+                );
+                self.values.part(rows.start / tile..rows.end.div_ceil(tile))?
+            }
+        };
+        Ok(Self { form: self.form, values: Box::new(values) })
+    }
+
     /// Multiplies `values`, which are `rows` of a matrix `row_len` wide, by their scales.
     fn apply(&self, rows: Range<usize>, row_len: usize, values: &mut [f32]) -> Result<()> {
         let (tile_rows, tile_cols) = match self.form {

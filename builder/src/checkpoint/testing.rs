@@ -1,8 +1,8 @@
 //! Test support: writes tiny safetensors and GGUF files, and whole tiny checkpoints.
 
 use super::bounded::Object;
-use super::hf_config;
-use super::names;
+use super::names::{self, Expected};
+use super::{family, hf_config};
 use serde_json::{Value, json};
 use spec_core::model::ModelConfig;
 use std::fs;
@@ -73,11 +73,11 @@ pub(crate) fn value(name: &str, idx: usize) -> f32 {
 
 /// Every tensor of a model, in f32.
 pub(crate) fn tiny_blobs(model: &ModelConfig) -> Vec<Blob> {
-    let blob = |(name, shape): (String, Vec<usize>)| {
+    let blob = |Expected { name, shape, .. }: Expected| {
         let values: Vec<f32> = (0..shape.iter().product()).map(|idx| value(&name, idx)).collect();
         Blob::f32(&name, &shape, &values)
     };
-    names::expected(model).into_iter().map(blob).collect()
+    names::expected(model, family::row(model.family).fused).into_iter().map(blob).collect()
 }
 
 /// A tiny checkpoint that can be altered before it is written.

@@ -1,6 +1,7 @@
 //! How the rows of a weight are ordered and packed for a device.
 
 use spec_core::engine::Device;
+use spec_core::model::decoder::MatrixKind;
 use spec_core::model::image::{self, RUN, RowOrder};
 use spec_core::model::{Dtype, ModelConfig, panel};
 use std::ops::Range;
@@ -25,8 +26,8 @@ impl Packing {
     /// Rows that are packed at a time.
     pub(super) const ROWS: usize = panel::PANEL;
 
-    /// That of a section of weights, or of a vector with a value for each of their rows.
-    pub(super) fn of(device: &Device, section: &str, model: &ModelConfig) -> Self {
+    /// That of a matrix, or of a vector with a value for each of its rows; none for other vectors.
+    pub(super) fn of(device: &Device, kind: Option<MatrixKind>, model: &ModelConfig) -> Self {
         const { assert!(image::TILE == Packing::ROWS) };
         match device {
             Device::Cpu => Self {
@@ -37,11 +38,7 @@ impl Packing {
                 wider: "bf16",
             },
             Device::Cuda { .. } => Self {
-                order: match section.split('.').nth(2) {
-                    Some("qkv") => RowOrder::qkv(model),
-                    Some("gate_up") => RowOrder::gate_up(model),
-                    _ => RowOrder::Natural,
-                },
+                order: kind.map_or(RowOrder::Natural, |kind| RowOrder::of(kind, model)),
                 bytes: image::tile_bytes,
                 pack: image::pack_tile,
                 pack_fp8: image::pack_tile_fp8,

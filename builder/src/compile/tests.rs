@@ -3,11 +3,13 @@
 
 use super::*;
 use crate::checkpoint::testing::{Folder, tiny_config};
+use names::{EMBED, FINAL_NORM, HEAD};
 use serde_json::json;
 use spec_core::engine::code_section;
 use spec_core::engine::{
     DrafterKind, Engine, Limits, Manifest, Precision, Role as EngineRole, needed_variants,
 };
+use spec_core::model::ModelConfig;
 use spec_core::model::image::unpack_row;
 
 /// Hidden 64, MLP 96, 3 query heads a key head, vocabulary 70: the last tiles are not full.

@@ -7,9 +7,9 @@ use super::nvrtc::{Nvrtc, Source};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use spec_core::engine::{Precision, code_section, needed_variants};
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use spec_core::model::ModelConfig;
-use spec_kernels::{SOURCES, Variant};
+use spec_kernels::{SOURCES, Variant, kernel_of};
 use std::path::PathBuf;
 
 /// The code of one kernel for one architecture.
@@ -30,7 +30,7 @@ pub struct Compiler {
 
 impl Compiler {
     /// Finds and loads NVRTC.
-    pub fn open(places: &Places, cache: Option<Cache>) -> Result<Self> {
+    pub fn open(places: &SearchPath, cache: Option<Cache>) -> Result<Self> {
         Ok(Self { nvrtc: Nvrtc::open(places)?, cache, sources: SOURCES.to_vec() })
     }
 
@@ -119,8 +119,7 @@ impl Compiler {
     }
 
     fn source(&self, kernel: &str) -> Option<Source<'static>> {
-        let name = format!("{kernel}.cu");
-        self.sources.iter().copied().find(|(source, _)| *source == name)
+        self.sources.iter().copied().find(|(path, _)| kernel_of(path) == Some(kernel))
     }
 
     /// A hash over all that the code is made from, each part with its length.

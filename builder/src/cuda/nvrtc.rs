@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use libloading::Library;
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub(super) type Source<'a> = (&'a str, &'a str);
 
 impl Nvrtc {
     /// Finds and loads the library.
-    pub(super) fn open(places: &Places) -> Result<Self> {
+    pub(super) fn open(places: &SearchPath) -> Result<Self> {
         let folder = places.folder(LIBRARY).map_err(|missing| anyhow!("{missing}: {REMEDY}"))?;
         let _builtins = match &folder {
             Some(folder) => builtins(folder)?,

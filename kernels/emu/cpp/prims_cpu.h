@@ -73,7 +73,7 @@ T from_bits(uint64_t bits) {
     static_assert(blocks_per_sm > 0, "a multiprocessor holds one"); \
     static void name(const Params p)
 
-#include "vector.cuh"
+#include "common/vector.cuh"
 
 DEVICE uint8_t* shared_memory() {
     return emu::current->block->shared;
@@ -172,7 +172,7 @@ DEVICE uint32_t multiply_half2(uint32_t a, uint32_t b) {
     return low | uint32_t{float_to_half(half_to_float(a >> 16) * half_to_float(b >> 16))} << 16;
 }
 
-#include "convert.cuh"
+#include "common/convert.cuh"
 
 namespace emu {
 

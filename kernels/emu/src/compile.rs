@@ -37,13 +37,17 @@ impl Source {
 
     /// A variant of a kernel; its entry gets the symbol `emu_entry_<index>`.
     pub(crate) fn unit(index: usize, unit: &crate::variants::Unit) -> Self {
-        let kernel = format!("{}.cu", unit.kernel);
         let mut flags: Vec<_> =
             unit.defines.iter().map(|(name, value)| format!("-D{name}={value}")).collect();
-        flags.push(format!("-DEMU_FILE=\"{kernel}\""));
+        flags.push(format!("-DEMU_FILE=\"{}\"", unit.path));
         flags.push(format!("-DEMU_NAME=\"{}\"", unit.name));
         flags.push(format!("-DEMU_ENTRY=emu_entry_{index}"));
-        Self { name: unit.name.clone(), file: "unit.cpp".into(), included: Some(kernel), flags }
+        Self {
+            name: unit.name.clone(),
+            file: "unit.cpp".into(),
+            included: Some(unit.path.clone()),
+            flags,
+        }
     }
 }
 

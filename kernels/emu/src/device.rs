@@ -4,7 +4,7 @@ use crate::arena::Arena;
 use crate::machine::{self, Schedule};
 use crate::product;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Held, Kernel, Launch, Mark, Product, ProductShape, Shared,
+    Address, Description, Device, Graph, Held, Kernel, Launch, Mark, Op, ProductShape, Shared,
 };
 use spec_core::model::Dtype;
 use spec_core::{Error, Result};
@@ -20,7 +20,7 @@ const MAX_RESIDENT: u32 = 8;
 
 /// Work that was issued.
 enum Work {
-    Launch(Launch),
+    Op(Op),
     /// Its source is read when its turn comes, as the copy engine of a GPU does.
     Copy {
         to: Address,
@@ -38,7 +38,7 @@ pub struct Emulator {
     schedule: Schedule,
     /// Names of the loaded variants.
     kernels: Vec<String>,
-    graphs: Vec<Vec<Launch>>,
+    graphs: Vec<Vec<Op>>,
     queue: VecDeque<Work>,
     /// Work done since the beginning.
     num_done: u64,
@@ -91,7 +91,11 @@ impl Emulator {
             let Some(work) = self.queue.pop_front() else { break };
             self.num_done += 1;
             match work {
-                Work::Launch(launch) => launches.push(launch),
+                Work::Op(Op::Launch(launch)) => launches.push(launch),
+                Work::Op(Op::Product(product)) => {
+                    self.run(&std::mem::take(&mut launches))?;
+                    product::multiply(&self.arena, &product);
+                }
                 Work::Copy { to, from, bytes } => {
                     self.run(&std::mem::take(&mut launches))?;
                     let mut copied = vec![0; bytes];
@@ -101,6 +105,14 @@ impl Emulator {
             }
         }
         self.run(&launches)
+    }
+
+    /// A product that nobody has enabled is a mistake of who issues it.
+    fn check(&self, op: &Op) {
+        if let Op::Product(product) = op {
+            product::check(product);
+            assert!(self.products.contains(&product.shape), "{:?} was not enabled", product.shape);
+        }
     }
 
     fn run(&mut self, launches: &[Launch]) -> Result<()> {
@@ -189,8 +201,9 @@ impl Device for Emulator {
         Ok(Kernel(self.kernels.len() as u32 - 1))
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.queue.push_back(Work::Launch(launch.clone()));
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        self.check(op);
+        self.queue.push_back(Work::Op(op.clone()));
         Ok(())
     }
 
@@ -205,20 +218,14 @@ impl Device for Emulator {
         Ok(())
     }
 
-    fn product(&mut self, product: &Product) -> Result<()> {
-        assert!(self.products.contains(&product.shape), "{:?} was not enabled", product.shape);
-        self.drain()?;
-        product::multiply(&self.arena, product);
-        Ok(())
-    }
-
-    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
-        self.graphs.push(launches.to_vec());
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        ops.iter().for_each(|op| self.check(op));
+        self.graphs.push(ops.to_vec());
         Ok(Graph(self.graphs.len() as u32 - 1))
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
-        self.queue.extend(self.graphs[graph.0 as usize].iter().cloned().map(Work::Launch));
+        self.queue.extend(self.graphs[graph.0 as usize].iter().cloned().map(Work::Op));
         Ok(())
     }
 

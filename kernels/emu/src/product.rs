@@ -9,14 +9,19 @@ use spec_core::model::Dtype;
 /// What a library takes for granted of arrays.
 const ALIGNMENT: Address = 256;
 
-/// Reads both matrices, writes their product.
-pub(crate) fn multiply(arena: &Arena, product: &Product) {
-    let Product { shape, weights, input, output } = *product;
-    let ProductShape { format, m, n, k } = shape;
+/// A library would not compute it otherwise.
+pub(crate) fn check(product: &Product) {
+    let Product { shape: ProductShape { n, k, .. }, weights, input, output } = *product;
     assert!(n % 64 == 0 && k % 64 == 0, "{n} outputs of {k} inputs are not whole tiles");
     for address in [weights, input, output] {
         assert_eq!(address % ALIGNMENT, 0, "an array of a product is at {address:#x}");
     }
+}
+
+/// Reads both matrices, writes their product.
+pub(crate) fn multiply(arena: &Arena, product: &Product) {
+    let Product { shape, weights, input, output } = *product;
+    let ProductShape { format, m, n, k } = shape;
     let read = |address, len: usize| {
         let mut bytes = vec![0; len * format.bytes()];
         arena.read(address, &mut bytes);

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
+use spec_kernels::SOURCES;
+
 use crate::compile::{self, Compiler, MACHINE, Source};
 use crate::variants::{self, Unit};
 use crate::{Arena, Launch, Schedule};
@@ -22,7 +24,7 @@ const RACE_EXIT: i32 = 66;
 /// A change to a source.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation<'a> {
-    /// The file's name.
+    /// The file's path, in `kernels/` or among the tests.
     pub file: &'a str,
     /// Text that must occur in it exactly once.
     pub text: &'a str,
@@ -154,11 +156,12 @@ fn write_once(path: &Path, text: &str) -> Result<(), String> {
 fn mutate(folders: &[PathBuf; 3], mutation: &Mutation, out: &Path) -> Result<PathBuf, String> {
     let mut found = false;
     let mut texts = Vec::new();
-    for path in folders[1..].iter().flat_map(fs::read_dir).flatten().flatten().map(|e| e.path()) {
-        if !path.extension().is_some_and(|e| e == "cu" || e == "cuh") {
-            continue;
-        }
-        let name = path.file_name().unwrap_or_default().to_owned();
+    let own = folders[1].read_dir().into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let own = own.filter_map(|name| name.into_string().ok().filter(|name| name.ends_with(".cu")));
+    let own = own.map(|name| (folders[1].clone(), name));
+    let kernels = SOURCES.iter().map(|(path, _)| (folders[2].clone(), path.to_string()));
+    for (folder, name) in own.chain(kernels) {
+        let path = folder.join(&name);
         let mut text = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         if name == mutation.file {
             found = true;
@@ -173,8 +176,12 @@ fn mutate(folders: &[PathBuf; 3], mutation: &Mutation, out: &Path) -> Result<Pat
     let mut hasher = DefaultHasher::new();
     texts.hash(&mut hasher);
     let folder = out.join(format!("mutant-{:016x}", hasher.finish()));
-    fs::create_dir_all(&folder).map_err(|e| format!("creating {}: {e}", folder.display()))?;
-    texts.iter().try_for_each(|(name, text)| write_once(&folder.join(name), text))?;
+    for (name, text) in texts {
+        let path = folder.join(name);
+        let parent = path.parent().unwrap_or(&folder);
+        fs::create_dir_all(parent).map_err(|e| format!("creating {}: {e}", parent.display()))?;
+        write_once(&path, &text)?;
+    }
     Ok(folder)
 }
 

@@ -3,12 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant};
+use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant, path_of};
 
-/// One compiled kernel: its name, its source in `kernels/`, and the defines.
+/// One compiled kernel: its name, its source, and the defines.
 pub(crate) struct Unit {
     pub(crate) name: String,
     pub(crate) kernel: String,
+    /// In one of the folders.
+    pub(crate) path: String,
     pub(crate) defines: Vec<(String, String)>,
 }
 
@@ -27,16 +29,16 @@ pub(crate) fn folders(root: &Path) -> [PathBuf; 3] {
     [root.join("cpp"), root.join("tests"), root.join("..")]
 }
 
-/// The variants of all kernels that exist, for both kinds of architecture where they differ; and the
+/// The variants of all kernels, for both kinds of architecture where they differ; and the
 /// kernels of the emulator's own tests.
 pub(crate) fn all(folders: &[PathBuf; 3]) -> Vec<Unit> {
     let mut units: Vec<_> = variants().iter().map(unit).collect();
-    units.retain(|unit| folders[2].join(format!("{}.cu", unit.kernel)).exists());
     let kernels = fs::read_dir(&folders[1]).expect("a folder of this package");
     let paths = kernels.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     for path in paths.filter(|path| path.extension().is_some_and(|e| e == "cu")) {
         let name = path.file_stem().expect("a file").to_string_lossy().into_owned();
-        units.push(Unit { kernel: name.clone(), name, defines: Vec::new() });
+        let path = format!("{name}.cu");
+        units.push(Unit { kernel: name.clone(), name, path, defines: Vec::new() });
     }
     let older: Vec<_> =
         units.iter().filter(|unit| TWO_KINDS.contains(&&*unit.kernel)).map(older).collect();
@@ -49,6 +51,7 @@ fn unit(variant: &Variant) -> Unit {
     Unit {
         name: variant.to_string(),
         kernel: variant.kernel.to_string(),
+        path: path_of(variant.kernel).expect("every variant has a source").to_string(),
         defines: variant
             .defines
             .iter()
@@ -61,7 +64,8 @@ fn unit(variant: &Variant) -> Unit {
 fn older(unit: &Unit) -> Unit {
     let mut defines = unit.defines.clone();
     defines.push(("EMU_ARCH".into(), "800".into()));
-    Unit { name: format!("{}{OLD_ARCHITECTURE}", unit.name), kernel: unit.kernel.clone(), defines }
+    let (kernel, path) = (unit.kernel.clone(), unit.path.clone());
+    Unit { name: format!("{}{OLD_ARCHITECTURE}", unit.name), kernel, path, defines }
 }
 
 fn variants() -> Vec<Variant> {

@@ -1,5 +1,5 @@
 // A kernel with every mistake that the machine knows, one at a time.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct FaultParams {
     const uint8_t* global;

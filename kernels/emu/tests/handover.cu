@@ -1,6 +1,6 @@
 // Every block adds its part to device memory, and the last to arrive adds up all parts: what orders
 // the parts before their reader is one counter.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 constexpr uint32_t NUM_THREADS = 64;
 

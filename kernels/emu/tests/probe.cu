@@ -1,5 +1,5 @@
 // One primitive at a time, for each thread of a warp: what goes in and what comes out are words.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct ProbeParams {
     const uint32_t* input;

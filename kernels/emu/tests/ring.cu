@@ -1,7 +1,7 @@
 // A ring that one warp fills and two empty, as the products have it: each consumer adds up its
 // words of all units. Exercises mbarriers and the asynchronous copies of both kinds of
 // architecture.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 constexpr uint32_t NUM_STAGES = 2;
 constexpr uint32_t UNIT_BYTES = 512;

@@ -4,4 +4,4 @@
 // So few that now and then more are listed than fit, and the winner is another one.
 #define SAMPLE_PROMISING 3
 #define SAMPLE_LISTED 100
-#include "sample.cu"
+#include "sample/sample.cu"

@@ -1,6 +1,6 @@
 // Each block writes its part of one buffer to the next, shifted by one thread through shared
 // memory, plus one: a chain of launches, each of which depends on all of the one before.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 constexpr uint32_t NUM_THREADS = 64;
 

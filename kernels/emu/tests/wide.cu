@@ -1,5 +1,5 @@
 // The largest blocks there are: each adds up its thread indices through all warps.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 constexpr uint32_t NUM_THREADS = 1024;
 

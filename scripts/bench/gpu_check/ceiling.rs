@@ -7,9 +7,9 @@ use crate::report::{Report, Verdict};
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::Places;
-use spec_core::exec::cuda::device::{Address, Device, Kernel, Launch};
-use spec_core::exec::cuda::plain::bytes_of;
+use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::cuda::device::pod::bytes_of;
+use spec_core::exec::cuda::device::{Address, Device, Kernel, Launch, Op};
 use spec_kernels::{SOURCES, Variant};
 use std::error::Error;
 
@@ -86,7 +86,7 @@ struct Kernels(Vec<(&'static str, Vec<u8>)>);
 impl Kernels {
     fn compile(arch: &str) -> Result<Self, Box<dyn Error>> {
         let headers = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
-        let compiler = Compiler::open(&Places::of_process(None), Cache::of_user())?
+        let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?
             .with_sources(OWN.into_iter().chain(headers).collect());
         let code = OWN.into_iter().map(|(file, _)| {
             let name = file.strip_suffix(".cu").expect("they are sources");
@@ -178,7 +178,7 @@ impl Kernels {
             params: params.iter().flat_map(|word| word.to_le_bytes()).collect(),
             overlap: false,
         };
-        let graph = device.record(&[launch])?;
+        let graph = device.record(&[Op::Launch(launch)])?;
         Timing::of(graph, false, device)
     }
 
@@ -200,7 +200,7 @@ impl Kernels {
             params,
             overlap: false,
         };
-        let graph = device.record(&[launch])?;
+        let graph = device.record(&[Op::Launch(launch)])?;
         let timing = Timing::of(graph, false, device)?;
         let mut found = vec![0u8; (grid * MULTIPLY_THREADS * 4) as usize];
         device.read(sums, &mut found)?;
@@ -222,7 +222,7 @@ impl Kernels {
             params: 0u64.to_le_bytes().into(),
             overlap: true,
         };
-        let graph = device.record(&vec![launch; CHAIN_KERNELS])?;
+        let graph = device.record(&vec![Op::Launch(launch); CHAIN_KERNELS])?;
         Ok(Timing::of(graph, false, device)?.of_each(CHAIN_KERNELS))
     }
 }

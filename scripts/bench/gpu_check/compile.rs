@@ -6,13 +6,13 @@ use crate::case::{self, Drafts, Pair};
 use crate::ceiling;
 use crate::gpu::{Bed, Machine};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use std::error::Error;
 use std::time::Instant;
 
 /// For one architecture; says how long each part has taken.
 pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
-    let compiler = Compiler::open(&Places::of_process(None), Cache::of_user())?;
+    let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?;
     timed("ceilings", || ceiling::compile(arch))?;
     for model in bench::models() {
         timed(&model.name(), || {

@@ -1,5 +1,5 @@
 // Copies: the ceiling of what reads and writes device memory. Any grid and block.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct CopyParams {
     const Uint4* from;

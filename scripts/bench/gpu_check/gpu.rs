@@ -4,7 +4,7 @@
 use spec_core::Result;
 use spec_core::exec::cuda::Driver;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Op, ProductShape, Shared,
 };
 use spec_emu::{Emulator, Schedule};
 use std::collections::{HashMap, VecDeque};
@@ -216,21 +216,17 @@ impl Device for Watched {
         Ok(kernel)
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.inner().launch(launch)
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        self.inner().issue(op)
     }
 
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
         self.inner().enable_products(shapes)
     }
 
-    fn product(&mut self, product: &Product) -> Result<()> {
-        self.inner().product(product)
-    }
-
-    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
-        self.watch.seen().recorded = launches.to_vec();
-        self.inner().record(launches)
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        self.watch.seen().recorded = ops.iter().filter_map(Op::as_launch).cloned().collect();
+        self.inner().record(ops)
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {

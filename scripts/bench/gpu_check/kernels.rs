@@ -11,11 +11,12 @@ use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::engine::{Engine, Manifest};
-use spec_core::exec::cuda::device::{Address, Device, Launch};
-use spec_core::exec::cuda::params::{Row, Tile};
-use spec_core::exec::cuda::plain::bytes_of;
-use spec_core::exec::cuda::shape::Tiling;
-use spec_core::exec::cuda::{Model, Pass, kv};
+use spec_core::exec::cuda::device::pod::bytes_of;
+use spec_core::exec::cuda::device::{Address, Device, Op};
+use spec_core::exec::cuda::model::kv;
+use spec_core::exec::cuda::model::params::{Row, Tile};
+use spec_core::exec::cuda::model::shape::Tiling;
+use spec_core::exec::cuda::{Model, Pass};
 use spec_core::model::Dtype;
 use spec_core::pages::PAGE_TOKENS;
 use std::collections::{BTreeMap, HashMap};
@@ -151,16 +152,11 @@ impl Bench<'_> {
     }
 
     /// The time of one layer's share of the launches, or of all where there is one a pass.
-    fn time(
-        &self,
-        kind: &str,
-        launches: &[Launch],
-        device: &mut Watched,
-    ) -> Result<Timing, Box<dyn Error>> {
-        if launches.is_empty() {
+    fn time(&self, kind: &str, ops: &[Op], device: &mut Watched) -> Result<Timing, Box<dyn Error>> {
+        if ops.is_empty() {
             return Err(format!("a pass has no {kind}").into());
         }
-        let graph = device.record(launches)?;
+        let graph = device.record(ops)?;
         let timing = Timing::of(graph, self.machine.is_emulated(), device)?;
         let is_of_layers = kind::LAYER.contains(&kind);
         Ok(timing.of_each(if is_of_layers { self.manifest().model.num_layers } else { 1 }))
@@ -172,14 +168,15 @@ impl Bench<'_> {
         model: &Model,
         sight: &Sight,
         device: &mut Watched,
-    ) -> Result<BTreeMap<String, Vec<Launch>>, Box<dyn Error>> {
+    ) -> Result<BTreeMap<String, Vec<Op>>, Box<dyn Error>> {
         let pass = write_tables(model, sight, self.manifest().model.vocab_size, device)?;
-        let mut by_kind = BTreeMap::<String, Vec<Launch>>::new();
-        for launch in model.pass(&pass) {
+        let mut by_kind = BTreeMap::<String, Vec<Op>>::new();
+        for op in model.pass(&pass) {
             // Run once, each kernel finds what the one before it makes, and not zeros.
-            device.launch(&launch)?;
-            let variant = device.watch().variant(launch.kernel);
-            by_kind.entry(kind::of(&variant, self.manifest())).or_default().push(launch);
+            device.issue(&op)?;
+            let kernel = op.as_launch().expect("products of few rows are kernels").kernel;
+            let variant = device.watch().variant(kernel);
+            by_kind.entry(kind::of(&variant, self.manifest())).or_default().push(op);
         }
         Ok(by_kind)
     }

@@ -1,25 +1,35 @@
 //! Which part of a pass a kernel is, by the name of its variant, and what it has to read.
 
-use spec_core::engine::{Manifest, Matrix};
+use spec_core::engine::Manifest;
+use spec_core::model::ModelConfig;
+use spec_core::model::decoder::{Decoder, Linear, MatrixKind};
 
 /// The parts of a pass that run in every layer.
 pub(crate) const LAYER: [&str; 6] = ["qkv", "rope", "attention", "out", "gate_up", "down"];
 
 /// The name of a product.
-fn product(matrix: Matrix) -> &'static str {
-    match matrix {
-        Matrix::Qkv => "qkv",
-        Matrix::Out => "out",
-        Matrix::GateUp => "gate_up",
-        Matrix::Down => "down",
-        Matrix::Head => "head",
+fn product(kind: MatrixKind) -> &'static str {
+    match kind {
+        MatrixKind::Qkv => "qkv",
+        MatrixKind::Out => "out",
+        MatrixKind::GateUp => "gate_up",
+        MatrixKind::Down => "down",
+        MatrixKind::Embed | MatrixKind::Head => "head",
     }
+}
+
+/// The matrix that a kind of product has.
+fn linear(kind: &str, manifest: &Manifest) -> Option<Linear> {
+    // All layers are alike.
+    let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..manifest.model.clone() });
+    let mut linears = decoder.layers[0].matrices().into_iter().chain([decoder.head()]);
+    linears.find(|linear| product(linear.kind) == kind).cloned()
 }
 
 /// What a variant does in a pass of the model.
 pub(crate) fn of(variant: &str, manifest: &Manifest) -> String {
     let epilogue = |name: &str| variant.contains(&format!(".EPILOGUE={name}"));
-    let [_, out_k] = Matrix::Out.shape(&manifest.model);
+    let out_k = manifest.model.q_size();
     let name = match variant.split('.').next().unwrap_or(variant) {
         "gemm" if epilogue("QKV") || epilogue("RAW") => "qkv",
         "gemm" if epilogue("SWIGLU") => "gate_up",
@@ -33,11 +43,9 @@ pub(crate) fn of(variant: &str, manifest: &Manifest) -> String {
 
 /// Outputs and inputs of a product, and the bytes of its weights.
 pub(crate) fn matrix(kind: &str, manifest: &Manifest) -> Option<([usize; 2], usize)> {
-    let matrix = Matrix::ALL.into_iter().find(|&matrix| product(matrix) == kind)?;
-    let precision = &manifest.precision;
-    let dtype = if matrix == Matrix::Head { precision.head } else { precision.weights };
-    let [n, k] = matrix.shape(&manifest.model);
-    Some(([n, k], n * k * dtype.bytes()))
+    let linear = linear(kind, manifest)?;
+    let [n, k] = linear.shape();
+    Some(([n, k], n * k * manifest.precision.of(linear.kind).bytes()))
 }
 
 /// Weights of a product.

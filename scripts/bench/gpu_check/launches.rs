@@ -10,7 +10,7 @@ use crate::report::{Outcome, Report, Verdict};
 use crate::twin::{Findings, Twin};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::ManyRows;
+use spec_core::exec::cuda::Prefill;
 use spec_core::exec::cuda::device::Device;
 use spec_core::runtime::{Options, Request, Runtime};
 use std::cell::LazyCell;
@@ -39,12 +39,12 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
         let name = case.name();
         let pair = LazyCell::new(|| Pair::build(case, bed.arch));
         check(report, bed, &format!("launches of passes: {name}"), || {
-            passes(&pair.cuda, bed, ManyRows::Exact, &PARTS)
+            passes(&pair.cuda, bed, Prefill::Exact, &PARTS)
         });
         check(report, bed, &format!("launches around the library: {name}"), || {
             match prefill::missing(bed.machine) {
                 Some(missing) => Ok(Verdict::Skipped(missing)),
-                None => passes(&pair.cuda, bed, ManyRows::CublasLt, &LONG_PARTS),
+                None => passes(&pair.cuda, bed, Prefill::CublasLt, &LONG_PARTS),
             }
         });
     }
@@ -63,11 +63,11 @@ fn check(report: &mut Report, bed: Bed, name: &str, run: impl FnOnce() -> Outcom
 }
 
 /// Runs passes of so many rows of one sequence.
-pub(crate) fn passes(engine: &Engine, bed: Bed, many_rows: ManyRows, parts: &[usize]) -> Outcome {
+pub(crate) fn passes(engine: &Engine, bed: Bed, prefill: Prefill, parts: &[usize]) -> Outcome {
     let findings = Findings::default();
     let twin = Twin::new(Box::new(bed.machine.open()?), findings.clone());
     let tokens = tokens(parts.iter().sum());
-    logits::on(Box::new(twin), engine, many_rows, &tokens, parts)?;
+    logits::on(Box::new(twin), engine, prefill, &tokens, parts)?;
     verdict(&findings)
 }
 

@@ -10,7 +10,7 @@ use crate::report::{Outcome, Report, Verdict};
 use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::device::Device;
-use spec_core::exec::cuda::{Gpu, ManyRows, Model, OnHost};
+use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};
 use spec_core::model::Dtype;
 use spec_core::pages::{PAGE_TOKENS, PageId};
 use std::cell::LazyCell;
@@ -61,7 +61,7 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
             report.check_within(
                 launches::LIMIT,
                 &format!("launches behind those logits: {name}"),
-                |_| launches::passes(&pair.cuda, bed, ManyRows::Exact, &FEW_ROWS),
+                |_| launches::passes(&pair.cuda, bed, Prefill::Exact, &FEW_ROWS),
             );
         }
     }
@@ -96,7 +96,7 @@ fn near_the_cpu_by_library(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
     }
     let tokens = tokens(LONG + length(bed));
     let parts = [LONG, length(bed)];
-    let run = || in_parts_by(&pair.cuda, bed, ManyRows::CublasLt, &tokens, &parts);
+    let run = || in_parts_by(&pair.cuda, bed, Prefill::CublasLt, &tokens, &parts);
     let found = run()?;
     same(&run()?, &found, "the second run")?;
     let mut distance = Distance::default();
@@ -203,7 +203,7 @@ fn the_same_beside_others(engine: &Engine, bed: Bed) -> Outcome {
         })
         .collect();
     let device = Box::new(bed.machine.open()?);
-    let mut model = load(engine, device, ManyRows::Exact, most_pages * BATCH)?;
+    let mut model = load(engine, device, Prefill::Exact, most_pages * BATCH)?;
     let together = rows(&model.forward(&segments)?);
     let mut first = 0;
     for (idx, tokens) in sequences.iter().enumerate() {
@@ -238,11 +238,11 @@ fn same(found: &[Vec<f32>], expected: &[Vec<f32>], what: &str) -> Result<(), Str
 fn load(
     engine: &Engine,
     device: Box<dyn Device>,
-    many_rows: ManyRows,
+    prefill: Prefill,
     num_pages: usize,
 ) -> spec_core::Result<OnHost> {
     let gpu = Gpu::new(device);
-    let model = Model::load_with(engine, num_pages, many_rows, &mut **gpu.lock())?;
+    let model = Model::load_with(engine, num_pages, prefill, &mut **gpu.lock())?;
     Ok(OnHost::new(Arc::new(model), gpu))
 }
 
@@ -252,30 +252,30 @@ fn in_parts(
     tokens: &[u32],
     parts: &[usize],
 ) -> spec_core::Result<Vec<Vec<f32>>> {
-    in_parts_by(engine, bed, ManyRows::Exact, tokens, parts)
+    in_parts_by(engine, bed, Prefill::Exact, tokens, parts)
 }
 
 /// Logits of all rows of a fresh model, computed in parts; pages in descending order.
 fn in_parts_by(
     engine: &Engine,
     bed: Bed,
-    many_rows: ManyRows,
+    prefill: Prefill,
     tokens: &[u32],
     parts: &[usize],
 ) -> spec_core::Result<Vec<Vec<f32>>> {
-    on(Box::new(bed.machine.open()?), engine, many_rows, tokens, parts)
+    on(Box::new(bed.machine.open()?), engine, prefill, tokens, parts)
 }
 
 /// The same on a device.
 pub(crate) fn on(
     device: Box<dyn Device>,
     engine: &Engine,
-    many_rows: ManyRows,
+    prefill: Prefill,
     tokens: &[u32],
     parts: &[usize],
 ) -> spec_core::Result<Vec<Vec<f32>>> {
     let num_pages = tokens.len().div_ceil(PAGE_TOKENS);
-    let mut model = load(engine, device, many_rows, num_pages)?;
+    let mut model = load(engine, device, prefill, num_pages)?;
     let pages: Vec<PageId> = (0..num_pages as PageId).rev().collect();
     let (mut first, mut found) = (0, Vec::new());
     for &len in parts {

@@ -1,6 +1,6 @@
 // Multiplies and adds fragments that stay in registers: the ceiling of the tensor cores for this instruction, f16 with
 // f32 sums. Any grid; blocks of 256 threads.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct MultiplyParams {
     const uint32_t* fragments;   // pairs of halves, FRAGMENT a thread of a block

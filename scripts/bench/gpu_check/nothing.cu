@@ -1,5 +1,5 @@
 // Does nothing but what every kernel of a pass does: the least that one more kernel costs in a graph.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct NothingParams {
     uint32_t* never;   // 0

@@ -10,7 +10,7 @@ use serde_json::json;
 use spec_core::batch::Segment;
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::device::Device;
-use spec_core::exec::cuda::{ManyRows, Model};
+use spec_core::exec::cuda::{Model, Prefill};
 use spec_core::pages::{PAGE_TOKENS, PageId};
 use std::error::Error;
 use std::time::Instant;
@@ -22,7 +22,7 @@ const FEW_ROWS: usize = 200;
 const SAMPLES: usize = 5;
 
 /// Both ways, by the names of the serving parameter.
-const WAYS: [(ManyRows, &str); 2] = [(ManyRows::Exact, "exact"), (ManyRows::CublasLt, "cublaslt")];
+const WAYS: [(Prefill, &str); 2] = [(Prefill::Exact, "exact"), (Prefill::CublasLt, "cublaslt")];
 
 /// What products by the library lack here, if they lack anything.
 pub(crate) fn missing(machine: Machine) -> Option<String> {
@@ -42,12 +42,12 @@ pub(crate) fn run(
 ) -> Result<usize, Box<dyn Error>> {
     let before = report.count("prefill");
     let lacks_library = missing(machine).is_some();
-    for (many_rows, way) in WAYS {
-        if many_rows == ManyRows::CublasLt && lacks_library {
+    for (prefill, way) in WAYS {
+        if prefill == Prefill::CublasLt && lacks_library {
             continue;
         }
         let num_rows = if machine.is_emulated() { FEW_ROWS } else { ROWS };
-        let timing = time(engine, many_rows, num_rows, machine)?;
+        let timing = time(engine, prefill, num_rows, machine)?;
         let manifest = engine.manifest();
         let weights = manifest.model.num_layers
             * kind::LAYER.into_iter().map(|kind| kind::weights(kind, manifest)).sum::<usize>();
@@ -65,13 +65,13 @@ pub(crate) fn run(
 
 fn time(
     engine: &Engine,
-    many_rows: ManyRows,
+    prefill: Prefill,
     num_rows: usize,
     machine: Machine,
 ) -> Result<Timing, Box<dyn Error>> {
     let mut device = machine.open()?;
     let num_pages = num_rows.div_ceil(PAGE_TOKENS);
-    let model = Model::load_with(engine, num_pages, many_rows, &mut device)?;
+    let model = Model::load_with(engine, num_pages, prefill, &mut device)?;
     let pages: Vec<PageId> = (0..num_pages as PageId).collect();
     let vocab_size = model.config().vocab_size as u32;
     let tokens: Vec<u32> = random_words(num_rows).iter().map(|word| word % vocab_size).collect();

@@ -7,7 +7,7 @@ use spec_core::engine::{
     Device, DrafterKind, Engine, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed,
     Section, SectionKind, commit_pair,
 };
-use spec_core::exec::cuda::Places;
+use spec_core::exec::cuda::SearchPath;
 use spec_core::model::{Dtype, Family, ModelConfig};
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use std::collections::HashMap;
@@ -152,7 +152,7 @@ impl RandomEngines {
         arch: &str,
     ) -> Result<Self, Box<dyn Error>> {
         let folder = tempfile::tempdir()?;
-        let compiler = Compiler::open(&Places::of_process(None), Cache::of_user())?;
+        let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?;
         let maker = Maker { compiler, limits, arch, folder: folder.path() };
         let peer = |file: &str| Peer { file: file.into(), identity: String::new() };
         let drafter = draft.map_or(DrafterKind::None, |_| DrafterKind::Model(peer(DRAFT_FILE)));

@@ -13,8 +13,8 @@ use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::adapt::DraftPolicy;
 use spec_core::engine::Manifest;
-use spec_core::exec::cuda::device::{Device, Launch};
-use spec_core::runtime::{ManyRows, Options, Request, Runtime};
+use spec_core::exec::cuda::device::{Device, Launch, Op};
+use spec_core::runtime::{Options, Prefill, Request, Runtime};
 use spec_core::sequence::SequenceId;
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
@@ -250,7 +250,8 @@ impl Bench<'_> {
         }
         let (mut parts, mut of_layers, mut of_target) = (json!({}), 0.0, 0.0);
         for (part, launches) in by_part {
-            let graph = device.record(&launches)?;
+            let ops: Vec<Op> = launches.into_iter().map(Op::Launch).collect();
+            let graph = device.record(&ops)?;
             let us = Timing::of(graph, self.machine.is_emulated(), device)?.median();
             parts[&part] = json!(rounded(us));
             let Some(kind) = part.strip_prefix("target ") else { continue };
@@ -284,14 +285,14 @@ impl Layers {
 
 /// Prompts take the fast way: their keys are as good as any to time steps with.
 fn options(plan: Plan, machine: Machine) -> Options {
-    let many_rows = match prefill::missing(machine) {
-        None => ManyRows::CublasLt,
-        Some(_) => ManyRows::Exact,
+    let prefill = match prefill::missing(machine) {
+        None => Prefill::CublasLt,
+        Some(_) => Prefill::Exact,
     };
     let most = plan.batches.iter().max().copied().unwrap_or(1);
     // Twice the prompts: room for what is generated, and pages are whole.
     let kv_tokens = Some((2 * most * plan.context).max(MIN_KV_TOKENS));
-    Options { draft_policy: DraftPolicy::Fixed, kv_tokens, many_rows, ..Options::default() }
+    Options { draft_policy: DraftPolicy::Fixed, kv_tokens, prefill, ..Options::default() }
 }
 
 /// Random, another for each sequence and the same for each run, so that its keys may be found in the cache.

@@ -1,6 +1,6 @@
 // Reads memory once: the ceiling of what streams weights. Each thread leaves the exclusive or of the words that it
 // has read, so that nothing can be left out. Any grid and block.
-#include "prims.cuh"
+#include "common/prims.cuh"
 
 struct StreamParams {
     const Uint4* from;

@@ -11,7 +11,7 @@ use crate::supervisor;
 use crate::twin::{Findings, Twin};
 use serde_json::{Map, Value, json};
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::ManyRows;
+use spec_core::exec::cuda::Prefill;
 use spec_core::exec::cuda::device::Device;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -145,7 +145,7 @@ fn a_wrong_launch_is_named_with_what_it_wrote() {
         let mut twin = Twin::new(Box::new(Machine::Emulator.open().unwrap()), findings.clone());
         twin.spoiled = spoiled;
         let tokens = case::tokens(12);
-        crate::logits::on(Box::new(twin), &pair.cuda, ManyRows::Exact, &tokens, &[9, 3]).unwrap();
+        crate::logits::on(Box::new(twin), &pair.cuda, Prefill::Exact, &tokens, &[9, 3]).unwrap();
         crate::launches::verdict(&findings)
     };
     let Verdict::Passed(passed) = run(None).unwrap() else { panic!("it runs everywhere") };

@@ -8,7 +8,7 @@ use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
 use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
-use spec_core::runtime::{ManyRows, Options, Request, Runtime};
+use spec_core::runtime::{Options, Prefill, Request, Runtime};
 
 /// Policies and draft lengths that are compared with no drafts.
 const WAYS: [(DraftPolicy, usize); 7] = [
@@ -33,20 +33,20 @@ const FEW_WAYS: usize = 5;
 pub(crate) fn run(report: &mut Report, bed: Bed) {
     for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
         let name = format!("texts with and without drafts by {name}");
-        report.check(&name, |_| the_same_with_drafts(drafts, ManyRows::Exact, bed));
+        report.check(&name, |_| the_same_with_drafts(drafts, Prefill::Exact, bed));
     }
     report.check("texts whose prompts the library computes", |_| {
         match prefill::missing(bed.machine) {
             Some(missing) => Ok(Verdict::Skipped(missing)),
-            None => the_same_with_drafts(Drafts::Model, ManyRows::CublasLt, bed),
+            None => the_same_with_drafts(Drafts::Model, Prefill::CublasLt, bed),
         }
     });
 }
 
-fn the_same_with_drafts(drafts: Drafts, many_rows: ManyRows, bed: Bed) -> Outcome {
+fn the_same_with_drafts(drafts: Drafts, prefill: Prefill, bed: Bed) -> Outcome {
     let (_folder, engine) = case::speculating(drafts, bed);
-    let requests = requests(many_rows, bed);
-    let options = options(Fixed, many_rows);
+    let requests = requests(prefill, bed);
+    let options = options(Fixed, prefill);
     let mut waiting = load(&engine, Options { launch_ahead: false, ..options.clone() }, bed)?;
     let alone = running::run_alone(&mut waiting, &requests);
     if running::run_alone(&mut load(&engine, options, bed)?, &requests) != alone {
@@ -57,7 +57,7 @@ fn the_same_with_drafts(drafts: Drafts, many_rows: ManyRows, bed: Bed) -> Outcom
     for &(policy, draft_len) in ways {
         let requests = requests.iter().map(|request| with_drafts(request, draft_len));
         let done = running::run(
-            &mut load(&engine, self::options(policy, many_rows), bed)?,
+            &mut load(&engine, self::options(policy, prefill), bed)?,
             &requests.collect::<Vec<_>>(),
         );
         for (idx, (done, expected)) in done.iter().zip(&alone).enumerate() {
@@ -85,12 +85,12 @@ fn with_drafts(request: &Request, draft_len: usize) -> Request {
     Request { draft_len: Some(draft_len), ..request.clone() }
 }
 
-fn options(policy: DraftPolicy, many_rows: ManyRows) -> Options {
+fn options(policy: DraftPolicy, prefill: Prefill) -> Options {
     Options {
         kv_tokens: Some(KV_TOKENS),
-        many_rows,
+        prefill,
         // Pages of another prompt would cut a prompt elsewhere, which the library's bits depend on.
-        kv_reuse: many_rows == ManyRows::Exact,
+        kv_reuse: prefill == Prefill::Exact,
         ..running::options(policy)
     }
 }
@@ -100,13 +100,13 @@ fn load(engine: &Engine, options: Options, bed: Bed) -> spec_core::Result<Runtim
 }
 
 /// Greedy and seeded, with what depends on the tokens before; some with log-probabilities, which the host decides about.
-fn requests(many_rows: ManyRows, bed: Bed) -> Vec<Request> {
+fn requests(prefill: Prefill, bed: Bed) -> Vec<Request> {
     let sampling = running::kinds_of_sampling();
     let max_tokens = if bed.small { 8 } else { 64 };
     // More long prompts than fit into one step would be cut, which the library's bits depend on.
-    let rounds = if bed.small || many_rows == ManyRows::CublasLt { 1 } else { 4 };
+    let rounds = if bed.small || prefill == Prefill::CublasLt { 1 } else { 4 };
     // The end repeats the beginning, so that there is something to look up.
-    let longer = if many_rows == ManyRows::Exact { 0 } else { LONG };
+    let longer = if prefill == Prefill::Exact { 0 } else { LONG };
     let prompt = |idx: usize| [tokens(longer + 7 + 9 * idx), tokens(4 + idx)].concat();
     let request = |idx: usize| Request {
         prompt: prompt(idx).into(),

@@ -2,10 +2,10 @@
 //! compared. The GPU then goes on with what the emulator has, so that each kernel is judged by itself.
 
 use crate::outputs::{self, Kind, Word, Written};
+use spec_core::exec::cuda::device::pod::bytes_of;
 use spec_core::exec::cuda::device::{
-    Address, Description, Device, Graph, Kernel, Launch, Mark, Product, ProductShape, Shared,
+    Address, Description, Device, Graph, Kernel, Launch, Mark, Op, Product, ProductShape, Shared,
 };
-use spec_core::exec::cuda::plain::bytes_of;
 use spec_core::{Error, Result};
 use spec_emu::{Emulator, Schedule};
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub(crate) struct Twin {
     description: Description,
     pieces: Vec<Piece>,
     variants: Vec<String>,
-    graphs: Vec<Vec<Launch>>,
+    graphs: Vec<Vec<Op>>,
     num_marks: u32,
     findings: Findings,
     /// A launch after which a bit of what it wrote is turned on the GPU.
@@ -110,6 +110,20 @@ impl Twin {
         words.filter_map(argument).collect()
     }
 
+    /// The library's sums are compared as a kernel's are.
+    fn multiply(&mut self, product: &Product) -> Result<()> {
+        let Product { weights, input, output, .. } = *product;
+        let arguments = self.arguments(bytes_of(&[weights, input, output]));
+        let [weights, input, output] =
+            [weights, input, output].map(|address| self.emulated(address));
+        let emulated = Product { weights, input, output, ..*product };
+        self.emulator.issue(&Op::Product(emulated))?;
+        self.gpu.issue(&Op::Product(*product)).and_then(|()| self.gpu.wait())?;
+        let sums = Written { name: "sums", at: 16, kind: Kind::Words(&[Word::Float]) };
+        let ProductShape { format, m, n, k } = product.shape;
+        self.judge(&format!("product.{format}.{m}x{n}x{k}"), &arguments, &[sums])
+    }
+
     fn run(&mut self, launch: &Launch) -> Result<()> {
         let variant = self.variants[launch.kernel.0 as usize].clone();
         let arguments = self.arguments(&launch.params);
@@ -119,7 +133,8 @@ impl Twin {
             params[argument.at..argument.at + 8].copy_from_slice(&address.to_le_bytes());
         }
         self.follow_host(&arguments)?;
-        self.emulator.launch(&Launch { params, overlap: false, ..launch.clone() })?;
+        let emulated = Launch { params, overlap: false, ..launch.clone() };
+        self.emulator.issue(&Op::Launch(emulated))?;
         let num_launches = self.findings.found().num_launches;
         let name = |error: Error| {
             let text = match error {
@@ -129,7 +144,7 @@ impl Twin {
             let Launch { grid, .. } = launch;
             Error::Device(format!("{text} (launch {num_launches}: {variant}, grid {grid})"))
         };
-        self.gpu.launch(launch).and_then(|()| self.gpu.wait()).map_err(name)?;
+        self.gpu.issue(&Op::Launch(launch.clone())).and_then(|()| self.gpu.wait()).map_err(name)?;
         let written = outputs::written(&variant, &launch.params);
         #[cfg(test)]
         self.spoil(&arguments, &written)?;
@@ -297,8 +312,11 @@ impl Device for Twin {
         self.gpu.load(variant, entry, code, shared_bytes)
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.run(launch)
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::Launch(launch) => self.run(launch),
+            Op::Product(product) => self.multiply(product),
+        }
     }
 
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
@@ -306,28 +324,15 @@ impl Device for Twin {
         self.gpu.enable_products(shapes)
     }
 
-    /// The library's sums are compared as a kernel's are.
-    fn product(&mut self, product: &Product) -> Result<()> {
-        let Product { weights, input, output, .. } = *product;
-        let arguments = self.arguments(bytes_of(&[weights, input, output]));
-        let [weights, input, output] =
-            [weights, input, output].map(|address| self.emulated(address));
-        self.emulator.product(&Product { weights, input, output, ..*product })?;
-        self.gpu.product(product).and_then(|()| self.gpu.wait())?;
-        let sums = Written { name: "sums", at: 16, kind: Kind::Words(&[Word::Float]) };
-        let ProductShape { format, m, n, k } = product.shape;
-        self.judge(&format!("product.{format}.{m}x{n}x{k}"), &arguments, &[sums])
-    }
-
-    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
-        self.graphs.push(launches.to_vec());
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        self.graphs.push(ops.to_vec());
         Ok(Graph(self.graphs.len() as u32 - 1))
     }
 
     /// One by one: what is wrong with a graph is for others to find.
     fn replay(&mut self, graph: Graph) -> Result<()> {
-        let launches = self.graphs[graph.0 as usize].clone();
-        launches.iter().try_for_each(|launch| self.run(launch))
+        let ops = self.graphs[graph.0 as usize].clone();
+        ops.iter().try_for_each(|op| self.issue(op))
     }
 
     /// Nothing is ever waited for any more.

@@ -2,43 +2,13 @@
 //! looked for. Also what the kernels demand of a model.
 
 use super::Precision;
+use crate::model::decoder::{Decoder, Linear, MatrixKind};
 use crate::model::image::RUN;
 use crate::model::{Dtype, ModelConfig};
 use spec_kernels::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
 
 /// Elements of a head that the kernels are written for.
 const HEAD_DIMS: [usize; 2] = [64, 128];
-
-/// The matrices that a pass multiplies with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Matrix {
-    /// q, k and v of all heads.
-    Qkv,
-    /// From the attention's output to the residual stream.
-    Out,
-    /// Gate and up projection.
-    GateUp,
-    /// From the MLP to the residual stream.
-    Down,
-    /// To the logits.
-    Head,
-}
-
-impl Matrix {
-    /// Every matrix.
-    pub const ALL: [Self; 5] = [Self::Qkv, Self::Out, Self::GateUp, Self::Down, Self::Head];
-
-    /// Outputs and inputs.
-    pub fn shape(self, model: &ModelConfig) -> [usize; 2] {
-        match self {
-            Self::Qkv => [model.qkv_size(), model.hidden_size],
-            Self::Out => [model.hidden_size, model.q_size()],
-            Self::GateUp => [2 * model.intermediate_size, model.hidden_size],
-            Self::Down => [model.hidden_size, model.intermediate_size],
-            Self::Head => [model.vocab_size, model.hidden_size],
-        }
-    }
-}
 
 /// The kernels of one model. It has passed [`Device::validate`](super::Device::validate).
 #[derive(Clone, Copy, Debug)]
@@ -51,18 +21,18 @@ pub struct Kernels<'a> {
 
 impl Kernels<'_> {
     /// The product of at most `rows` rows, one of [`GEMM_ROWS`], with a matrix.
-    pub fn gemm(&self, matrix: Matrix, rows: usize) -> Variant {
+    pub fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
         let Self { model, precision } = *self;
-        let [n, k] = matrix.shape(model);
-        let (dtype, epilogue) = match matrix {
+        let epilogue = match linear.kind {
             // The norms of the heads come before the rotation, and need whole heads.
-            Matrix::Qkv if model.qk_norm => (precision.weights, Epilogue::Raw),
-            Matrix::Qkv => (precision.weights, Epilogue::Qkv { head_dim: model.head_dim }),
-            Matrix::Out | Matrix::Down => (precision.weights, Epilogue::Residual),
-            Matrix::GateUp => (precision.weights, Epilogue::SwiGlu),
-            Matrix::Head => (precision.head, Epilogue::Head),
+            MatrixKind::Qkv if model.qk_norm => Epilogue::Raw,
+            MatrixKind::Qkv => Epilogue::Qkv { head_dim: model.head_dim },
+            MatrixKind::Out | MatrixKind::Down => Epilogue::Residual,
+            MatrixKind::GateUp => Epilogue::SwiGlu,
+            MatrixKind::Embed | MatrixKind::Head => Epilogue::Head,
         };
-        Variant::gemm(format(dtype), rows, epilogue).with_shape(n, k)
+        let dtype = precision.of(linear.kind);
+        Variant::gemm(format(dtype), rows, epilogue).with_shape(linear.n(), linear.k)
     }
 
     /// The rows of the embedding.
@@ -97,8 +67,10 @@ impl Kernels<'_> {
 pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Variant> {
     let kernels = Kernels { model, precision };
     let mut variants = vec![kernels.embed()];
-    for matrix in Matrix::ALL {
-        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(matrix, rows)));
+    let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..model.clone() });
+    // All layers are alike.
+    for linear in decoder.layers[0].matrices().into_iter().chain([decoder.head()]) {
+        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(linear, rows)));
     }
     variants.push(kernels.rope());
     variants.extend(kernels.attention());

@@ -1,5 +1,6 @@
 //! What an engine file says about itself, as JSON.
 
+use crate::model::decoder::MatrixKind;
 use crate::model::{Dtype, ModelConfig};
 use serde::{Deserialize, Serialize};
 
@@ -65,6 +66,18 @@ pub struct Precision {
     pub head: Dtype,
     /// Keys and values.
     pub kv: Dtype,
+}
+
+impl Precision {
+    /// That of a matrix.
+    pub fn of(&self, kind: MatrixKind) -> Dtype {
+        match kind {
+            MatrixKind::Embed | MatrixKind::Head => self.head,
+            MatrixKind::Qkv | MatrixKind::Out | MatrixKind::GateUp | MatrixKind::Down => {
+                self.weights
+            }
+        }
+    }
 }
 
 /// What the engine was built for.

@@ -16,7 +16,7 @@ mod temp;
 mod tests;
 mod writer;
 
-pub use code::{Kernels, Matrix, code_section, needed_variants};
+pub use code::{Kernels, code_section, needed_variants};
 pub use manifest::{
     CostTable, Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind,
 };

@@ -3,6 +3,8 @@
 
 use super::code::{code_section, needed_variants};
 use super::{Device, Precision, SectionKind};
+use crate::Result;
+use crate::model::decoder::{Decoder, Linear, Load, MatrixKind, Vector};
 use crate::model::{Dtype, ModelConfig, image, panel};
 
 /// A section that a model demands, before it has a place and a hash.
@@ -12,6 +14,8 @@ pub struct SectionSpec {
     pub name: String,
     /// What it holds.
     pub kind: SectionKind,
+    /// What the matrix does, if it is one.
+    pub matrix: Option<MatrixKind>,
     /// Number format; none for code.
     pub dtype: Option<Dtype>,
     /// Logical shape, padding of the layout not counted; empty for code.
@@ -29,87 +33,77 @@ pub fn expected_sections(
     precision: &Precision,
     device: &Device,
 ) -> Vec<SectionSpec> {
-    let ModelConfig {
-        vocab_size,
-        hidden_size,
-        intermediate_size,
-        num_layers,
-        head_dim,
-        tied_head,
-        ..
-    } = *config;
-    let mut list = List { device, specs: Vec::new() };
-    list.weight("embed", precision.head, vocab_size, hidden_size, false);
-    for layer in 0..num_layers {
-        let name = |part: &str| format!("layers.{layer}.{part}");
-        let dtype = precision.weights;
-        list.vector(&name("input_norm"), hidden_size);
-        list.weight(&name("qkv"), dtype, config.qkv_size(), hidden_size, config.qkv_bias);
-        if config.qk_norm {
-            list.vector(&name("q_norm"), head_dim);
-            list.vector(&name("k_norm"), head_dim);
-        }
-        list.weight(&name("out"), dtype, hidden_size, config.q_size(), config.out_bias);
-        list.vector(&name("post_norm"), hidden_size);
-        list.weight(&name("gate_up"), dtype, 2 * intermediate_size, hidden_size, config.mlp_bias);
-        list.weight(&name("down"), dtype, hidden_size, intermediate_size, config.mlp_bias);
-    }
-    list.vector("final_norm", hidden_size);
-    if !tied_head {
-        list.weight("head", precision.head, vocab_size, hidden_size, false);
-    }
+    let mut list = List { device, precision, specs: Vec::new() };
+    Decoder::of(config).load(&mut list).expect("a list takes everything");
     if let Device::Cuda { archs, .. } = device {
         let variants = needed_variants(config, precision);
         let names =
             archs.iter().flat_map(|arch| variants.iter().map(move |v| code_section(arch, v)));
-        names.for_each(|name| list.push(name, SectionKind::Code, None, Vec::new(), None));
+        let code = |name| SectionSpec {
+            name,
+            kind: SectionKind::Code,
+            matrix: None,
+            dtype: None,
+            shape: Vec::new(),
+            bytes: None,
+        };
+        list.specs.extend(names.map(code));
     }
     list.specs
 }
 
 struct List<'a> {
     device: &'a Device,
+    precision: &'a Precision,
     specs: Vec<SectionSpec>,
 }
 
-impl List<'_> {
-    /// No overflow: [`ModelConfig::validate`] bounds all sizes.
-    fn weight(&mut self, name: &str, dtype: Dtype, outputs: usize, inputs: usize, bias: bool) {
+impl Load for List<'_> {
+    type Matrix = ();
+    type Vector = ();
+
+    fn matrix(&mut self, linear: &Linear) -> Result<()> {
+        let Linear { name, kind, has_bias, .. } = linear;
+        let (shape, dtype) = (linear.shape(), self.precision.of(*kind));
+        let [n, k] = shape;
         let (bytes, values) = match self.device {
-            Device::Cpu => (panel::packed_bytes(dtype, outputs, inputs), outputs),
-            Device::Cuda { .. } => {
-                (image::image_bytes(dtype, outputs, inputs), image::padded_len(outputs))
-            }
+            Device::Cpu => (panel::packed_bytes(dtype, n, k), n),
+            Device::Cuda { .. } => (image::image_bytes(dtype, n, k), image::padded_len(n)),
         };
-        let shape = vec![outputs, inputs];
-        self.push(name.into(), SectionKind::Weight, Some(dtype), shape, Some(bytes));
+        self.specs.push(SectionSpec {
+            name: name.clone(),
+            kind: SectionKind::Weight,
+            matrix: Some(*kind),
+            dtype: Some(dtype),
+            shape: shape.into(),
+            bytes: Some(bytes as u64),
+        });
         if dtype.is_scaled() {
-            self.floats(format!("{name}.scale"), SectionKind::Scale, outputs, values);
+            self.floats(format!("{name}.scale"), SectionKind::Scale, n, values);
         }
-        if bias {
-            self.floats(format!("{name}.bias"), SectionKind::Vector, outputs, values);
+        if *has_bias {
+            self.floats(format!("{name}.bias"), SectionKind::Vector, n, values);
         }
+        Ok(())
     }
 
-    fn vector(&mut self, name: &str, size: usize) {
-        self.floats(name.into(), SectionKind::Vector, size, size);
+    fn vector(&mut self, vector: &Vector) -> Result<()> {
+        self.floats(vector.name.clone(), SectionKind::Vector, vector.len, vector.len);
+        Ok(())
     }
+}
 
+impl List<'_> {
     /// `size` values in the room of `padded`.
     fn floats(&mut self, name: String, kind: SectionKind, size: usize, padded: usize) {
-        self.push(name, kind, Some(Dtype::Fp32), vec![size], Some(4 * padded));
-    }
-
-    fn push(
-        &mut self,
-        name: String,
-        kind: SectionKind,
-        dtype: Option<Dtype>,
-        shape: Vec<usize>,
-        bytes: Option<usize>,
-    ) {
-        let bytes = bytes.map(|bytes| bytes as u64);
-        self.specs.push(SectionSpec { name, kind, dtype, shape, bytes });
+        self.specs.push(SectionSpec {
+            name,
+            kind,
+            matrix: None,
+            dtype: Some(Dtype::Fp32),
+            shape: vec![size],
+            bytes: Some(4 * padded as u64),
+        });
     }
 }
 

@@ -198,7 +198,7 @@ fn peer_mut(manifest: &mut Manifest) -> Option<&mut Peer> {
 }
 
 fn unplaced(spec: SectionSpec, code: &HashMap<String, u64>) -> Section {
-    let SectionSpec { name, kind, dtype, shape, bytes } = spec;
+    let SectionSpec { name, kind, matrix: _, dtype, shape, bytes } = spec;
     let bytes = bytes.or_else(|| code.get(&name).copied());
     let bytes = bytes.unwrap_or_else(|| panic!("there is no code for section `{name}`"));
     Section { name, kind, dtype, shape, offset: 0, bytes, hash: UNKNOWN.to_string() }

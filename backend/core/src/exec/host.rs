@@ -2,11 +2,14 @@
 //! the pure functions of `sampling` and `verify` do the rest.
 
 use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment};
+use crate::batch::{
+    Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted,
+};
 use crate::draft::{Drafter, Proposal};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
+use std::time::Instant;
 
 /// Bytes a token of the vocabulary for turning one row of logits into a distribution: scores, their order, weights.
 const SAMPLING_BYTES: usize = 24;
@@ -68,7 +71,7 @@ impl Host {
         &mut self,
         entries: &[Entry<'_>],
         proposals: &[Proposal],
-        unwanted: &dyn Fn() -> bool,
+        unwanted: Unwanted<'_>,
     ) -> Result<Option<Logits>> {
         let rows: Vec<Vec<u32>> = entries.iter().zip(proposals).map(rows).collect();
         let segments: Vec<Segment<'_>> = entries
@@ -87,16 +90,8 @@ impl Host {
 }
 
 impl Executor for Host {
-    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
-        let outcomes = self.step_unless(entries, &|| false)?;
-        Ok(outcomes.expect("nobody gives it up"))
-    }
-
-    fn step_unless(
-        &mut self,
-        entries: &[Entry<'_>],
-        unwanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Outcome>>> {
+    fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>> {
+        let start = Instant::now();
         let proposals = self.propose(entries)?;
         let Some(logits) = self.run_target(entries, &proposals, unwanted)? else {
             return Ok(None);
@@ -114,7 +109,7 @@ impl Executor for Host {
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);
         }
-        Ok(Some(outcomes))
+        Ok(Some(Stepped::as_asked(outcomes, Some(start.elapsed()))))
     }
 
     fn long_prompts(&self) -> LongPrompts {

@@ -6,6 +6,7 @@
 //! it is copied into shared memory as it is and read from there without bank conflicts.
 //! What belongs to an output, its scale and its bias, stands in the order of the rows too.
 
+use super::decoder::MatrixKind;
 use super::panel::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3, row_scale};
 use super::{Dtype, ModelConfig};
 use half::f16;
@@ -67,15 +68,18 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// The order of the fused q, k, v projection.
-    pub fn qkv(model: &ModelConfig) -> Self {
-        let rotated_heads = model.num_heads + model.num_kv_heads;
-        Self::Qkv { rotated_heads, head_dim: model.head_dim }
-    }
-
-    /// The order of the fused gate and up projection.
-    pub fn gate_up(model: &ModelConfig) -> Self {
-        Self::GateUp { intermediate_size: model.intermediate_size }
+    /// That of a matrix of the model.
+    pub fn of(kind: MatrixKind, model: &ModelConfig) -> Self {
+        match kind {
+            MatrixKind::Qkv => Self::Qkv {
+                rotated_heads: model.num_heads + model.num_kv_heads,
+                head_dim: model.head_dim,
+            },
+            MatrixKind::GateUp => Self::GateUp { intermediate_size: model.intermediate_size },
+            MatrixKind::Embed | MatrixKind::Out | MatrixKind::Down | MatrixKind::Head => {
+                Self::Natural
+            }
+        }
     }
 
     /// The row of the source, of `n` rows, that stands at `row`; none in the padding.

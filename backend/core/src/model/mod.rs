@@ -1,7 +1,8 @@
-//! What a model is, apart from any file or device: its shape, its number formats, its rotary table
-//! and the packed layouts of its weights.
+//! What a model is, apart from any file or device: its shape, its number formats, its parts, its
+//! rotary table and the packed layouts of its weights.
 
 mod config;
+pub mod decoder;
 mod dtype;
 mod e4m3;
 pub mod image;

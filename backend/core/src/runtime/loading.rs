@@ -143,9 +143,9 @@ impl Loader<'_> {
         device: &mut dyn Device,
         memory: &mut Memory,
     ) -> Result<cuda::Model> {
-        let (engine, many_rows) = (self.placement.engines[idx].0, self.placement.many_rows);
+        let (engine, prefill) = (self.placement.engines[idx].0, self.placement.prefill);
         if !device.shares_memory() {
-            return cuda::Model::load_with(engine, self.num_pages, many_rows, device);
+            return cuda::Model::load_with(engine, self.num_pages, prefill, device);
         }
         let key = self.placement.key(idx);
         let found = self.copies.gpu.get(&key);
@@ -159,7 +159,7 @@ impl Loader<'_> {
         };
         let (bytes, place) = (cuda::Weights::bytes(engine), MemoryType::Gpu(number));
         memory.add_weights(WeightCopy { number: copy.number, memory: place, bytes, is_first });
-        cuda::Model::load_sharing(engine, copy.weights, self.num_pages, many_rows, device)
+        cuda::Model::load_sharing(engine, copy.weights, self.num_pages, prefill, device)
     }
 
     /// What was taken besides weights that can be shared.

@@ -22,7 +22,7 @@ use loading::{Loaded, Loader};
 use placement::Placement;
 
 use crate::adapt::{DraftPolicy, Tuner};
-use crate::batch::{Executor, Timing};
+use crate::batch::{Executor, WANTED};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::{Isa, Pool};
 use crate::exec::cuda;
@@ -33,10 +33,9 @@ use crate::sequence::{FinishReason, Limits, Sequence, SequenceId, Shares};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Instant;
 
 pub use crate::exec::cpu::{Pinned, Pinning};
-pub use crate::exec::cuda::ManyRows;
+pub use crate::exec::cuda::Prefill;
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
@@ -82,7 +81,7 @@ pub struct Options {
     /// Number of the GPU of the drafter; `None` is that of the target.
     pub draft_gpu: Option<usize>,
     /// Who multiplies the rows of long chunks of prompts on a GPU.
-    pub many_rows: ManyRows,
+    pub prefill: Prefill,
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
 }
@@ -104,7 +103,7 @@ impl Default for Options {
             isa: None,
             gpu: 0,
             draft_gpu: None,
-            many_rows: ManyRows::default(),
+            prefill: Prefill::default(),
             launch_ahead: true,
         }
     }
@@ -230,7 +229,7 @@ impl Runtime {
             max_queue: options.max_queue,
             admission: options.admission,
             drafter_caches: draft.is_some(),
-            reach: executor.reach(),
+            lookahead: executor.lookahead(),
             long_prompts: executor.long_prompts(),
         };
         let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
@@ -358,26 +357,12 @@ impl Runtime {
         if schedule.parts.is_empty() {
             return Step::default();
         }
-        let start = Instant::now();
         let entries = self.scheduler.entries(&schedule);
-        let outcomes = match schedule.gives_way && !self.gave_up {
-            true => self.executor.step_unless(&entries, somebody_came),
-            false => self.executor.step(&entries).map(Some),
-        };
-        self.gave_up = matches!(outcomes, Ok(None));
-        let start = match self.executor.timing() {
-            Timing::Call => Some(start),
-            Timing::Since(began) => Some(began),
-            Timing::Unlike => None,
-        };
-        let (events, failure) = match outcomes {
-            Ok(Some(outcomes)) => {
-                if let Some(start) = start {
-                    let ms = start.elapsed().as_secs_f64() * 1e3;
-                    self.scheduler.observe(&schedule, &outcomes, ms);
-                }
-                (self.scheduler.commit(&schedule, outcomes), None)
-            }
+        let gives_way = schedule.gives_way && !self.gave_up;
+        let stepped = self.executor.step(&entries, if gives_way { somebody_came } else { WANTED });
+        self.gave_up = matches!(stepped, Ok(None));
+        let (events, failure) = match stepped {
+            Ok(Some(stepped)) => (self.scheduler.commit(&schedule, stepped), None),
             Ok(None) => {
                 self.scheduler.give_up(&schedule);
                 (Vec::new(), None)

@@ -7,7 +7,7 @@ use super::{MAX_GIVEN_LEN, Options};
 use crate::engine::{Device as Built, Engine, Limits};
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, Gpu, ManyRows};
+use crate::exec::cuda::{self, Gpu, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
 use crate::{Error, Result};
@@ -39,7 +39,7 @@ pub(super) struct Placement<'a> {
     pub(super) engines: Vec<(&'a Engine, Place)>,
     pub(super) isa: Isa,
     pub(super) pool: Arc<Pool>,
-    pub(super) many_rows: ManyRows,
+    pub(super) prefill: Prefill,
     pub(super) launch_ahead: bool,
     pub(super) open: OpenGpu<'a>,
     /// How large steps may be.
@@ -83,7 +83,7 @@ impl<'a> Placement<'a> {
             engines.push((engine, place));
         }
         let has_gpu = engines.iter().any(|(_, place)| place.number().is_some());
-        if options.many_rows == ManyRows::CublasLt && !has_gpu {
+        if options.prefill == Prefill::CublasLt && !has_gpu {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
             return Err(Error::Unsupported(message.into()));
         }
@@ -96,7 +96,7 @@ impl<'a> Placement<'a> {
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Arc::new(pool),
-            many_rows: options.many_rows,
+            prefill: options.prefill,
             launch_ahead: options.launch_ahead,
             open,
             bounds: step_bounds(target, draft, options),
@@ -200,7 +200,7 @@ impl<'a> Placement<'a> {
             return cpu::Model::working_bytes(engine, self.isa, self.rows(idx));
         };
         let manifest = engine.manifest();
-        let passes = cuda::Model::working_bytes(engine, self.many_rows, gpu.lock().describe());
+        let passes = cuda::Model::working_bytes(engine, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
         passes + steps
     }
@@ -256,7 +256,7 @@ pub(super) fn page_bytes(engine: &Engine) -> usize {
             model.num_kv_heads,
             model.head_dim,
         ),
-        Built::Cuda { .. } => cuda::kv::page_bytes(precision.kv, model),
+        Built::Cuda { .. } => cuda::model::kv::page_bytes(precision.kv, model),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The loop around an executor that fails when it is told to, and whose every step is checked.
 
 use super::*;
-use crate::batch::{Entry, LongPrompts, Outcome};
+use crate::batch::{Entry, LongPrompts, Stepped, Unwanted};
 use crate::pages::PAGE_TOKENS;
 use crate::scheduler::fake::{self, Fake};
 use std::sync::Arc;
@@ -14,19 +14,11 @@ struct Fragile {
 }
 
 impl Executor for Fragile {
-    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+    fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>> {
         match self.fails.load(Ordering::Relaxed) {
             true => Err(Error::Device("out of order".into())),
-            false => self.fake.step(entries),
+            false => self.fake.step(entries, unwanted),
         }
-    }
-
-    fn step_unless(
-        &mut self,
-        entries: &[Entry<'_>],
-        unwanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Outcome>>> {
-        self.fake.step_unless(entries, unwanted)
     }
 
     fn forget(&mut self, id: SequenceId) {
@@ -46,7 +38,7 @@ fn config() -> SchedulerConfig {
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,
         drafter_caches: true,
-        reach: 0,
+        lookahead: 0,
         long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
     }
 }

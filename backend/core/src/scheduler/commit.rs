@@ -1,15 +1,16 @@
 //! How a step ends: its tokens taken in, or its sequences given up; and how a sequence ends or loses
 //! its pages between steps.
 
-use super::{Event, Key, Part, Schedule, Scheduler, reach};
+use super::{Event, Key, Part, Schedule, Scheduler, lookahead};
 use crate::adapt::Step;
-use crate::batch::Outcome;
+use crate::batch::{Outcome, Stepped};
 use crate::sequence::{FinishReason, Sequence, SequenceId};
+use std::time::Duration;
 
 impl Scheduler {
-    /// Takes in how long the step took, so that draft lengths follow what steps cost. Steps in which
-    /// the drafter computed more than it does to draft say nothing about that.
-    pub fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], ms: f64) {
+    /// Takes in what a step costs, so that draft lengths follow that. Steps in which the drafter computed more than it
+    /// does to draft say nothing about it.
+    fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], cost: Duration) {
         let drafts_only = |part: &Part| {
             let drafts = part.draft_len > 0 && !part.given;
             part.draft_rows == 0 || (part.draft_rows <= 2 && drafts)
@@ -23,18 +24,18 @@ impl Scheduler {
                 drafting: passes().filter(|&passes| passes > 0).count(),
                 draft_passes: passes().max().unwrap_or(0),
             };
-            self.tuner.observe(step, ms);
+            self.tuner.observe(step, cost.as_secs_f64() * 1e3);
         }
     }
 
     /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
-    pub fn commit(&mut self, schedule: &Schedule, outcomes: Vec<Outcome>) -> Vec<Event> {
+    pub fn commit(&mut self, schedule: &Schedule, stepped: Stepped) -> Vec<Event> {
+        let Stepped { outcomes, cost, as_asked, ahead: _ } = stepped;
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
-        // A step that began before it was asked for has drafted as the step before.
-        let drafts_as_asked = |(part, outcome): (&Part, &Outcome)| {
-            part.given || (part.draft_len > 0) == (outcome.drafted > 0)
-        };
-        if self.config.reach > 0 && !schedule.parts.iter().zip(&outcomes).all(drafts_as_asked) {
+        if let Some(cost) = cost {
+            self.observe(schedule, &outcomes, cost);
+        }
+        if !as_asked {
             self.tuner.ask_again();
         }
         let each = schedule.parts.iter().zip(outcomes);
@@ -43,7 +44,8 @@ impl Scheduler {
 
     fn commit_part(&mut self, part: &Part, mut outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
-        let most = if self.config.reach > 0 { self.config.max_draft_len } else { part.draft_len };
+        let most =
+            if self.config.lookahead > 0 { self.config.max_draft_len } else { part.draft_len };
         assert!(outcome.drafted <= part.draft_len.max(most), "more drafts verified than asked for");
         if !part.given {
             self.tuner.record(part.id, outcome.drafted, outcome.accepted);
@@ -63,12 +65,12 @@ impl Scheduler {
         is_news.then_some(Event { id: part.id, prompt, emitted, counters, finished })
     }
 
-    /// What the next plain step needs stays, and what is within reach: the pages of rejected rows go back.
+    /// What the next plain step needs stays, and what the executor looks ahead: the pages of rejected rows go back.
     fn give_back(&mut self, key: Key) {
         let Some(sequence) = self.running.get(&key) else { return };
         let num_pages = self.num_kept_pages(sequence);
         if let Some(sequence) = self.running.get_mut(&key) {
-            reach::trim(&mut self.pool, sequence, num_pages);
+            lookahead::trim(&mut self.pool, sequence, num_pages);
         }
     }
 

@@ -3,7 +3,7 @@
 //! read: a page given to two sequences, or rows left out, are found at once.
 
 use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, LongPrompts, Outcome};
+use crate::batch::{Emitted, Entry, Executor, LongPrompts, Outcome, Stepped, Unwanted};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
@@ -226,18 +226,11 @@ impl Fake {
 }
 
 impl Executor for Fake {
-    fn step(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
-        self.num_steps += 1;
-        Ok(entries.iter().map(|entry| self.run(entry)).collect())
-    }
-
-    fn step_unless(
-        &mut self,
-        entries: &[Entry<'_>],
-        unwanted: &dyn Fn() -> bool,
-    ) -> Result<Option<Vec<Outcome>>> {
+    fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>> {
         if !unwanted() {
-            return self.step(entries).map(Some);
+            self.num_steps += 1;
+            let outcomes = entries.iter().map(|entry| self.run(entry)).collect();
+            return Ok(Some(Stepped::as_asked(outcomes, None)));
         }
         for entry in entries {
             Self::check(entry);

@@ -4,9 +4,9 @@
 
 mod coming;
 mod commit;
+mod lookahead;
 mod order;
 mod plan;
-mod reach;
 mod reuse;
 mod usage;
 
@@ -60,8 +60,8 @@ pub struct SchedulerConfig {
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
     /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
-    /// [`Executor::reach`](crate::batch::Executor::reach).
-    pub reach: usize,
+    /// [`Executor::lookahead`](crate::batch::Executor::lookahead).
+    pub lookahead: usize,
     /// How long prompts leave room to others.
     pub long_prompts: LongPrompts,
 }

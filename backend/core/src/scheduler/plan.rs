@@ -90,7 +90,7 @@ impl Scheduler {
         self.plan_drafts(&mut plan);
         self.lend_pages(&mut plan);
         self.plan_prompts(&mut plan);
-        self.lend_reach(&plan.parts);
+        self.lend_lookahead(&plan.parts);
         (plan.parts, plan.started)
     }
 
@@ -159,7 +159,7 @@ impl Scheduler {
     /// Lends every decoding sequence the pages of its row and its drafts.
     fn lend_pages(&mut self, plan: &mut Plan) {
         while self.missing_pages(plan) > self.pool.free_pages() {
-            if self.take_back_reach(&plan.parts) {
+            if self.take_back_lookahead(&plan.parts) {
                 continue;
             }
             let drafts = (0..plan.parts.len()).rev().find(|&idx| {
@@ -263,7 +263,7 @@ impl Scheduler {
         }
         let room = |free_pages: usize| (held + free_pages) * PAGE_TOKENS - computed;
         if room(self.pool.free_pages()) < chunk + given_len {
-            self.take_back_reach(&plan.parts);
+            self.take_back_lookahead(&plan.parts);
         }
         while room(self.pool.free_pages()) == 0 {
             if self.running.last_key_value().is_none_or(|(&last, _)| last == key) {
@@ -326,7 +326,7 @@ impl Scheduler {
         let has_rows = is_heard && (!speculates || plan.draft_rows_left > 0);
         let fits = |scheduler: &Self| scheduler.admits(&scheduler.waiting[&key]);
         let may_start =
-            has_rows && (fits(self) || (self.take_back_reach(&plan.parts) && fits(self)));
+            has_rows && (fits(self) || (self.take_back_lookahead(&plan.parts) && fits(self)));
         let Some(mut sequence) = may_start.then(|| self.leave_queue(key)).flatten() else {
             plan.lets_in = false;
             return;

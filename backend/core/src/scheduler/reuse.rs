@@ -6,7 +6,7 @@
 //! while it runs. (To take the others and have the drafter catch up would write to shared pages, and
 //! leave the sequence without good drafts until it has caught up.)
 
-use super::{Key, Scheduler, reach};
+use super::{Key, Scheduler, lookahead};
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
 use crate::sequence::{Sequence, Shares};
 use std::ptr;
@@ -112,7 +112,7 @@ impl Scheduler {
 
     /// Takes a sequence's pages away, and keeps what is computed of the full ones.
     pub(super) fn release(&mut self, sequence: &mut Sequence) {
-        reach::trim(&mut self.pool, sequence, pages_for(sequence.tokens.len()));
+        lookahead::trim(&mut self.pool, sequence, pages_for(sequence.tokens.len()));
         self.keep(sequence, sequence.computed);
         self.pool.trim(&mut sequence.pages, 0);
         sequence.kept_pages = 0;

@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use spec_build::cuda::Compiler;
 use spec_core::exec::cuda::device::{
-    self, Address, Description, Graph, Launch, Mark, Product, ProductShape, Shared,
+    self, Address, Description, Graph, Launch, Mark, Op, ProductShape, Shared,
 };
 use spec_core::{Error, Result};
 use spec_emu::Emulator;
-use spec_kernels::{SOURCES, Variant};
+use spec_kernels::{Variant, kernel_of, path_of};
 
 use crate::block;
 use crate::compare::difference;
@@ -55,17 +55,13 @@ impl Kernels {
 /// A variant by its name.
 fn named(name: &str) -> Option<Variant> {
     let mut parts = name.split('.');
-    let file = format!("{}.cu", parts.next()?);
-    let (source, _) = SOURCES.iter().find(|(source, _)| *source == file)?;
+    let kernel = kernel_of(path_of(parts.next()?)?)?;
     let define = |part: &str| {
         let (name, value) = part.split_once('=')?;
         let name = DEFINES.iter().find(|known| **known == name)?;
         Some((*name, value.to_string()))
     };
-    Some(Variant {
-        kernel: source.strip_suffix(".cu")?,
-        defines: parts.map(define).collect::<Option<_>>()?,
-    })
+    Some(Variant { kernel, defines: parts.map(define).collect::<Option<_>>()? })
 }
 
 /// The device. A launch after which any byte of memory differs panics.
@@ -76,7 +72,7 @@ pub struct Device {
     shared: Vec<Shared>,
     /// Variants and their entries. Their texts are made when they are launched.
     loaded: Vec<(String, String)>,
-    graphs: Vec<Vec<Launch>>,
+    graphs: Vec<Vec<Op>>,
     /// Launches by kernel.
     counts: Arc<Mutex<BTreeMap<String, usize>>>,
     seed: u64,
@@ -130,7 +126,7 @@ impl Device {
             self.seed += 1;
         }
         block::run(&kernel, &own, &mut self.memory).unwrap_or_else(|e| panic!("{name}: {e}"));
-        device::Device::launch(&mut self.emulator, launch)?;
+        device::Device::issue(&mut self.emulator, &Op::Launch(launch.clone()))?;
         self.compare(&name, launch)
     }
 
@@ -194,27 +190,29 @@ impl device::Device for Device {
         self.emulator.load(variant, entry, code, bytes)
     }
 
-    fn launch(&mut self, launch: &Launch) -> Result<()> {
-        self.run(launch)
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        match op {
+            Op::Launch(launch) => self.run(launch),
+            Op::Product(product) => {
+                self.emulator.issue(op)?;
+                let ProductShape { m, n, .. } = product.shape;
+                self.pull(product.output, m * n * size_of::<f32>())
+            }
+        }
     }
 
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
         self.emulator.enable_products(shapes)
     }
 
-    fn product(&mut self, product: &Product) -> Result<()> {
-        self.emulator.product(product)?;
-        self.pull(product.output, product.shape.m * product.shape.n * size_of::<f32>())
-    }
-
-    fn record(&mut self, launches: &[Launch]) -> Result<Graph> {
-        self.graphs.push(launches.to_vec());
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        self.graphs.push(ops.to_vec());
         Ok(Graph(self.graphs.len() as u32 - 1))
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
-        let launches = self.graphs[graph.0 as usize].clone();
-        launches.iter().try_for_each(|launch| self.run(launch))
+        let ops = self.graphs[graph.0 as usize].clone();
+        ops.iter().try_for_each(|op| self.issue(op))
     }
 
     fn new_mark(&mut self) -> Result<Mark> {

@@ -4,12 +4,12 @@
 use crate::image::Random;
 use crate::run::{put, read};
 use crate::written::{Written, code_of};
-use spec_core::exec::cuda::many_params::{
+use spec_core::exec::cuda::device::pod::{Pod, bytes_of};
+use spec_core::exec::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
 };
-use spec_core::exec::cuda::params::Scaling;
-use spec_core::exec::cuda::plain::{Plain, bytes_of};
-use spec_core::exec::cuda::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
+use spec_core::exec::cuda::model::params::Scaling;
+use spec_core::exec::cuda::model::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
 use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule};
 use spec_kernels::Format;
 use std::slice;
@@ -106,7 +106,7 @@ impl Chain {
 }
 
 /// The bytes of a kernel's parameter.
-fn one<P: Plain>(params: &P) -> &[u8] {
+fn one<P: Pod>(params: &P) -> &[u8] {
     bytes_of(slice::from_ref(params))
 }
 
@@ -140,21 +140,21 @@ fn what_keeps_threads_in_order_is_needed() {
     for (name, file, text, replacement) in [
         (
             "no barrier before parts are replaced",
-            "operand.cuh",
+            "prefill/operand.cuh",
             "    barrier_all();\n    if (lane_index() == 0) {",
             "    if (lane_index() == 0) {",
         ),
         (
             "no barrier before parts are read",
-            "operand.cuh",
+            "prefill/operand.cuh",
             "    barrier_all();\n    float total",
             "    float total",
         ),
-        ("a late wait for the matrix before", "unpack.cu", WAIT, LATE),
-        ("a late wait for the residual stream", "finish.cu", WAIT, LATE),
-        ("a late wait for the sums of squares", "normalise.cu", WAIT, LATE),
-        ("a late wait for the halves", "quantise.cu", WAIT, LATE),
-        ("a sum of squares lacks lanes", "squares.cuh", "LANES / 2", "LANES / 4"),
+        ("a late wait for the matrix before", "prefill/unpack.cu", WAIT, LATE),
+        ("a late wait for the residual stream", "prefill/finish.cu", WAIT, LATE),
+        ("a late wait for the sums of squares", "prefill/normalise.cu", WAIT, LATE),
+        ("a late wait for the halves", "prefill/quantise.cu", WAIT, LATE),
+        ("a sum of squares lacks lanes", "common/squares.cuh", "LANES / 2", "LANES / 4"),
     ] {
         let mutation = Some(Mutation { file, text, replacement });
         let found = find(&Options { tsan: true, mutation }, &expected);

@@ -2,7 +2,7 @@
 
 use crate::image::{Random, e4m3_value};
 use half::f16;
-use spec_core::exec::cuda::device::{Device as _, Product, ProductShape};
+use spec_core::exec::cuda::device::{Device as _, Op, Product, ProductShape};
 use spec_core::model::Dtype;
 use spec_emu::{Emulator, Schedule};
 
@@ -54,7 +54,7 @@ fn rows_are_multiplied_with_each_output() {
         let (input, x) = elements(format, M * K, random);
         gpu.write(product.weights, &weights).expect("written");
         gpu.write(product.input, &input).expect("written");
-        gpu.product(&product).expect("multiplied");
+        gpu.issue(&Op::Product(product)).expect("multiplied");
         let mut bytes = vec![0; M * N * 4];
         gpu.read(product.output, &mut bytes).expect("read");
         for (idx, four) in bytes.as_chunks().0.iter().enumerate() {
@@ -67,13 +67,34 @@ fn rows_are_multiplied_with_each_output() {
     }
 }
 
+/// It sees what was written before its turn, and who comes after it sees its sums.
+#[test]
+fn a_recorded_product_runs_when_its_turn_comes() {
+    let (mut gpu, random) = (gpu((9, 0)), &mut Random(4));
+    gpu.enable_products(&[shape(Dtype::Fp16)]).expect("enabled");
+    let product = product(&mut gpu, shape(Dtype::Fp16));
+    let graph = gpu.record(&[Op::Product(product)]).expect("recorded");
+    let (weights, _) = elements(Dtype::Fp16, N * K, random);
+    gpu.write(product.weights, &weights).expect("written");
+    let mut sums = |gpu: &mut Emulator| {
+        let (input, _) = elements(Dtype::Fp16, M * K, random);
+        gpu.write(product.input, &input).expect("written");
+        gpu.replay(graph).expect("replayed");
+        let mut bytes = vec![0; M * N * 4];
+        gpu.read(product.output, &mut bytes).expect("read");
+        bytes
+    };
+    let (first, second) = (sums(&mut gpu), sums(&mut gpu));
+    assert!(first != second && first.iter().any(|&byte| byte != 0));
+}
+
 #[test]
 #[should_panic(expected = "was not enabled")]
 fn a_shape_that_nobody_asked_for_is_a_mistake() {
     let mut gpu = gpu((9, 0));
     gpu.enable_products(&[shape(Dtype::Fp16)]).expect("enabled");
     let product = product(&mut gpu, ProductShape { m: M + 1, ..shape(Dtype::Fp16) });
-    let _ = gpu.product(&product);
+    let _ = gpu.issue(&Op::Product(product));
 }
 
 #[test]
@@ -82,7 +103,7 @@ fn an_array_between_the_places_for_arrays_is_a_mistake() {
     let mut gpu = gpu((9, 0));
     gpu.enable_products(&[shape(Dtype::Fp16)]).expect("enabled");
     let product = product(&mut gpu, shape(Dtype::Fp16));
-    let _ = gpu.product(&Product { input: product.input + 16, ..product });
+    let _ = gpu.issue(&Op::Product(Product { input: product.input + 16, ..product }));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Launches of the kernels, and numbers in device memory.
 
-use spec_core::exec::cuda::plain::{Plain, bytes_of};
-use spec_core::exec::cuda::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
+use spec_core::exec::cuda::device::pod::{Pod, bytes_of};
+use spec_core::exec::cuda::model::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
 use spec_emu::{Arena, Launch, Schedule, launch};
 use spec_kernels::Variant;
 
@@ -9,7 +9,7 @@ use spec_kernels::Variant;
 pub(crate) const UNTOUCHED: u8 = 0xa5;
 
 /// Runs a kernel on some blocks.
-pub(crate) fn run<P: Plain>(variant: &Variant, grid: u32, params: P, seed: u64) {
+pub(crate) fn run<P: Pod>(variant: &Variant, grid: u32, params: P, seed: u64) {
     let (variant, params) = (variant.to_string(), [params]);
     let launched = Launch {
         variant: &variant,

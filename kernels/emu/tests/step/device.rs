@@ -5,9 +5,9 @@ use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
 use spec_core::batch::Entry;
-use spec_core::exec::cuda::plain::{Plain, bytes_of, bytes_of_mut};
-use spec_core::exec::cuda::step_input::{Planned, StepInput};
-use spec_core::exec::cuda::step_params::*;
+use spec_core::exec::cuda::device::pod::{Pod, bytes_of, bytes_of_mut};
+use spec_core::exec::cuda::step::input::{Planned, StepInput};
+use spec_core::exec::cuda::step::params::*;
 use spec_emu::{Arena, Launch, Program, Schedule};
 
 /// Rows of a tile: not a divisor of what a sequence has, as a rule.
@@ -158,7 +158,7 @@ impl<'a> Device<'a> {
         }
     }
 
-    fn read<T: Plain + Default>(&self, address: u64, num: usize) -> Vec<T> {
+    fn read<T: Pod + Default>(&self, address: u64, num: usize) -> Vec<T> {
         let mut values = vec![T::default(); num];
         self.arena.read(address, bytes_of_mut(&mut values));
         values
@@ -360,7 +360,7 @@ impl<'a> Device<'a> {
     }
 }
 
-fn job(variant: &'static str, grid: u32, block: u32, params: impl Plain) -> Job {
+fn job(variant: &'static str, grid: u32, block: u32, params: impl Pod) -> Job {
     Job { variant, grid, block, params: bytes_of(&[params]).to_vec() }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::world::{Model, Sequence, World};
 use spec_core::Result;
-use spec_core::batch::{Executor, Forward, Logits, Outcome, Segment};
+use spec_core::batch::{Executor, Forward, Logits, Outcome, Segment, WANTED};
 use spec_core::draft;
 use spec_core::exec::Host;
 use spec_core::pages::PageId;
@@ -65,5 +65,5 @@ pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
             entry
         })
         .collect();
-    host.step(&entries).unwrap()
+    host.step(&entries, WANTED).unwrap().expect("it is wanted").outcomes
 }

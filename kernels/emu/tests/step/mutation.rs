@@ -19,19 +19,22 @@ const TRIALS: u64 = 2_000;
 
 /// Waits that no kernel can do without: what begins with one, as it stands in a file.
 const WAITS: [(&str, &str); 13] = [
-    ("block.cuh", "    barrier_all();\n    return warp_sum"),
-    ("block.cuh", "    barrier_all();\n    // The first"),
-    ("select.cuh", "        barrier_all();\n        find_bin("),
-    ("select.cuh", "        barrier_all();\n        if (!reached.any) {"),
-    ("list.cuh", "    barrier_all();\n    return scratch.num_listed"),
-    ("race.cuh", "    barrier_all();\n}"),
-    ("slice.cuh", "    barrier_all();\n}\n\nDEVICE Scored better_of_four"),
-    ("parts.cuh", "    barrier_all();\n    return *told"),
-    ("edit.cuh", "    barrier_all();\n    ban_all"),
-    ("edit.cuh", "    barrier_all();\n    // Only the"),
-    ("sample.cu", "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx"),
-    ("sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
-    ("accept.cu", "    grid_wait();\n    grid_launch_dependents();"),
+    ("sample/block.cuh", "    barrier_all();\n    return warp_sum"),
+    ("sample/block.cuh", "    barrier_all();\n    // The first"),
+    ("sample/select.cuh", "        barrier_all();\n        find_bin("),
+    ("sample/select.cuh", "        barrier_all();\n        if (!reached.any) {"),
+    ("sample/list.cuh", "    barrier_all();\n    return scratch.num_listed"),
+    ("sample/race.cuh", "    barrier_all();\n}"),
+    ("sample/slice.cuh", "    barrier_all();\n}\n\nDEVICE Scored better_of_four"),
+    ("sample/parts.cuh", "    barrier_all();\n    return *told"),
+    ("sample/edit.cuh", "    barrier_all();\n    ban_all"),
+    ("sample/edit.cuh", "    barrier_all();\n    // Only the"),
+    (
+        "sample/sample.cu",
+        "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx",
+    ),
+    ("sample/sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
+    ("step/accept.cu", "    grid_wait();\n    grid_launch_dependents();"),
 ];
 
 fn watched(mutation: Option<Mutation<'_>>) -> Program {
@@ -67,9 +70,13 @@ fn missing_waits_are_noticed() {
 #[test]
 fn unchecked_short_cuts_are_noticed() {
     let checks = [
-        ("race.cuh", "best.id != NO_TOKEN && best.score", "best.id != NO_TOKEN || best.score"),
-        ("sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
-        ("truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
+        (
+            "sample/race.cuh",
+            "best.id != NO_TOKEN && best.score",
+            "best.id != NO_TOKEN || best.score",
+        ),
+        ("sample/sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
+        ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
     ];
     for (file, text, replacement) in checks {
         let options = Options { tsan: false, mutation: Some(Mutation { file, text, replacement }) };
@@ -100,7 +107,7 @@ fn wrong_rules_fail_the_test_that_the_right_one_passes() {
         ),
     ];
     for (name, text, replacement) in rules {
-        let p = p_value(Some(Mutation { file: "sample.cu", text, replacement }));
+        let p = p_value(Some(Mutation { file: "sample/sample.cu", text, replacement }));
         assert!(p < ALPHA, "{name} went unnoticed: p = {p}");
     }
 }

@@ -4,8 +4,8 @@
 use crate::device::Run;
 use crate::exact::random_step;
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::Places;
-use spec_core::exec::cuda::step_params::SampleParams;
+use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::cuda::step::params::SampleParams;
 use spec_emu::{Arena, Launch};
 use spec_emu_ptx::{Kernels, compare};
 use std::mem::offset_of;
@@ -17,7 +17,7 @@ const BATCH: usize = 9;
 #[test]
 fn steps_from_nvrtcs_text_are_those_of_the_host() {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
-    let compiler = match Compiler::open(&Places::of_process(None), Some(cache)) {
+    let compiler = match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => compiler,
         Err(error) => {
             eprintln!("skipped: {error:#}");

@@ -112,8 +112,9 @@ impl Model {
         let Self { config, rope, weights, kv, compute, scratch, max_rows: _ } = self;
         let rows: Vec<Row<'_>> = inputs.iter().map(|input| input.row).collect();
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
-        embed(&weights.embed, inputs, &mut scratch.residual);
-        for (idx, layer) in weights.layers.iter().enumerate() {
+        let decoder = &weights.decoder;
+        embed(&decoder.embed, inputs, &mut scratch.residual);
+        for (idx, layer) in decoder.layers.iter().enumerate() {
             let stage = Stage { config, rope, kv, compute, layer, layer_idx: idx, rows: &rows };
             if unwanted() {
                 return false;
@@ -124,8 +125,8 @@ impl Model {
             }
             stage.mlp(scratch);
         }
-        let head = weights.head();
-        compute.head(config, &weights.final_norm, head, inputs, scratch, &mut logits.values);
+        let (norm, head) = (&decoder.final_norm, decoder.head());
+        compute.head(config, norm, head, inputs, scratch, &mut logits.values);
         true
     }
 }
@@ -198,33 +199,33 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// `residual += out(attention(qkv(norm(residual))))`
     fn attend(&self, s: &mut Scratch, tasks: &[Task]) {
-        let (compute, layer, rows) = (self.compute, self.layer, self.rows.len());
-        compute.norm(&s.residual, &layer.input_norm, self.config.rms_norm_eps, &mut s.normed);
-        compute.multiply(&layer.qkv, &s.normed, rows, &mut s.prepared, &mut s.qkv);
+        let (compute, part, rows) = (self.compute, &self.layer.attention, self.rows.len());
+        compute.norm(&s.residual, &part.norm, self.config.rms_norm_eps, &mut s.normed);
+        compute.multiply(&part.qkv, &s.normed, rows, &mut s.prepared, &mut s.qkv);
         self.rotate_and_store(s);
         self.attention(s, tasks);
-        compute.multiply(&layer.out, &s.attended, rows, &mut s.prepared, &mut s.projected);
+        compute.multiply(&part.out, &s.attended, rows, &mut s.prepared, &mut s.projected);
         compute.add(&mut s.residual, &s.projected, self.config.hidden_size);
     }
 
     /// `residual += down(silu(gate) * up)`
     fn mlp(&self, s: &mut Scratch) {
-        let (compute, layer, rows) = (self.compute, self.layer, self.rows.len());
-        compute.norm(&s.residual, &layer.post_norm, self.config.rms_norm_eps, &mut s.normed);
-        compute.multiply(&layer.gate_up, &s.normed, rows, &mut s.prepared, &mut s.gate_up);
+        let (compute, part, rows) = (self.compute, &self.layer.mlp, self.rows.len());
+        compute.norm(&s.residual, &part.norm, self.config.rms_norm_eps, &mut s.normed);
+        compute.multiply(&part.gate_up, &s.normed, rows, &mut s.prepared, &mut s.gate_up);
         let ff = self.config.intermediate_size;
         s.activated.resize(rows * ff, 0.0);
         compute.rows(&mut s.activated, ff, |row, out| {
             ops::silu_mul(compute.isa, &s.gate_up[row * 2 * ff..][..2 * ff], out);
         });
-        compute.multiply(&layer.down, &s.activated, rows, &mut s.prepared, &mut s.projected);
+        compute.multiply(&part.down, &s.activated, rows, &mut s.prepared, &mut s.projected);
         compute.add(&mut s.residual, &s.projected, self.config.hidden_size);
     }
 
     /// Rotates queries and keys by their positions, puts the queries side by side and keys and values
     /// into the cache.
     fn rotate_and_store(&self, s: &mut Scratch) {
-        let (config, layer, isa) = (self.config, self.layer, self.compute.isa);
+        let (config, part, isa) = (self.config, &self.layer.attention, self.compute.isa);
         let (q_size, kv_size, eps) = (config.q_size(), config.kv_size(), config.rms_norm_eps);
         s.queries.resize(self.rows.len() * q_size, 0.0);
         let queries = SyncPtr(s.queries.as_mut_ptr());
@@ -233,8 +234,8 @@ impl Stage<'_> {
             let (cos, sin) = self.rope.at(position);
             let (q, kv) = qkv.split_at_mut(q_size);
             let (key, value) = kv.split_at_mut(kv_size);
-            let q_norm = layer.q_norm.as_deref().map(|weight| (weight, eps));
-            let k_norm = layer.k_norm.as_deref().map(|weight| (weight, eps));
+            let q_norm = part.q_norm.as_deref().map(|weight| (weight, eps));
+            let k_norm = part.k_norm.as_deref().map(|weight| (weight, eps));
             ops::qk_norm_rope(isa, q, q_norm, cos, sin);
             ops::qk_norm_rope(isa, key, k_norm, cos, sin);
             // SAFETY: every row has its own (sequence, position), each visited once; nothing reads the

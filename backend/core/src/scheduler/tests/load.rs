@@ -84,10 +84,10 @@ fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
 fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let long_prompts = (1usize..20, any::<bool>());
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
-    let reach = prop_oneof![Just(0usize), 1usize..40];
+    let lookahead = prop_oneof![Just(0usize), 1usize..40];
     let flags = any::<[bool; 2]>();
-    (sizes, reach, long_prompts, flags).prop_map(
-        |(sizes, reach, long, [drafter_caches, guaranteed])| {
+    (sizes, lookahead, long_prompts, flags).prop_map(
+        |(sizes, lookahead, long, [drafter_caches, guaranteed])| {
             let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
                 sizes;
             SchedulerConfig {
@@ -102,7 +102,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
                     false => AdmissionPolicy::MaxUtilization,
                 },
                 drafter_caches,
-                reach,
+                lookahead,
                 long_prompts: LongPrompts { rows_beside_others: long.0, give_way: long.1 },
             }
         },

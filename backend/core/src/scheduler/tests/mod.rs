@@ -7,7 +7,7 @@ mod world;
 use super::fake::{self, limits};
 use super::*;
 use crate::adapt::DraftPolicy;
-use crate::batch::Executor;
+use crate::batch::{Executor, WANTED};
 use crate::sequence::{FinishReason, Limits};
 use std::collections::BTreeSet;
 use world::{World, config, prompt};
@@ -188,7 +188,7 @@ fn drafts_go_before_sequences_when_pages_run_out() {
 
 #[test]
 fn pages_within_reach_come_from_what_is_left_and_are_the_first_to_go_back() {
-    let mut world = World::fixed(SchedulerConfig { num_pages: 5, reach: 20, ..config() });
+    let mut world = World::fixed(SchedulerConfig { num_pages: 5, lookahead: 20, ..config() });
     let held = |world: &World| -> Vec<usize> {
         world.scheduler.running.values().map(|sequence| sequence.pages.len()).collect()
     };
@@ -243,11 +243,12 @@ fn a_sequence_removed_during_a_step_is_passed_over() {
     (1..=3).for_each(|id| world.add(id, 5, limits(9, 2)).unwrap());
     let schedule = world.scheduler.schedule();
     world.started.clone_from(&schedule.started);
-    let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
+    let stepped = world.executor.step(&world.scheduler.entries(&schedule), WANTED);
+    let stepped = stepped.unwrap().expect("it is wanted");
     let cancelled = world.scheduler.cancel(1).unwrap();
     assert_eq!(cancelled.finish, Some(FinishReason::Cancelled));
     assert!(world.scheduler.preempt(2));
-    let events = world.scheduler.commit(&schedule, outcomes);
+    let events = world.scheduler.commit(&schedule, stepped);
     assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), [3]);
     world.texts.insert(3, events[0].emitted.iter().map(|emitted| emitted.token).collect());
     world.run();

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::world::{World, config, prompt};
-use crate::batch::Executor;
+use crate::batch::{Executor, WANTED};
 use crate::pages::{PAGE_TOKENS, PageId, PageKey};
 use crate::scheduler::fake::{self, limits};
 use crate::sequence::{Limits, Shares};
@@ -171,8 +171,9 @@ fn a_crowd_that_waits_for_a_prompt_costs_a_step_no_look_at_its_pages() {
         let schedule = world.scheduler.schedule();
         let lookups = world.scheduler.pool.lookups.get();
         assert!(lookups <= 10, "{lookups} pages looked for");
-        let outcomes = world.executor.step(&world.scheduler.entries(&schedule)).unwrap();
-        world.scheduler.commit(&schedule, outcomes);
+        let stepped = world.executor.step(&world.scheduler.entries(&schedule), WANTED);
+        let stepped = stepped.unwrap().expect("it is wanted");
+        world.scheduler.commit(&schedule, stepped);
     }
     assert_eq!(world.scheduler.usage().running, 2);
 }

@@ -2,11 +2,12 @@
 
 use super::super::*;
 use crate::adapt::DraftPolicy;
-use crate::batch::Executor;
+use crate::batch::{Executor, Stepped};
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::scheduler::fake::{self, Fake};
 use crate::sequence::{Limits, Shares};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// More steps than any of these loads can take: a scheduler that stands still is caught by it.
 const MAX_STEPS: u64 = 20_000;
@@ -40,7 +41,7 @@ pub(super) fn config() -> SchedulerConfig {
         max_queue: 100,
         admission: AdmissionPolicy::MaxUtilization,
         drafter_caches: true,
-        reach: 0,
+        lookahead: 0,
         long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
     }
 }
@@ -104,18 +105,18 @@ impl World {
         schedule.forgotten.iter().for_each(|&id| self.executor.forget(id));
         let entries = self.scheduler.entries(&schedule);
         let hurries = self.hurried && schedule.gives_way && !self.gave_up;
-        let outcomes = self.executor.step_unless(&entries, &|| hurries).unwrap();
-        self.gave_up = outcomes.is_none();
-        let Some(outcomes) = outcomes else {
+        let stepped = self.executor.step(&entries, &|| hurries).unwrap();
+        self.gave_up = stepped.is_none();
+        let Some(stepped) = stepped else {
             self.scheduler.give_up(&schedule);
             self.check_pages();
             return schedule;
         };
         let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len).sum();
-        let passes = outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
+        let passes = stepped.outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
         let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
-        self.scheduler.observe(&schedule, &outcomes, ms);
-        for event in self.scheduler.commit(&schedule, outcomes) {
+        let cost = Some(Duration::from_secs_f64(1e-3 * ms));
+        for event in self.scheduler.commit(&schedule, Stepped { cost, ..stepped }) {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
             let told = event.prompt.iter().map(|told| (told.token, told.logprob.unwrap()));

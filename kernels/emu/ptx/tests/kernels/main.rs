@@ -31,8 +31,8 @@ use params::{EmbedParams, ROW_THREADS, float_bytes};
 use problem::{Plan, Problem, Row};
 use run::{Loaded, Run};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::Places;
-use spec_core::exec::cuda::shape::GEMM_THREADS;
+use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::cuda::model::shape::GEMM_THREADS;
 use spec_emu::{Arena, Launch};
 use spec_emu_ptx::{Kernels, compare};
 use spec_kernels::{Epilogue, Format, Variant};
@@ -44,7 +44,7 @@ fn kernels(arch: &'static str) -> Option<Kernels> {
 
 fn compiler() -> Option<Compiler> {
     let cache = Cache::in_folder(Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx"));
-    match Compiler::open(&Places::of_process(None), Some(cache)) {
+    match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
             eprintln!("skipped: {error:#}");

@@ -1,0 +1,467 @@
+//! A GPU through the CUDA driver, whose library is looked up when a device is opened, so that one build serves machines
+//! with and without a GPU. Of cudarc, types alone are used.
+#![allow(unsafe_code)]
+
+mod calls;
+mod describe;
+mod staging;
+
+pub use calls::is_present;
+
+use super::cublas::Cublas;
+use super::search_path::SearchPath;
+use super::{
+    Address, Description, Device, Fill, Graph, Held, Kernel, Launch, Mark, Op, PRODUCT_BYTES,
+    ProductShape, Shared,
+};
+use crate::{Error, Result};
+use calls::{Status, check};
+use cudarc::driver::sys;
+use describe::describe;
+use staging::Staging;
+use std::cell::OnceCell;
+use std::ffi::{CString, c_void};
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+
+/// Alignment that `cuMemAlloc` guarantees.
+const ALIGNMENT: usize = 256;
+
+/// An opened GPU with one stream. Everything that was allocated or loaded goes with it.
+pub struct Driver {
+    description: Description,
+    /// Whether kernels may start before the ones ahead of them have ended.
+    overlaps: bool,
+    ordinal: i32,
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+    memory: Vec<sys::CUdeviceptr>,
+    shared: Vec<*mut c_void>,
+    modules: Vec<sys::CUmodule>,
+    functions: Vec<sys::CUfunction>,
+    graphs: Vec<Recorded>,
+    events: Vec<sys::CUevent>,
+    held: Held,
+    staging: Option<Staging>,
+    products: Option<Cublas>,
+    /// The status after which no work is taken any more.
+    last: OnceCell<Status>,
+}
+
+/// What is replayed.
+enum Recorded {
+    Graph(sys::CUgraphExec),
+    /// Where no graph could be made.
+    Ops(Vec<Op>),
+}
+
+// SAFETY: handles of the driver may be used from any thread; every method makes the context current first.
+unsafe impl Send for Driver {}
+
+impl Driver {
+    /// Opens the GPU with this number, counted from 0.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        calls::open()?;
+        let ordinal =
+            i32::try_from(ordinal).map_err(|_| Error::Device(format!("no GPU {ordinal}")))?;
+        // SAFETY: each call gets pointers to live locals of the types that it writes.
+        unsafe {
+            check("cuInit", calls::cuInit(0))?;
+            let mut count = 0;
+            check("cuDeviceGetCount", calls::cuDeviceGetCount(&mut count))?;
+            if ordinal >= count {
+                return Err(Error::Device(format!(
+                    "GPU {ordinal} was asked for, {count} are here"
+                )));
+            }
+            let mut device = 0;
+            check("cuDeviceGet", calls::cuDeviceGet(&mut device, ordinal))?;
+            let description = describe(device)?;
+            let mut context = ptr::null_mut();
+            check(
+                "cuDevicePrimaryCtxRetain",
+                calls::cuDevicePrimaryCtxRetain(&mut context, device),
+            )?;
+            // Older GPUs have no such thing: there, kernels do not wait by themselves.
+            let overlaps = description.capability >= (9, 0) && overlap_is_wanted()?;
+            let mut driver = Self {
+                description,
+                overlaps,
+                ordinal: device,
+                context,
+                stream: ptr::null_mut(),
+                memory: Vec::new(),
+                shared: Vec::new(),
+                modules: Vec::new(),
+                functions: Vec::new(),
+                graphs: Vec::new(),
+                events: Vec::new(),
+                held: Held::default(),
+                staging: None,
+                products: None,
+                last: OnceCell::new(),
+            };
+            driver.enter()?;
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            check("cuStreamCreate", calls::cuStreamCreate(&mut driver.stream, flags))?;
+            Ok(driver)
+        }
+    }
+
+    /// Makes this GPU the current one of the calling thread; refuses once it takes no more work.
+    fn enter(&self) -> Result<()> {
+        if let Some(&status) = self.last.get() {
+            let name = calls::name_of(status);
+            let message = format!("the GPU failed before ({name}): restart the server");
+            return Err(Error::Device(message));
+        }
+        // SAFETY: the context is retained until drop.
+        self.check("cuCtxSetCurrent", unsafe { calls::cuCtxSetCurrent(self.context) })
+    }
+
+    /// As the other `check`; what ends all work is remembered, and told with what to do.
+    fn check(&self, what: &str, status: Status) -> Result<()> {
+        if !calls::is_last(status) {
+            return check(what, status);
+        }
+        self.last.get_or_init(|| status);
+        Err(Error::Device(format!(
+            "{what}: {}: the GPU takes no more work: restart the server, or, where nothing else uses the GPU, unload \
+             every model on it and load them again",
+            calls::name_of(status)
+        )))
+    }
+
+    /// Puts an operation on the stream. `may_overlap` is whether a launch that may begin early does.
+    fn put(&self, op: &Op, may_overlap: bool) -> Result<()> {
+        match op {
+            Op::Launch(launch) => self.launch(launch, may_overlap),
+            Op::Product(product) => {
+                let products = self.products.as_ref().expect("products have been enabled");
+                products.multiply(product, self.stream.cast())
+            }
+        }
+    }
+
+    fn launch(&self, launch: &Launch, may_overlap: bool) -> Result<()> {
+        let mut attribute = overlap_attribute();
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: launch.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: self.stream,
+            attrs: &mut attribute,
+            numAttrs: u32::from(launch.overlap && may_overlap && self.overlaps),
+        };
+        let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
+        // its size); the driver copies it before it returns.
+        let status = unsafe {
+            let function = self.functions[launch.kernel.0 as usize];
+            calls::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
+        };
+        self.check("cuLaunchKernelEx", status)
+    }
+
+    /// Makes a graph of operations. The stream is as before also where that fails.
+    fn capture(&self, ops: &[Op], may_overlap: bool) -> Result<sys::CUgraphExec> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        let (mut graph, mut exec) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: capture begins and ends here on our own stream, also after a failed launch; what there is of a graph
+        // is destroyed once.
+        unsafe {
+            let begun = calls::cuStreamBeginCapture_v2(self.stream, mode);
+            self.check("cuStreamBeginCapture", begun)?;
+            let issued = ops.iter().try_for_each(|op| self.put(op, may_overlap));
+            let ended = calls::cuStreamEndCapture(self.stream, &mut graph);
+            let recorded = issued.and_then(|()| self.check("cuStreamEndCapture", ended));
+            let made = recorded.and_then(|()| {
+                let made = calls::cuGraphInstantiateWithFlags(&mut exec, graph, 0);
+                self.check("cuGraphInstantiate", made)
+            });
+            if !graph.is_null() {
+                calls::cuGraphDestroy(graph);
+            }
+            made.map(|()| exec)
+        }
+    }
+
+    /// # Safety
+    /// The context is current, nothing runs, and nothing of this is used again.
+    unsafe fn free(&self) {
+        // SAFETY: by the above, each handle is released once.
+        unsafe {
+            for recorded in &self.graphs {
+                if let Recorded::Graph(exec) = recorded {
+                    calls::cuGraphExecDestroy(*exec);
+                }
+            }
+            self.events.iter().for_each(|&event| _ = calls::cuEventDestroy_v2(event));
+            self.modules.iter().for_each(|&module| _ = calls::cuModuleUnload(module));
+            self.shared.iter().for_each(|&host| _ = calls::cuMemFreeHost(host));
+            self.memory.iter().for_each(|&address| _ = calls::cuMemFree_v2(address));
+            if !self.stream.is_null() {
+                calls::cuStreamDestroy_v2(self.stream);
+            }
+        }
+    }
+}
+
+impl Device for Driver {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn available_bytes(&self) -> Result<usize> {
+        self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: pointers to locals.
+        self.check("cuMemGetInfo", unsafe { calls::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok(free)
+    }
+
+    fn held(&self) -> Held {
+        self.held
+    }
+
+    /// All devices of a number are in its primary context.
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn alloc(&mut self, bytes: usize) -> Result<Address> {
+        self.enter()?;
+        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let mut address = 0;
+        // SAFETY: a pointer to a local; the memory is freed once, at drop.
+        let status = unsafe { calls::cuMemAlloc_v2(&mut address, bytes) };
+        if status == calls::OUT_OF_MEMORY {
+            let left = self.available_bytes()? >> 20;
+            let name = &self.description.name;
+            return Err(Error::Capacity(format!(
+                "{name}: {} MiB of GPU memory are needed, {left} MiB are left",
+                bytes >> 20
+            )));
+        }
+        self.check("cuMemAlloc", status)?;
+        self.memory.push(address);
+        self.held.device += bytes;
+        // SAFETY: the range was just allocated.
+        self.check("cuMemsetD8Async", unsafe {
+            calls::cuMemsetD8Async(address, 0, bytes, self.stream)
+        })?;
+        Ok(address)
+    }
+
+    fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
+        self.enter()?;
+        let len = bytes.max(1).next_multiple_of(ALIGNMENT);
+        let (mut host, mut device) = (ptr::null_mut(), 0);
+        // SAFETY: pointers to locals; the memory is freed once, at drop, and is `len` bytes long.
+        unsafe {
+            self.check(
+                "cuMemHostAlloc",
+                calls::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
+            )?;
+            self.shared.push(host);
+            self.held.pinned += len;
+            ptr::write_bytes(host.cast::<u8>(), 0, len);
+            self.check(
+                "cuMemHostGetDevicePointer",
+                calls::cuMemHostGetDevicePointer_v2(&mut device, host, 0),
+            )?;
+        }
+        let host = NonNull::new(host.cast()).expect("the driver gave memory");
+        Ok(Shared { host, device, len })
+    }
+
+    fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
+        self.write_with(to, bytes.len(), &mut |offset, piece| {
+            piece.copy_from_slice(&bytes[offset..][..piece.len()]);
+            Ok(())
+        })
+    }
+
+    fn write_with(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
+        let mut staging = match self.staging.take() {
+            Some(staging) => staging,
+            None => Staging::new(self)?,
+        };
+        let written = staging.write_with(to, bytes, fill, self);
+        self.staging = Some(staging);
+        written
+    }
+
+    fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
+        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        self.enter()?;
+        // SAFETY: the range lies inside of page-locked memory that lives until drop; the caller leaves it alone until
+        // the copy was waited for. The driver checks the target range.
+        let status = unsafe {
+            let source = shared.host.as_ptr().add(from.start).cast();
+            calls::cuMemcpyHtoDAsync_v2(to, source, from.len(), self.stream)
+        };
+        self.check("cuMemcpyHtoDAsync", status)
+    }
+
+    fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
+        self.wait()?;
+        // SAFETY: the target is a slice; the driver checks the source range.
+        let status = unsafe { calls::cuMemcpyDtoH_v2(out.as_mut_ptr().cast(), from, out.len()) };
+        self.check("cuMemcpyDtoH", status)
+    }
+
+    fn load(
+        &mut self,
+        variant: &str,
+        entry: &str,
+        code: &[u8],
+        shared_bytes: u32,
+    ) -> Result<Kernel> {
+        self.enter()?;
+        let of = |what| format!("{what} of {variant}");
+        let entry =
+            CString::new(entry).map_err(|_| Error::Device(format!("kernel name {entry:?}")))?;
+        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: `code` is a whole cubin of a checked engine section; the others are locals.
+        unsafe {
+            self.check(
+                &of("cuModuleLoadData"),
+                calls::cuModuleLoadData(&mut module, code.as_ptr().cast()),
+            )?;
+            self.modules.push(module);
+            let status = calls::cuModuleGetFunction(&mut function, module, entry.as_ptr());
+            self.check(&of("cuModuleGetFunction"), status)?;
+            // All kernels ask for the same split of the memory: to change it, a multiprocessor must run empty.
+            let split =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            for (attribute, value) in [(limit, shared_bytes as i32), (split, 100)] {
+                let status = calls::cuFuncSetAttribute(function, attribute, value);
+                self.check(&of("cuFuncSetAttribute"), status)?;
+            }
+        }
+        self.functions.push(function);
+        Ok(Kernel(self.functions.len() as u32 - 1))
+    }
+
+    fn issue(&mut self, op: &Op) -> Result<()> {
+        self.enter()?;
+        self.put(op, true)
+    }
+
+    fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
+        self.enter()?;
+        if self.products.is_none() {
+            let workspace = self.alloc(PRODUCT_BYTES)?;
+            self.products = Some(Cublas::open(&SearchPath::of_process(None), workspace)?);
+        }
+        let products = self.products.as_mut().expect("they are there by now");
+        shapes.iter().try_for_each(|shape| products.enable(shape))
+    }
+
+    /// Where no graph can be made, replaying issues each operation by itself.
+    fn record(&mut self, ops: &[Op]) -> Result<Graph> {
+        self.enter()?;
+        let graph = match self.capture(ops, true) {
+            // Seen elsewhere on some systems: kernels that overlap cannot be captured.
+            Err(_) if self.overlaps && self.last.get().is_none() => self.capture(ops, false),
+            other => other,
+        };
+        let recorded = match graph {
+            Ok(graph) => Recorded::Graph(graph),
+            Err(error) if self.last.get().is_some() => return Err(error),
+            Err(error) => {
+                eprintln!(
+                    "{error}: {} operations are issued one by one, which is slower",
+                    ops.len()
+                );
+                Recorded::Ops(ops.to_vec())
+            }
+        };
+        self.graphs.push(recorded);
+        Ok(Graph(self.graphs.len() as u32 - 1))
+    }
+
+    fn replay(&mut self, graph: Graph) -> Result<()> {
+        self.enter()?;
+        match &self.graphs[graph.0 as usize] {
+            Recorded::Graph(exec) => {
+                // SAFETY: graphs live until drop.
+                let status = unsafe { calls::cuGraphLaunch(*exec, self.stream) };
+                self.check("cuGraphLaunch", status)
+            }
+            Recorded::Ops(ops) => ops.iter().try_for_each(|op| self.put(op, true)),
+        }
+    }
+
+    fn new_mark(&mut self) -> Result<Mark> {
+        self.enter()?;
+        let mut event = ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a pointer to a local; the event is destroyed once, at drop.
+        self.check("cuEventCreate", unsafe { calls::cuEventCreate(&mut event, flags) })?;
+        self.events.push(event);
+        Ok(Mark(self.events.len() as u32 - 1))
+    }
+
+    fn put_mark(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        let event = self.events[mark.0 as usize];
+        // SAFETY: events and the stream live until drop.
+        self.check("cuEventRecord", unsafe { calls::cuEventRecord(event, self.stream) })
+    }
+
+    fn wait_for(&mut self, mark: Mark) -> Result<()> {
+        self.enter()?;
+        // SAFETY: events live until drop.
+        let status = unsafe { calls::cuEventSynchronize(self.events[mark.0 as usize]) };
+        self.check("cuEventSynchronize", status)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream lives until drop.
+        self.check("cuStreamSynchronize", unsafe { calls::cuStreamSynchronize(self.stream) })
+    }
+}
+
+impl Drop for Driver {
+    /// Errors are of no use to anyone here. After the last status every call fails: what the context holds then goes
+    /// with it, once nobody else has it.
+    fn drop(&mut self) {
+        let _ = self.wait();
+        self.products = None;
+        if self.enter().is_ok() {
+            // SAFETY: nothing runs on the stream any more; this is the last use.
+            unsafe { self.free() };
+        }
+        // SAFETY: it was retained once.
+        unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
+    }
+}
+
+/// To see whether something that goes wrong goes wrong because kernels overlap.
+fn overlap_is_wanted() -> Result<bool> {
+    match std::env::var("SPEC_CUDA_OVERLAP").as_deref() {
+        Err(_) | Ok("on") => Ok(true),
+        Ok("off") => Ok(false),
+        Ok(other) => {
+            Err(Error::Device(format!("SPEC_CUDA_OVERLAP is '{other}', on and off are known")))
+        }
+    }
+}
+
+/// Lets a launch start before the one ahead of it has ended.
+fn overlap_attribute() -> sys::CUlaunchAttribute {
+    let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    // SAFETY: plain integers and unions of them, for which zero is a value.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = id;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
+}

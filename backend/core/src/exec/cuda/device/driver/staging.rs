@@ -1,0 +1,57 @@
+//! Page-locked memory through which everything else on the host goes to a device: the copy engine reads it when its turn
+//! comes, so what is copied may go as soon as it is here, and nobody waits for the device until a half is full.
+
+use crate::Result;
+use crate::exec::cuda::device::{Address, Device, Fill, Mark, Shared};
+
+/// One half is filled while the other is read.
+const HALF_BYTES: usize = 8 << 20;
+/// Where copies are fastest from.
+const ALIGNMENT: usize = 256;
+
+/// Two halves, and behind what was read last of each a mark.
+pub(super) struct Staging {
+    shared: Shared,
+    marks: [Mark; 2],
+    half: usize,
+    /// Bytes of the half that are on their way.
+    used: usize,
+}
+
+impl Staging {
+    pub(super) fn new(device: &mut dyn Device) -> Result<Self> {
+        let shared = device.alloc_shared(2 * HALF_BYTES)?;
+        let marks = [device.new_mark()?, device.new_mark()?];
+        Ok(Self { shared, marks, half: 0, used: 0 })
+    }
+
+    /// Copies what `fill` writes to the device, in order with all other work.
+    pub(super) fn write_with(
+        &mut self,
+        to: Address,
+        bytes: usize,
+        fill: &mut Fill<'_>,
+        device: &mut dyn Device,
+    ) -> Result<()> {
+        for offset in (0..bytes).step_by(HALF_BYTES) {
+            let len = HALF_BYTES.min(bytes - offset);
+            if self.used + len > HALF_BYTES {
+                self.turn(device)?;
+            }
+            let first = self.half * HALF_BYTES + self.used;
+            let range = first..first + len;
+            self.shared.with(range.clone(), |piece| fill(offset, piece))?;
+            device.write_shared(to + offset as Address, &self.shared, range)?;
+            self.used += len.next_multiple_of(ALIGNMENT);
+        }
+        Ok(())
+    }
+
+    /// Goes on in the other half, once all of it was read.
+    fn turn(&mut self, device: &mut dyn Device) -> Result<()> {
+        device.put_mark(self.marks[self.half])?;
+        self.half = 1 - self.half;
+        self.used = 0;
+        device.wait_for(self.marks[self.half])
+    }
+}

@@ -1,0 +1,159 @@
+//! The kernels of one model, loaded from its engine.
+
+use super::shape::{self, Tiling};
+use crate::Result;
+use crate::engine::{Engine, EngineReader, Kernels, code_section};
+use crate::exec::cuda::device::{Device, Kernel};
+use crate::model::ModelConfig;
+use crate::model::decoder::{Decoder, Linear, MatrixKind};
+use spec_kernels::{Epilogue, GEMM_ROWS, Variant};
+
+/// A product compiled for each number of rows.
+pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
+
+/// The kernels of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Code {
+    /// Token rows.
+    pub(super) embed: Kernel,
+    /// Queries, keys and values: with the rotation, or plain where `rope` follows.
+    qkv: ByRows,
+    /// Head norms and rotation, where the product does not rotate.
+    pub(super) rope: Kernel,
+    /// Attention, in narrow tiles.
+    attention: Kernel,
+    /// In wide ones.
+    attention_wide: Kernel,
+    /// Output of the attention.
+    out: ByRows,
+    /// Gate and up.
+    gate_up: ByRows,
+    /// Down.
+    down: ByRows,
+    /// The head.
+    head: ByRows,
+}
+
+impl Code {
+    /// Loads what a pass of the engine's model needs.
+    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        let reader = engine.reader()?;
+        let mut loader = Loader::new(engine, &reader, device)?;
+        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
+        let kernels = Kernels { model, precision };
+        let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
+        let [narrow, wide] = kernels.attention();
+        // All layers are alike.
+        let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..model.clone() });
+        let layer = &decoder.layers[0];
+        let code = Self {
+            embed: loader.load(&kernels.embed(), 0)?,
+            qkv: loader.by_rows(&kernels, &layer.attention.qkv)?,
+            rope: loader.load(&kernels.rope(), 0)?,
+            attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
+            attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
+            out: loader.by_rows(&kernels, &layer.attention.out)?,
+            gate_up: loader.by_rows(&kernels, &layer.mlp.gate_up)?,
+            down: loader.by_rows(&kernels, &layer.mlp.down)?,
+            head: loader.by_rows(&kernels, decoder.head())?,
+        };
+        reader.finish()?;
+        Ok(code)
+    }
+
+    /// The product with a matrix of this kind.
+    pub(super) fn gemm(&self, kind: MatrixKind) -> &ByRows {
+        match kind {
+            MatrixKind::Qkv => &self.qkv,
+            MatrixKind::Out => &self.out,
+            MatrixKind::GateUp => &self.gate_up,
+            MatrixKind::Down => &self.down,
+            MatrixKind::Embed | MatrixKind::Head => &self.head,
+        }
+    }
+
+    /// Attention in tiles of this width.
+    pub(super) fn attention(&self, tiling: Tiling) -> Kernel {
+        match tiling {
+            Tiling::Narrow => self.attention,
+            Tiling::Wide => self.attention_wide,
+        }
+    }
+}
+
+/// The kernels around products of many rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ManyCode {
+    /// Packed matrices row by row.
+    pub(super) unpack: Kernel,
+    /// Norms.
+    pub(super) normalise: Kernel,
+    /// From the attention to the product, where the weights are FP8.
+    pub(super) quantise: Option<Kernel>,
+    /// Adds to the residual stream.
+    pub(super) residual: Kernel,
+    /// silu(gate) * up.
+    pub(super) swiglu: Kernel,
+}
+
+impl ManyCode {
+    /// Loads them.
+    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        let reader = engine.reader()?;
+        let mut loader = Loader::new(engine, &reader, device)?;
+        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
+        let kernels = Kernels { model, precision };
+        let shared_bytes = shape::OPERAND_SHARED_BYTES;
+        let quantise = kernels.quantise();
+        let code = Self {
+            unpack: loader.load(&kernels.unpack(), 0)?,
+            normalise: loader.load(&Variant::plain("normalise"), shared_bytes)?,
+            quantise: quantise.map(|code| loader.load(&code, shared_bytes)).transpose()?,
+            residual: loader.load(&Variant::finish(Epilogue::Residual), shared_bytes)?,
+            swiglu: loader.load(&Variant::finish(Epilogue::SwiGlu), shared_bytes)?,
+        };
+        reader.finish()?;
+        Ok(code)
+    }
+}
+
+/// Loads code sections of one architecture.
+pub(in crate::exec::cuda) struct Loader<'a> {
+    reader: &'a EngineReader<'a>,
+    arch: &'a str,
+    device: &'a mut dyn Device,
+}
+
+impl<'a> Loader<'a> {
+    /// Finds the architecture that suits the device.
+    pub(in crate::exec::cuda) fn new(
+        engine: &'a Engine,
+        reader: &'a EngineReader<'a>,
+        device: &'a mut dyn Device,
+    ) -> Result<Self> {
+        let description = device.describe();
+        let (major, minor) = description.capability;
+        let arch = engine.require_cuda(major, minor, description.driver)?;
+        Ok(Self { reader, arch, device })
+    }
+
+    /// Loads a variant that uses up to `shared_bytes`.
+    pub(in crate::exec::cuda) fn load(
+        &mut self,
+        variant: &Variant,
+        shared_bytes: u32,
+    ) -> Result<Kernel> {
+        let code = self.reader.section(&code_section(self.arch, variant)).bytes()?;
+        self.device.load(&variant.to_string(), variant.kernel, &code, shared_bytes)
+    }
+
+    fn by_rows(&mut self, kernels: &Kernels<'_>, linear: &Linear) -> Result<ByRows> {
+        let capability = self.device.describe().capability;
+        let mut loaded = [Kernel(0); GEMM_ROWS.len()];
+        for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
+            let shared_bytes = shape::gemm_shared_bytes(rows, capability);
+            *kernel = self.load(&kernels.gemm(linear, rows), shared_bytes)?;
+        }
+        Ok(loaded)
+    }
+}

@@ -1,0 +1,123 @@
+//! Products of few rows, each a kernel that also does what comes before and after: every row has the same bits in any
+//! pass.
+
+use super::params::{GemmParams, Scaling};
+use super::pass::{Input, Output, PassOps};
+use super::shape;
+use super::weights::Matrix;
+use crate::exec::cuda::device::Address;
+use spec_kernels::GEMM_ROWS;
+
+/// Rows that one launch of a product takes.
+const MOST_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
+
+/// Bytes of an element.
+const F32: usize = 4;
+const F16: usize = 2;
+
+/// Where the rows of a product come from and go to; 0 is nowhere.
+#[derive(Default)]
+struct Places {
+    input: Address,
+    /// Bytes of an input row.
+    input_bytes: usize,
+    norm: Address,
+    row_index: Address,
+    output: Address,
+    /// Bytes of an output row.
+    output_bytes: usize,
+    cache: Address,
+    best: Address,
+}
+
+/// Multiplies all rows of a pass, or those that want logits: as many launches as it takes.
+pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) {
+    let places = places(ops, matrix, input, output);
+    let num_rows = match output {
+        Output::Logits => ops.pass.num_logits,
+        _ => ops.pass.num_rows,
+    };
+    for first in (0..num_rows).step_by(MOST_ROWS) {
+        launch(ops, matrix, &places, first, (num_rows - first).min(MOST_ROWS));
+    }
+    if let Output::Heads { part, cache } = output
+        && ops.model.config.qk_norm
+    {
+        ops.rotate(part, cache, places.output, Scaling::default());
+    }
+}
+
+fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) -> Places {
+    let (config, work) = (&ops.model.config, &ops.model.workspace);
+    let (input, norm, input_element) = match input {
+        Input::Normed(norm) => (work.residual, norm, F32),
+        Input::Attended => (work.attended, 0, F16),
+        Input::Activated => (work.activated, 0, F16),
+    };
+    let from = Places { input, input_bytes: matrix.k * input_element, norm, ..Places::default() };
+    match output {
+        // The norms of the heads come before the rotation, and need whole heads.
+        Output::Heads { cache, .. } if config.qk_norm => {
+            Places { output: work.raw, output_bytes: matrix.n * F32, cache, ..from }
+        }
+        Output::Heads { cache, .. } => {
+            Places { output: work.queries, output_bytes: config.q_size() * F16, cache, ..from }
+        }
+        Output::Residual => Places { output: work.residual, output_bytes: matrix.n * F32, ..from },
+        Output::Activated { next } => {
+            Places { output: work.activated, output_bytes: next.k * F16, ..from }
+        }
+        Output::Logits => Places {
+            output: work.logits,
+            output_bytes: matrix.n * F32,
+            row_index: work.logit_rows,
+            best: work.best,
+            ..from
+        },
+    }
+}
+
+fn launch(ops: &mut PassOps<'_>, matrix: &Matrix, places: &Places, first: usize, num_rows: usize) {
+    let (model, work) = (ops.model, &ops.model.workspace);
+    let Matrix { kind, weights, scales, bias, n, k } = *matrix;
+    let vocab_tiles = n.div_ceil(shape::TILE_OUTPUTS);
+    // With an index the input stays whole: the index says which of its rows.
+    let is_indexed = places.row_index != 0;
+    let skipped = if is_indexed { 0 } else { first };
+    let params = GemmParams {
+        weights,
+        scales,
+        bias,
+        input: at(places.input, skipped, places.input_bytes),
+        norm: places.norm,
+        squares: at(work.squares, skipped, model.squares_bytes()),
+        rows: at(work.rows, first, 32),
+        row_index: at(places.row_index, first, if is_indexed { 4 } else { 0 }),
+        partials: work.gemm_partials,
+        arrivals: work.gemm_arrivals,
+        output: at(places.output, first, places.output_bytes),
+        cache: places.cache,
+        rope: model.rope,
+        pages: ops.pass.pages,
+        best: at(places.best, first, if places.best == 0 { 0 } else { 8 * vocab_tiles }),
+        eps: model.config.rms_norm_eps,
+        k_scale: 1.0,
+        v_scale: 1.0,
+        num_rows: num_rows as u32,
+        n: n as u32,
+        k: k as u32,
+        num_heads: model.config.num_heads as u32,
+        num_kv_heads: model.config.num_kv_heads as u32,
+        max_pages: ops.pass.max_pages as u32,
+        kv: model.kv_format(),
+    };
+    let idx = shape::gemm_rows_idx(num_rows);
+    let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], model.capability);
+    let kernel = model.code.gemm(kind)[idx];
+    ops.launch(kernel, model.num_sms, shape::GEMM_THREADS, shared_bytes, params);
+}
+
+/// The address of an element of an array.
+fn at(array: Address, idx: usize, element_bytes: usize) -> Address {
+    array + (idx * element_bytes) as Address
+}

@@ -1,0 +1,210 @@
+//! The structs that kernels take, field by field: those of the sources that are named here. Addresses are those
+//! of the device; 0 is none.
+#![allow(unsafe_code)]
+
+use crate::exec::cuda::device::Address;
+use crate::exec::cuda::device::pod::device_structs;
+
+/// [`Row::sequence`] of a row whose results nobody wants.
+pub const NO_SEQUENCE: u32 = u32::MAX;
+
+device_structs! {
+    /// One row of a forward pass.
+    Row is 32 bytes {
+        /// What it embeds.
+        token: u32,
+        /// For the rotation.
+        position: u32,
+        /// Where its key and value go, counted from the start of its sequence.
+        slot: u32,
+        /// It sees the slots below this.
+        base: u32,
+        /// And slot `base + j` for each set bit j.
+        ancestors: u64,
+        /// Row of the page table, or [`NO_SEQUENCE`].
+        sequence: u32,
+        /// Zero.
+        unused: u32,
+    }
+
+    /// Consecutive rows of one sequence that attend together.
+    Tile is 8 bytes {
+        /// The first of them.
+        first_row: u32,
+        /// 0 in an empty place.
+        num_rows: u32,
+    }
+
+    /// The largest of some logits.
+    Best is 8 bytes {
+        /// Its value.
+        value: f32,
+        /// Lowest index that has it.
+        index: u32,
+    }
+
+    /// Of `embed.cu`.
+    EmbedParams is 48 bytes {
+        /// Image of the embedding.
+        weights: Address,
+        /// Scale of each token, or none.
+        scales: Address,
+        /// [`Row`]s.
+        rows: Address,
+        /// f32 `[rows][k]`.
+        residual: Address,
+        /// f32 `[rows][tiles of k]`: sums of its squares.
+        squares: Address,
+        /// Rows.
+        num_rows: u32,
+        /// Width.
+        k: u32,
+    }
+
+    /// Of `gemm.cu`.
+    GemmParams is 160 bytes {
+        /// Image of the matrix.
+        weights: Address,
+        /// f32 a channel, in image order, or none.
+        scales: Address,
+        /// f32 a channel, in image order, or none.
+        bias: Address,
+        /// What is multiplied: f32 before a norm, else f16; `[rows][k]`.
+        input: Address,
+        /// Weights of the norm.
+        norm: Address,
+        /// f32 `[rows][tiles]`: sums of squares of the input of a norm, or of the residual stream that is added to.
+        squares: Address,
+        /// [`Row`]s.
+        rows: Address,
+        /// Input row of each row, or none: the same.
+        row_index: Address,
+        /// Workspace: sums of columns that several blocks share.
+        partials: Address,
+        /// Workspace: a counter for each 64 outputs, 0 between launches.
+        arrivals: Address,
+        /// What the epilogue writes.
+        output: Address,
+        /// The layer's KV cache.
+        cache: Address,
+        /// f32 `[positions][head_dim]`: cosines, then sines.
+        rope: Address,
+        /// u32 `[sequences][max_pages]`.
+        pages: Address,
+        /// [`Best`] `[rows][tiles]` of logits.
+        best: Address,
+        /// Of the norm.
+        eps: f32,
+        /// Keys are multiplied by it before they are stored in FP8.
+        k_scale: f32,
+        /// Values likewise.
+        v_scale: f32,
+        /// Rows.
+        num_rows: u32,
+        /// Outputs.
+        n: u32,
+        /// Inputs.
+        k: u32,
+        /// Query heads.
+        num_heads: u32,
+        /// Key heads.
+        num_kv_heads: u32,
+        /// Width of the page table.
+        max_pages: u32,
+        /// 1 for an FP8 cache, 2 for FP16.
+        kv: u32,
+    }
+
+    /// What turns plain sums into the outputs of a product; none of it is none.
+    Scaling is 24 bytes {
+        /// f32 an output, in image order.
+        outputs: Address,
+        /// f32 a row.
+        rows: Address,
+        /// f32 an output, in image order.
+        bias: Address,
+    }
+
+    /// Of `rope.cu`.
+    RopeParams is 120 bytes {
+        /// f32 `[rows][qkv]` in image order.
+        input: Address,
+        /// Of the input.
+        scaling: Scaling,
+        /// Weights of the norm of each query head, or none.
+        q_norm: Address,
+        /// Weights of the norm of each key head, or none.
+        k_norm: Address,
+        /// f32 `[positions][head_dim]`: cosines, then sines.
+        rope: Address,
+        /// [`Row`]s.
+        rows: Address,
+        /// u32 `[sequences][max_pages]`.
+        pages: Address,
+        /// f16 `[rows][queries]`.
+        queries: Address,
+        /// The layer's KV cache.
+        cache: Address,
+        /// Of the norm.
+        eps: f32,
+        /// Keys are multiplied by it before they are stored in FP8.
+        k_scale: f32,
+        /// Values likewise.
+        v_scale: f32,
+        /// Rows.
+        num_rows: u32,
+        /// Query heads.
+        num_heads: u32,
+        /// Key heads.
+        num_kv_heads: u32,
+        /// Width of the page table.
+        max_pages: u32,
+        /// Zero.
+        unused: u32,
+    }
+
+    /// Of `attention.cu`.
+    AttentionParams is 96 bytes {
+        /// f16 `[rows][heads][head_dim]`.
+        queries: Address,
+        /// The layer's KV cache.
+        cache: Address,
+        /// [`Row`]s.
+        rows: Address,
+        /// [`Tile`]s.
+        tiles: Address,
+        /// u32 `[sequences][max_pages]`.
+        pages: Address,
+        /// f16 `[rows][heads][head_dim]`.
+        output: Address,
+        /// Workspace: f32 `[items and 3 places a block][rows of a tile][head_dim + 4]`.
+        partials: Address,
+        /// Workspace: counters `[items]`, 0 between launches.
+        arrivals: Address,
+        /// Of the scores.
+        scale: f32,
+        /// Of the results.
+        v_scale: f32,
+        /// Places for tiles.
+        num_tiles: u32,
+        /// Key heads.
+        num_kv_heads: u32,
+        /// Width of the page table.
+        max_pages: u32,
+        /// Positions of a split.
+        split_tokens: u32,
+        /// Items that have a partial each.
+        max_items: u32,
+        /// Zero.
+        unused: u32,
+    }
+}
+
+impl Row {
+    /// A row of a chain: it sees everything up to itself.
+    pub fn chain(token: u32, position: usize, sequence: usize) -> Self {
+        let slot = position as u32;
+        let sequence = sequence as u32;
+        Self { token, position: slot, slot, base: slot + 1, ancestors: 0, sequence, unused: 0 }
+    }
+}

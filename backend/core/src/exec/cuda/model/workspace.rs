@@ -1,0 +1,186 @@
+//! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
+
+use super::many::Prefill;
+use super::params::{Best, Row, Tile};
+use super::shape::{self, Tiling};
+use crate::Result;
+use crate::engine::Manifest;
+use crate::exec::cuda::device::arrays;
+use crate::exec::cuda::device::{Address, Device};
+use crate::model::decoder::{Layer, Linear};
+use crate::pages::pages_for;
+use spec_kernels::GEMM_ROWS;
+
+/// Fewest rows that a pass is planned for: what prefill runs at a time.
+const MIN_PASS_ROWS: usize = 256;
+
+/// Array sizes of a pass, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Rows of a pass.
+    pub rows: usize,
+    /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
+    pub few: usize,
+    /// Rows of a pass that a library multiplies, where one does.
+    pub many: Option<usize>,
+    /// Sequences of a pass.
+    pub sequences: usize,
+    /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
+    pub tiles: [usize; 2],
+    /// Width of a full page table.
+    pub max_pages: usize,
+}
+
+impl Capacity {
+    /// What the engine's steps need.
+    pub fn of(manifest: &Manifest, prefill: Prefill) -> Self {
+        let limits = &manifest.limits;
+        let verify = limits.max_batch_size * (limits.max_draft_len + 1);
+        let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
+        let many = match prefill {
+            Prefill::Exact => None,
+            Prefill::CublasLt => shape::most_many_rows(limits.max_num_tokens),
+        };
+        let rows = few.max(many.unwrap_or(0));
+        let group = manifest.model.num_heads / manifest.model.num_kv_heads;
+        Self {
+            rows,
+            few,
+            many,
+            sequences: limits.max_batch_size,
+            tiles: TILINGS.map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
+            max_pages: pages_for(limits.max_seq_len),
+        }
+    }
+}
+
+/// Where the arrays of a pass are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Workspace {
+    /// f32 `[rows][hidden]`.
+    pub residual: Address,
+    /// f32 `[rows][tiles of hidden]`: sums of its squares.
+    pub squares: Address,
+    /// f32 `[rows][qkv]`, for models with head norms.
+    pub raw: Address,
+    /// f16 `[rows][queries]`.
+    pub queries: Address,
+    /// f16 `[rows][queries]`.
+    pub attended: Address,
+    /// f16 `[rows][intermediate]`.
+    pub activated: Address,
+    /// f32 `[few][vocabulary]`.
+    pub logits: Address,
+    /// [`Best`] `[few][tiles of the vocabulary]`.
+    pub best: Address,
+    /// f32: sums that blocks of a product add up for each other.
+    pub gemm_partials: Address,
+    /// u32 `[tiles]`: how much of a product's tile is summed up; 0 between launches.
+    pub gemm_arrivals: Address,
+    /// f32: sums that blocks of the attention add up for each other.
+    pub attention_partials: Address,
+    /// u32 `[items]`: how many of the attention's sums have arrived; 0 between launches.
+    pub attention_arrivals: Address,
+    /// [`Row`] `[rows]`.
+    pub rows: Address,
+    /// [`Tile`] `[tiles]`.
+    pub tiles: Address,
+    /// u32 `[rows]`: rows that want logits.
+    pub logit_rows: Address,
+    /// u32 `[sequences][max_pages]`.
+    pub pages: Address,
+}
+
+impl Workspace {
+    /// Bytes of the arrays, in the order of the fields.
+    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 16] {
+        let model = &manifest.model;
+        let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
+        let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
+        // The head's blocks share no tiles, and all layers are alike.
+        let layer = Layer::of(model, 0);
+        let shapes = || layer.matrices().into_iter().map(Linear::shape);
+        let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
+        let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
+        let gemm_partials = partials.max().unwrap_or(0);
+        let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
+        let blocks = shape::attention_blocks(grid);
+        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
+        let max_items = TILINGS.map(|tiling| tiling.max_items(blocks));
+        [
+            rows * model.hidden_size * size_of::<f32>(),
+            rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
+            if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
+            rows * model.q_size() * size_of::<u16>(),
+            rows * model.q_size() * size_of::<u16>(),
+            rows * model.intermediate_size * size_of::<u16>(),
+            few * model.vocab_size * size_of::<f32>(),
+            few * vocab_tiles * size_of::<Best>(),
+            gemm_partials * size_of::<f32>(),
+            widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
+            largest(partials) * size_of::<f32>(),
+            largest(max_items) * size_of::<u32>(),
+            rows * size_of::<Row>(),
+            largest(tiles) * size_of::<Tile>(),
+            rows * size_of::<u32>(),
+            sequences * max_pages * size_of::<u32>(),
+        ]
+    }
+
+    /// Bytes that [`alloc`](Self::alloc) takes.
+    pub fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
+        arrays::total(&Self::sizes(manifest, capacity, grid))
+    }
+
+    /// Allocates all arrays, zeroed.
+    pub fn alloc(
+        manifest: &Manifest,
+        capacity: &Capacity,
+        grid: usize,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let [
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        ] = arrays::alloc(Self::sizes(manifest, capacity, grid), device)?;
+        Ok(Self {
+            residual,
+            squares,
+            raw,
+            queries,
+            attended,
+            activated,
+            logits,
+            best,
+            gemm_partials,
+            gemm_arrivals,
+            attention_partials,
+            attention_arrivals,
+            rows,
+            tiles,
+            logit_rows,
+            pages,
+        })
+    }
+}
+
+/// Ways to attend; a pass needs the workspace of one.
+const TILINGS: [Tiling; 2] = [Tiling::Narrow, Tiling::Wide];
+
+fn largest([narrow, wide]: [usize; 2]) -> usize {
+    narrow.max(wide)
+}

@@ -1,0 +1,173 @@
+//! The memory of speculative steps: what is uploaded, what the kernels tell each other, what comes back.
+
+use super::params::{
+    ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
+    scores_len, weights_len,
+};
+use crate::Result;
+use crate::engine::{Limits, Manifest};
+use crate::exec::cuda::device::arrays;
+use crate::exec::cuda::device::{Address, Device, Shared};
+use crate::pages::pages_for;
+
+/// Words for histories, biases and bad words of all sequences of a step; those that do not fit are decided about on
+/// the host.
+pub(super) const MAX_WORDS: usize = 1 << 20;
+
+/// How large a step may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepCapacity {
+    /// Sequences.
+    pub(super) sequences: usize,
+    /// Drafts of a sequence.
+    pub(super) drafts: usize,
+    /// Width of the page table.
+    pub(super) max_pages: usize,
+    /// Outputs of the target's head.
+    pub(super) vocab_size: usize,
+    /// Tokens that both models have.
+    pub(super) draft_vocab: usize,
+}
+
+impl StepCapacity {
+    /// What the target's steps need; `draft_vocab` is 0 where no model drafts on the device.
+    pub(super) fn of(target: &Manifest, draft_vocab: usize) -> Self {
+        let Limits { max_batch_size, max_draft_len, max_seq_len, .. } = target.limits;
+        Self {
+            sequences: max_batch_size,
+            drafts: max_draft_len,
+            max_pages: pages_for(max_seq_len),
+            vocab_size: target.model.vocab_size,
+            draft_vocab,
+        }
+    }
+}
+
+/// Arrays on the device. The host uploads the first seven.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepBuffers {
+    /// [`StepSequence`] a place.
+    pub(super) sequences: Address,
+    /// [`Drafting`] a place.
+    pub(super) drafting: Address,
+    /// u32 `[sequences][drafts]`.
+    pub(super) drafts: Address,
+    /// [`Distribution`] `[sequences][drafts]`.
+    pub(super) draft_distributions: Address,
+    /// u32: the number of the step.
+    pub(super) step: Address,
+    /// u32.
+    pub(super) words: Address,
+    /// u32 `[sequences][max_pages]`.
+    pub(super) pages: Address,
+    /// f32 `[rows][scores_len(vocab)]`.
+    pub(super) scores: Address,
+    /// f32 `[rows][weights_len(vocab)]`.
+    pub(super) target_weights: Address,
+    /// f32 `[sequences][drafts][weights_len(draft_vocab)]`.
+    pub(super) draft_weights: Address,
+    /// [`Choice`] `[sequences][drafts + 1]`.
+    pub(super) choices: Address,
+    /// What the blocks of each row tell each other.
+    pub(super) parts: Address,
+    /// [`ANSWERS`] times results, tokens and the step's number, seen by the host.
+    pub(super) answers: Shared,
+    /// Where those stand.
+    pub(super) answer: Answer,
+}
+
+/// Arrays that are uploaded, the first ones.
+const UPLOADED: usize = 7;
+
+impl StepBuffers {
+    /// Bytes on the device.
+    pub(super) fn bytes(capacity: &StepCapacity) -> usize {
+        arrays::total(&sizes(capacity))
+    }
+
+    /// Bytes of the uploaded arrays.
+    pub(super) fn uploaded_bytes(capacity: &StepCapacity) -> usize {
+        arrays::total(&sizes(capacity)[..UPLOADED])
+    }
+
+    /// The same.
+    pub(super) fn uploaded_len(&self) -> usize {
+        (self.scores - self.sequences) as usize
+    }
+
+    /// Allocates all of it.
+    pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
+        let [
+            sequences,
+            drafting,
+            drafts,
+            draft_distributions,
+            step,
+            words,
+            pages,
+            scores,
+            target_weights,
+            draft_weights,
+            choices,
+            parts,
+        ] = arrays::alloc(sizes(capacity), device)?;
+        let answer = Answer::of(capacity);
+        let answers = device.alloc_shared(ANSWERS * answer.bytes)?;
+        Ok(Self {
+            sequences,
+            drafting,
+            drafts,
+            draft_distributions,
+            step,
+            words,
+            pages,
+            scores,
+            target_weights,
+            draft_weights,
+            choices,
+            parts,
+            answers,
+            answer,
+        })
+    }
+}
+
+/// Bytes of the arrays on the device, in the order of the fields.
+fn sizes(capacity: &StepCapacity) -> [usize; 12] {
+    let StepCapacity { sequences, drafts, max_pages, vocab_size, draft_vocab } = *capacity;
+    let rows = sequences * (drafts + 1);
+    [
+        sequences * size_of::<StepSequence>(),
+        sequences * size_of::<Drafting>(),
+        sequences * drafts * size_of::<u32>(),
+        sequences * drafts * size_of::<Distribution>(),
+        size_of::<u32>(),
+        MAX_WORDS * size_of::<u32>(),
+        sequences * max_pages * size_of::<u32>(),
+        rows * scores_len(vocab_size) * size_of::<f32>(),
+        rows * weights_len(vocab_size) * size_of::<f32>(),
+        sequences * drafts * weights_len(draft_vocab) * size_of::<f32>(),
+        rows * size_of::<Choice>(),
+        rows * SAMPLE_PARTS_BYTES,
+    ]
+}
+
+/// What comes back of a step: [`StepResult`]s from its beginning on, then tokens, then the step's number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    /// Of all of it.
+    pub(super) bytes: usize,
+    /// u32 `[sequences][drafts + 1]`.
+    pub(super) tokens: usize,
+    /// u32.
+    pub(super) done: usize,
+}
+
+impl Answer {
+    fn of(capacity: &StepCapacity) -> Self {
+        let StepCapacity { sequences, drafts, .. } = *capacity;
+        let tokens = sequences * size_of::<StepResult>();
+        let done = tokens + sequences * (drafts + 1) * size_of::<u32>();
+        Self { bytes: arrays::aligned(done + size_of::<u32>()), tokens, done }
+    }
+}

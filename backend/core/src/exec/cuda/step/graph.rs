@@ -1,0 +1,135 @@
+//! The operations of a whole speculative step: drafting, verification and acceptance without the host.
+
+use super::buffers::StepBuffers;
+use super::code::StepCode;
+use super::params::{
+    AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES,
+    SAMPLE_THREADS, SampleParams, VERIFY,
+};
+use crate::exec::cuda::device::{Launch, Op};
+use crate::exec::cuda::model::shape::Tiling;
+use crate::exec::cuda::model::{Model, Pass};
+
+/// What a recorded step is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Shape {
+    /// Places for sequences.
+    pub(super) sequences: usize,
+    /// Drafts of each.
+    pub(super) drafts: usize,
+    /// Whether the drafter's passes are part of it.
+    pub(super) drafting: bool,
+}
+
+/// What a step is made of.
+pub(super) struct StepGraph<'a> {
+    pub(super) target: &'a Model,
+    pub(super) draft: Option<&'a Model>,
+    /// Tokens that both models have.
+    pub(super) draft_vocab: usize,
+    pub(super) code: &'a StepCode,
+    pub(super) buffers: &'a StepBuffers,
+    pub(super) max_pages: usize,
+}
+
+impl StepGraph<'_> {
+    /// The operations of a step.
+    pub(super) fn step(&self, shape: Shape) -> Vec<Op> {
+        let mut ops = Vec::new();
+        if let (Some(draft), true) = (self.draft, shape.drafting) {
+            for pass in 0..shape.drafts {
+                let places = if pass == 0 { MAX_FED } else { 1 };
+                self.pass(draft, shape, pass as u32, places, &mut ops);
+            }
+        }
+        self.pass(self.target, shape, VERIFY, shape.drafts + 1, &mut ops);
+        ops.push(Op::Launch(self.accept(shape)));
+        ops
+    }
+
+    /// One forward pass of `places` rows a sequence, with its tables before and its decisions after it.
+    fn pass(&self, model: &Model, shape: Shape, pass: u32, places: usize, ops: &mut Vec<Op>) {
+        let config = model.config();
+        let group = config.num_heads / config.num_kv_heads;
+        let tiling = Tiling::of(places, group);
+        let tile_rows = tiling.rows(group);
+        let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
+        ops.push(Op::Launch(self.rows(model, shape, pass, tile_rows)));
+        ops.extend(model.pass(&Pass {
+            num_rows: shape.sequences * places,
+            num_tiles: shape.sequences * places.div_ceil(tile_rows),
+            tiling,
+            num_logits,
+            pages: self.buffers.pages,
+            max_pages: self.max_pages,
+        }));
+        ops.push(Op::Launch(self.sample(model, shape, pass, num_logits)));
+    }
+
+    fn rows(&self, model: &Model, shape: Shape, pass: u32, tile_rows: usize) -> Launch {
+        let (work, buffers) = (model.workspace(), self.buffers);
+        let params = RowsParams {
+            sequences: buffers.sequences,
+            drafting: buffers.drafting,
+            drafts: buffers.drafts,
+            rows: work.rows,
+            tiles: work.tiles,
+            head_rows: work.logit_rows,
+            pass,
+            num_sequences: shape.sequences as u32,
+            max_drafts: shape.drafts as u32,
+            vocab: model.config().vocab_size as u32,
+            tile_rows: tile_rows as u32,
+            unused: 0,
+        };
+        Launch::new(self.code.rows, 1, ROWS_THREADS, 0, params)
+    }
+
+    fn sample(&self, model: &Model, shape: Shape, pass: u32, num_rows: usize) -> Launch {
+        let (work, buffers) = (model.workspace(), self.buffers);
+        let logits_stride = model.config().vocab_size as u32;
+        let draft_vocab = self.draft_vocab as u32;
+        let params = SampleParams {
+            sequences: buffers.sequences,
+            words: buffers.words,
+            logits: work.logits,
+            best: work.best,
+            scores: buffers.scores,
+            draft_weights: buffers.draft_weights,
+            draft_distributions: buffers.draft_distributions,
+            target_weights: buffers.target_weights,
+            drafting: buffers.drafting,
+            drafts: buffers.drafts,
+            choices: buffers.choices,
+            parts: buffers.parts,
+            pass,
+            max_drafts: shape.drafts as u32,
+            vocab: if pass == VERIFY { logits_stride } else { draft_vocab },
+            draft_vocab,
+            logits_stride,
+            unused: 0,
+        };
+        let grid = num_rows as u32 * SAMPLE_SLICES;
+        Launch::new(self.code.sample, grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, params)
+    }
+
+    fn accept(&self, shape: Shape) -> Launch {
+        let buffers = self.buffers;
+        let answer = buffers.answer;
+        let params = AcceptParams {
+            sequences: buffers.sequences,
+            drafting: buffers.drafting,
+            drafts: buffers.drafts,
+            choices: buffers.choices,
+            step: buffers.step,
+            answers: buffers.answers.device,
+            answer_bytes: answer.bytes as u32,
+            tokens_offset: answer.tokens as u32,
+            done_offset: answer.done as u32,
+            num_sequences: shape.sequences as u32,
+            max_drafts: shape.drafts as u32,
+            unused: 0,
+        };
+        Launch::new(self.code.accept, 1, ROWS_THREADS, 0, params)
+    }
+}

@@ -1,0 +1,192 @@
+//! How steps are issued to the device: what it is told of the sequences, the known tokens that run ahead, and the graph.
+
+use super::Steps;
+use super::entry::{DraftSource, StepEntry};
+use super::graph::{Shape, StepGraph};
+use super::in_flight::{InFlight, Place};
+use super::input::StepInput;
+use super::params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN};
+use super::upload::StepData;
+use crate::Result;
+use crate::batch::{Entry, Segment};
+use crate::draft::Proposal;
+use crate::exec::cuda::device::Device;
+
+/// Entries whose step was issued in this call.
+pub(super) struct Launched<'a> {
+    pub(super) parts: Vec<StepEntry<'a>>,
+    /// The step of those that get tokens, if any do.
+    pub(super) flight: Option<InFlight>,
+}
+
+impl Steps {
+    /// Issues the step of entries that are not on their way.
+    pub(super) fn launch<'a>(
+        &mut self,
+        entries: Vec<(&'a Entry<'a>, Proposal)>,
+    ) -> Result<Launched<'a>> {
+        let mut parts = self.parts(entries);
+        let shape = self.shape(&parts);
+        for part in &mut parts {
+            let rows = part.drafter_rows().len();
+            let asks = shape.is_some_and(|shape| shape.drafting) && part.entry.samples();
+            part.num_fed = if asks { rows.min(MAX_FED) } else { 0 };
+        }
+        self.run_known(&parts)?;
+        let Some(shape) = shape else { return Ok(Launched { parts, flight: None }) };
+        self.number = self.number.wrapping_add(1);
+        self.tell(&parts, shape)?;
+        let place = |part: &StepEntry<'_>| Place {
+            id: part.entry.id,
+            len: part.entry.tokens.len(),
+            draft_len: part.draft_len(),
+            min_confidence: part.entry.min_confidence,
+        };
+        let sampling = parts.iter().filter(|part| part.entry.samples());
+        let flight = InFlight { number: self.number, shape, places: sampling.map(place).collect() };
+        self.replay(&flight)?;
+        Ok(Launched { parts, flight: Some(flight) })
+    }
+
+    /// Has the device go on with the step after `newest`, if that needs nothing that only the host will know.
+    pub(super) fn launch_ahead(
+        &mut self,
+        newest: &InFlight,
+        entries: &[&Entry<'_>],
+    ) -> Result<Option<InFlight>> {
+        if !newest.goes_on(entries) {
+            return Ok(None);
+        }
+        let next = newest.next();
+        self.number = next.number;
+        self.uploads.next_slot();
+        let pages = entries.iter().map(|entry| entry.pages).enumerate();
+        self.uploads.tell_pages(pages, &self.buffers, &mut **self.on.gpu.lock())?;
+        self.replay(&next)?;
+        Ok(Some(next))
+    }
+
+    fn parts<'a>(&self, entries: Vec<(&'a Entry<'a>, Proposal)>) -> Vec<StepEntry<'a>> {
+        let has_model = self.on.draft.is_some();
+        let parts = entries.into_iter().map(|(entry, proposal)| {
+            let drafter = match has_model {
+                true if proposal.is_empty() => DraftSource::Model,
+                true => DraftSource::Lookup,
+                false => DraftSource::LookupOnly,
+            };
+            let given = [proposal.tokens, entry.given.to_vec()].concat();
+            StepEntry { entry, given, drafter, num_fed: 0 }
+        });
+        parts.collect()
+    }
+
+    /// The smallest recorded step that holds the sequences that get tokens; none if none does.
+    fn shape(&self, parts: &[StepEntry<'_>]) -> Option<Shape> {
+        let sampling = || parts.iter().filter(|part| part.entry.samples());
+        let sequences = sampling().count();
+        if sequences == 0 {
+            return None;
+        }
+        let asked = sampling().map(StepEntry::draft_len).max().unwrap_or(0);
+        let given = sampling().map(|part| part.given.len()).max().unwrap_or(0);
+        Some(Shape {
+            sequences: sequences.next_power_of_two().min(self.capacity.sequences),
+            drafts: asked.max(given),
+            drafting: asked > 0,
+        })
+    }
+
+    /// Runs all known tokens but those that the graph runs.
+    fn run_known(&self, parts: &[StepEntry<'_>]) -> Result<()> {
+        let mut device = self.on.gpu.lock();
+        if let Some(draft) = &self.on.draft {
+            let known = parts.iter().map(|part| {
+                let rows = part.drafter_rows();
+                let tokens = &part.entry.tokens[rows.start..rows.end - part.num_fed];
+                let readable =
+                    |&token: &u32| if (token as usize) < draft.vocab_size { token } else { 0 };
+                (part, rows.start, tokens.iter().map(readable).collect::<Vec<u32>>())
+            });
+            let known: Vec<_> = known.collect();
+            let segments = known.iter().map(|(part, first, tokens)| Segment {
+                tokens,
+                first_position: *first,
+                pages: part.entry.pages,
+                num_logits: 0,
+            });
+            let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
+            draft.model.run_without_logits(&segments, &mut **device)?;
+        }
+        let segments = parts.iter().map(|part| {
+            let entry = part.entry;
+            let end = entry.computed + entry.chunk - usize::from(entry.samples());
+            Segment {
+                tokens: &entry.tokens[entry.computed..end],
+                first_position: entry.computed,
+                pages: entry.pages,
+                num_logits: 0,
+            }
+        });
+        let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
+        self.on.target.run_without_logits(&segments, &mut **device)
+    }
+
+    /// Tells a step what it is about.
+    fn tell(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
+        let Shape { sequences, drafts, .. } = shape;
+        let mut told = StepData {
+            input: StepInput::default(),
+            drafting: vec![Drafting::default(); sequences],
+            drafts: vec![0; sequences * drafts],
+            distributions: vec![Distribution::certain(NO_TOKEN); sequences * drafts],
+            number: self.number,
+        };
+        let sampling = || parts.iter().filter(|part| part.entry.samples()).enumerate();
+        for (place, part) in sampling() {
+            told.input.push(part.entry, part.planned());
+            told.drafting[place].num_drafted = part.given.len() as u32;
+            for (idx, &token) in part.given.iter().enumerate() {
+                told.drafts[place * drafts + idx] = token;
+                told.distributions[place * drafts + idx] = Distribution::certain(token);
+            }
+        }
+        told.input.pad(sequences);
+        self.uploads.next_slot();
+        let device = &mut **self.on.gpu.lock();
+        self.uploads.tell(&told, &self.buffers, device)?;
+        let pages = sampling().map(|(place, part)| (place, part.entry.pages));
+        self.uploads.tell_pages(pages, &self.buffers, device)
+    }
+
+    /// Issues a step, recorded when its like is asked for first.
+    fn replay(&mut self, flight: &InFlight) -> Result<()> {
+        let shape = flight.shape;
+        let mut device = self.on.gpu.lock();
+        let device: &mut dyn Device = &mut **device;
+        let graph = match self.graphs.get(&shape) {
+            Some(&graph) => graph,
+            None => {
+                let draft = self.on.draft.as_ref();
+                let parts = StepGraph {
+                    target: &self.on.target,
+                    draft: draft.map(|draft| &*draft.model),
+                    draft_vocab: self.capacity.draft_vocab,
+                    code: &self.code,
+                    buffers: &self.buffers,
+                    max_pages: self.capacity.max_pages,
+                };
+                self.has_recorded = true;
+                let graph = device.record(&parts.step(shape))?;
+                self.graphs.insert(shape, graph);
+                graph
+            }
+        };
+        device.replay(graph)?;
+        device.put_mark(self.marks[slot(flight)])
+    }
+}
+
+/// Which of the answers is a step's.
+pub(super) fn slot(flight: &InFlight) -> usize {
+    flight.number as usize % ANSWERS
+}

@@ -1,0 +1,364 @@
+//! Speculative steps on a GPU: one recorded graph drafts, verifies and accepts for all sequences. The host uploads what
+//! it knows about them, replays the graph, has the next step begin if that needs nothing of it, and then waits.
+//!
+//! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
+//! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
+//! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host.
+
+mod answers;
+mod buffers;
+mod code;
+mod entry;
+mod graph;
+mod in_flight;
+pub mod input;
+mod issue;
+mod page_table;
+pub mod params;
+mod upload;
+
+use crate::batch::{Entry, Executor, Outcome, Stepped, Unwanted, WANTED};
+use crate::draft::{Drafter, Ngram, Proposal};
+use crate::engine::{Engine, Manifest};
+use crate::exec::Host;
+use crate::exec::cuda::device::{Gpu, Graph, Mark};
+use crate::exec::cuda::model::Model;
+use crate::sequence::SequenceId;
+use crate::{Error, Result};
+use answers::Answers;
+use buffers::{MAX_WORDS, StepBuffers, StepCapacity};
+use code::StepCode;
+use entry::{DraftSource, StepEntry};
+use graph::Shape;
+use in_flight::InFlight;
+use input::StepInput;
+use issue::{Launched, slot};
+use params::{ANSWERS, StepResult};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+use upload::Uploads;
+
+/// The drafter's model.
+pub struct DraftModel {
+    /// On the same GPU as the target.
+    pub model: Arc<Model>,
+    /// Tokens that both models have.
+    pub vocab_size: usize,
+}
+
+/// What steps need to be on their GPU.
+pub struct OnGpu {
+    /// Where everything is.
+    pub gpu: Gpu,
+    /// The model whose text is wanted.
+    pub target: Arc<Model>,
+    /// DraftSource for drafts first.
+    pub lookup: Option<Ngram>,
+    /// DraftSource where the look-up has nothing.
+    pub draft: Option<DraftModel>,
+    /// Whether steps may begin before the one before was told.
+    pub launch_ahead: bool,
+}
+
+/// An executor of whole steps on one GPU.
+pub struct Steps {
+    on: OnGpu,
+    host: Host,
+    code: StepCode,
+    buffers: StepBuffers,
+    capacity: StepCapacity,
+    uploads: Uploads,
+    graphs: HashMap<Shape, Graph>,
+    /// Behind the steps whose answers they are.
+    marks: [Mark; ANSWERS],
+    /// Of the last step that was issued.
+    number: u32,
+    /// The step that has begun before it was asked for.
+    in_flight: Option<InFlight>,
+    /// When the last step was told.
+    told_at: Instant,
+    /// Whether this call has recorded a graph.
+    has_recorded: bool,
+}
+
+/// What the device did of a call.
+struct Ran {
+    outcomes: Vec<Outcome>,
+    /// When the work began whose time is that of a step; none where it is not that of one.
+    began: Option<Instant>,
+    /// Whether all of it had begun before.
+    ahead: bool,
+}
+
+/// Where drafts of one in so many sequences were looked up, steps wait for the host to say so. Fewer go on with drafts of
+/// the model: all would have to wait for them.
+const FOUND_SHARE: usize = 4;
+
+impl Steps {
+    /// `host` decides about what this cannot, with the same models.
+    pub fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
+        let draft_vocab = on.draft.as_ref().map_or(0, |draft| draft.vocab_size);
+        let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
+        let mut device = on.gpu.lock();
+        let code = StepCode::load(engine, &mut **device)?;
+        let buffers = StepBuffers::alloc(&capacity, &mut **device)?;
+        let uploads = Uploads::alloc(&capacity, &mut **device)?;
+        let marks = [device.new_mark()?, device.new_mark()?];
+        drop(device);
+        Ok(Self {
+            on,
+            host,
+            code,
+            buffers,
+            capacity,
+            uploads,
+            graphs: HashMap::new(),
+            marks,
+            number: 0,
+            in_flight: None,
+            told_at: Instant::now(),
+            has_recorded: false,
+        })
+    }
+
+    /// Bytes of GPU memory that steps take besides the models.
+    pub fn bytes(target: &Manifest, draft_vocab: usize) -> usize {
+        StepBuffers::bytes(&StepCapacity::of(target, draft_vocab))
+    }
+
+    /// Whether the device can decide about each of the entries, in order.
+    fn split(&self, entries: &[Entry<'_>]) -> Vec<bool> {
+        let mut words = 0;
+        let takes = entries.iter().map(|entry| {
+            let more = if entry.samples() { StepInput::num_words(entry) } else { 0 };
+            // Without a drafter there is no room for drafts, and requests may bring some.
+            let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
+            let is_taken = has_room && decides_about(entry);
+            words += if is_taken { more } else { 0 };
+            is_taken
+        });
+        takes.collect()
+    }
+
+    /// The step of all entries, on the device or on the host.
+    fn step_all(&mut self, entries: &[Entry<'_>]) -> Result<Stepped> {
+        let start = Instant::now();
+        let takes = self.split(entries);
+        let pairs = || entries.iter().zip(&takes);
+        let on_device: Vec<&Entry<'_>> =
+            pairs().filter(|(_, takes)| **takes).map(|(entry, _)| entry).collect();
+        let on_host: Vec<Entry<'_>> =
+            pairs().filter(|(_, takes)| !**takes).map(|(entry, _)| *entry).collect();
+        let ran = match on_device.is_empty() {
+            // Pages may change hands before somebody asks for a step that is on its way.
+            true => {
+                self.in_flight = None;
+                Ran { outcomes: Vec::new(), began: Some(start), ahead: false }
+            }
+            false => self.run(&on_device, on_host.is_empty(), start)?,
+        };
+        let mut device = ran.outcomes.into_iter();
+        let mut host = self.on_host(&on_host)?.into_iter();
+        let next = |takes: &bool| if *takes { device.next() } else { host.next() };
+        let outcome = |outcome: Option<Outcome>| outcome.expect("one outcome an entry");
+        let outcomes: Vec<Outcome> = takes.iter().map(next).map(outcome).collect();
+        Ok(Stepped {
+            as_asked: self.lookahead() == 0 || drafted_as_asked(entries, &outcomes),
+            outcomes,
+            cost: ran.began.map(|began| began.elapsed()),
+            ahead: ran.ahead,
+        })
+    }
+
+    fn on_host(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let stepped = self.host.step(entries, WANTED)?;
+        Ok(stepped.expect("it is wanted").outcomes)
+    }
+
+    /// After a failure: nothing is on its way, and what the device knows of pages is told anew.
+    fn recover(&mut self) {
+        self.in_flight = None;
+        self.uploads.forget_pages();
+        // Whether it can still be waited for or not: the failure is told already.
+        let _ = self.on.gpu.lock().wait();
+    }
+
+    /// The step of all entries on the device: takes what is on its way already, launches what is missing, launches ahead
+    /// what comes next, waits, and tells. `alone` says that the host has no other work for the device.
+    fn run(&mut self, entries: &[&Entry<'_>], alone: bool, start: Instant) -> Result<Ran> {
+        self.has_recorded = false;
+        let proposals = self.look_up(entries)?;
+        let num_found = proposals.iter().filter(|proposal| !proposal.is_empty()).count();
+        let may_launch_ahead =
+            alone && self.lookahead() > 0 && num_found * FOUND_SHARE < entries.len().max(1);
+
+        let before = self.in_flight.take();
+        let places = self.places_of(entries, before.as_ref());
+        let launched = self.launch_missing(entries, proposals, &places)?;
+        let newest = match &launched {
+            Some(launched) => launched.flight.as_ref(),
+            None => before.as_ref(),
+        };
+        let mut next = match newest.filter(|_| may_launch_ahead) {
+            Some(newest) => self.launch_ahead(newest, entries)?,
+            None => None,
+        };
+
+        let landed = match before.as_ref().filter(|_| places.iter().any(Option::is_some)) {
+            Some(before) => Some(self.wait_for(before)?),
+            None => None,
+        };
+        let answers = self.wait_for_launched(launched.as_ref())?;
+        if let (Some(next), Some(answers)) = (&mut next, answers.as_ref().or(landed.as_ref())) {
+            next.begin_after(&answers.results);
+        }
+        self.in_flight = next;
+
+        let (ahead, told_before) = (launched.is_none(), self.told_at);
+        self.told_at = Instant::now();
+        let began = match (ahead, before) {
+            _ if self.has_recorded => None,
+            (true, _) if alone => Some(told_before),
+            // The time of part of a step, or of more than one.
+            (true, _) | (false, Some(_)) => None,
+            (false, None) => Some(start),
+        };
+        let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
+        let has_model = self.on.draft.is_some();
+        let outcome = |(entry, place): (&&Entry<'_>, &Option<usize>)| match (place, &landed) {
+            (Some(place), Some(landed)) => landed.outcome(*place, entry, 0, has_model),
+            _ => launched.next().expect("an outcome of each entry that was launched"),
+        };
+        let outcomes = entries.iter().zip(&places).map(outcome).collect();
+        Ok(Ran { outcomes, ahead: ahead && began.is_some(), began })
+    }
+
+    /// Where the step that is on its way does what each entry asks for.
+    fn places_of(
+        &self,
+        entries: &[&Entry<'_>],
+        in_flight: Option<&InFlight>,
+    ) -> Vec<Option<usize>> {
+        let pages = self.uploads.pages();
+        let place = |entry: &&Entry<'_>| in_flight?.place_of(entry, pages);
+        entries.iter().map(place).collect()
+    }
+
+    /// Issues the step of the entries that have no place in what is on its way; none if all have.
+    fn launch_missing<'a>(
+        &mut self,
+        entries: &[&'a Entry<'a>],
+        proposals: Vec<Proposal>,
+        places: &[Option<usize>],
+    ) -> Result<Option<Launched<'a>>> {
+        let missing = entries.iter().zip(proposals).zip(places);
+        let missing = missing.filter(|(_, place)| place.is_none());
+        let missing: Vec<_> = missing.map(|((&entry, proposal), _)| (entry, proposal)).collect();
+        if missing.is_empty() { Ok(None) } else { self.launch(missing).map(Some) }
+    }
+
+    /// Waits for what this call has launched; the answers of those that get tokens, if any do.
+    fn wait_for_launched(&self, launched: Option<&Launched<'_>>) -> Result<Option<Answers>> {
+        match launched {
+            Some(Launched { flight: Some(flight), .. }) => self.wait_for(flight).map(Some),
+            // So that the step takes the time that it takes, and fails itself if it fails.
+            Some(_) => self.on.gpu.lock().wait().map(|()| None),
+            None => Ok(None),
+        }
+    }
+
+    /// Looks up drafts where that may succeed.
+    fn look_up(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Proposal>> {
+        match &mut self.on.lookup {
+            Some(lookup) => {
+                let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
+                lookup.propose(&entries)
+            }
+            None => Ok(vec![Proposal::default(); entries.len()]),
+        }
+    }
+
+    /// Waits for a step, and reads its answer.
+    fn wait_for(&self, flight: &InFlight) -> Result<Answers> {
+        self.on.gpu.lock().wait_for(self.marks[slot(flight)])?;
+        let width = flight.shape.drafts + 1;
+        let mut answers = Answers {
+            results: vec![StepResult::default(); flight.shape.sequences],
+            tokens: vec![0; flight.shape.sequences * width],
+            width,
+        };
+        let StepBuffers { answers: shared, answer, .. } = &self.buffers;
+        let first = slot(flight) * answer.bytes;
+        let mut done = [0];
+        shared.copy_to(first, &mut answers.results);
+        shared.copy_to(first + answer.tokens, &mut answers.tokens);
+        shared.copy_to(first + answer.done, &mut done);
+        if done != [flight.number] {
+            let message =
+                format!("step {} is awaited, the device tells of {}", flight.number, done[0]);
+            return Err(Error::Device(message));
+        }
+        Ok(answers)
+    }
+
+    fn outcomes(&self, launched: Option<Launched<'_>>, answers: Option<&Answers>) -> Vec<Outcome> {
+        let mut places = 0..;
+        let outcome = |part: &StepEntry<'_>| match answers.filter(|_| part.entry.samples()) {
+            Some(answers) => {
+                let place = places.next().expect("places do not end");
+                let has_model = part.drafter != DraftSource::LookupOnly;
+                answers.outcome(place, part.entry, part.given.len(), has_model)
+            }
+            None => Outcome { draft_computed: part.draft_computed(), ..Outcome::default() },
+        };
+        launched.map_or_else(Vec::new, |launched| launched.parts.iter().map(outcome).collect())
+    }
+}
+
+/// Whether a step on the device can do all that the request wants.
+fn decides_about(entry: &Entry<'_>) -> bool {
+    let params = entry.sampler.params();
+    params.logprobs.is_none() && params.allowed_tokens.is_none() && entry.prompt_rows == 0
+}
+
+/// Whether drafts were made where they were asked for, and nowhere else.
+fn drafted_as_asked(entries: &[Entry<'_>], outcomes: &[Outcome]) -> bool {
+    let mut pairs = entries.iter().zip(outcomes);
+    pairs.all(|(entry, outcome)| {
+        !entry.given.is_empty() || (entry.draft_len > 0) == (outcome.drafted > 0)
+    })
+}
+
+impl Executor for Steps {
+    fn step(&mut self, entries: &[Entry<'_>], _: Unwanted<'_>) -> Result<Option<Stepped>> {
+        let stepped = self.step_all(entries);
+        if stepped.is_err() {
+            self.recover();
+        }
+        stepped.map(Some)
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        if let Some(lookup) = &mut self.on.lookup {
+            lookup.forget(id);
+        }
+        self.host.forget(id);
+        // Should it come back, it starts anew.
+        if let Some(in_flight) = &mut self.in_flight {
+            let places = in_flight.places.iter_mut().filter(|place| place.id == id);
+            places.for_each(|place| place.len = 0);
+        }
+    }
+
+    fn lookahead(&self) -> usize {
+        // Where drafts come from texts alone the host wants to see each token before the next step.
+        let looks_up_alone = self.on.lookup.is_some() && self.on.draft.is_none();
+        let launches_ahead = self.on.launch_ahead && !looks_up_alone;
+        // All drafts accepted and a token more, before drafts again.
+        if launches_ahead { self.capacity.drafts + 1 } else { 0 }
+    }
+}

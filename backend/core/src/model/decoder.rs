@@ -1,0 +1,365 @@
+//! The parts of a decoder: which matrices and vectors it has, which tensors of a checkpoint they come from, how those are
+//! fused, and how they may be split. Whoever builds, writes, loads or counts weights walks this; nobody else names them.
+//!
+//! A decoder is described by [`Linear`] and [`Vector`]; an executor turns each into what it computes with, and has the same
+//! decoder of its own types.
+
+use super::ModelConfig;
+use crate::Result;
+
+/// What a tensor of a checkpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorRole {
+    /// The table of token vectors.
+    Embed,
+    /// Norm before attention.
+    AttnNorm,
+    /// Query projection.
+    Q,
+    /// Key projection.
+    K,
+    /// Value projection.
+    V,
+    /// Norm of each query head.
+    QNorm,
+    /// Norm of each key head.
+    KNorm,
+    /// Attention output projection.
+    O,
+    /// Norm before the MLP.
+    MlpNorm,
+    /// Gate projection of the MLP.
+    Gate,
+    /// Up projection of the MLP.
+    Up,
+    /// Down projection of the MLP.
+    Down,
+    /// Norm before the head.
+    FinalNorm,
+    /// The head, where it is not the table of token vectors.
+    Head,
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TensorId {
+    /// What it is.
+    pub role: TensorRole,
+    /// Which layer's; none outside of the layers.
+    pub layer: Option<usize>,
+}
+
+/// What a matrix does in a pass. Kernels, layouts and number formats are chosen by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixKind {
+    /// From tokens to the residual stream.
+    Embed,
+    /// q, k and v of all heads.
+    Qkv,
+    /// From the attention's output to the residual stream.
+    Out,
+    /// Gate and up projection.
+    GateUp,
+    /// From the MLP to the residual stream.
+    Down,
+    /// To the logits.
+    Head,
+}
+
+/// How a matrix may be cut into parts that are multiplied apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// By outputs, each source by itself: every part computes some of them.
+    Outputs,
+    /// By inputs: the parts' results are added.
+    Inputs,
+}
+
+impl MatrixKind {
+    /// How it may be cut, so that the parts of one matrix go on with those of the next: one sum after the attention and one
+    /// after the MLP.
+    pub fn split(self) -> Split {
+        match self {
+            Self::Embed | Self::Qkv | Self::GateUp | Self::Head => Split::Outputs,
+            Self::Out | Self::Down => Split::Inputs,
+        }
+    }
+}
+
+/// A matrix that a pass reads: tensors of a checkpoint, one below the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// Its section in an engine, such as `layers.0.qkv`.
+    pub name: String,
+    /// What it does.
+    pub kind: MatrixKind,
+    /// The tensors whose rows make it up, in order, and how many rows each has.
+    pub sources: Vec<(TensorId, usize)>,
+    /// Inputs.
+    pub k: usize,
+    /// Whether each output has a bias; its tensors are those of the sources.
+    pub has_bias: bool,
+}
+
+impl Linear {
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.sources.iter().map(|(_, rows)| rows).sum()
+    }
+
+    /// Outputs and inputs.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.n(), self.k]
+    }
+}
+
+/// The weights of a norm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vector {
+    /// Its section in an engine, such as `layers.0.input_norm`.
+    pub name: String,
+    /// The tensor.
+    pub source: TensorId,
+    /// Values.
+    pub len: usize,
+}
+
+/// A decoder whose matrices are `M` and whose vectors are `V`. Fields are in the order of the computation, which is that of
+/// an engine's sections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decoder<M, V> {
+    /// The table of token vectors.
+    pub embed: M,
+    /// In order.
+    pub layers: Vec<Layer<M, V>>,
+    /// Norm before the head.
+    pub final_norm: V,
+    /// None where the table of token vectors is the head.
+    head: Option<M>,
+}
+
+/// `residual += attention; residual += mlp`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer<M, V> {
+    /// What looks at other rows.
+    pub attention: Attention<M, V>,
+    /// What looks at its row alone.
+    pub mlp: Mlp<M, V>,
+}
+
+/// `out(attend(qkv(norm(residual))))`, heads of q and k normed where there are norms, and rotated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attention<M, V> {
+    /// Before everything.
+    pub norm: V,
+    /// Queries, keys and values.
+    pub qkv: M,
+    /// Of each query head.
+    pub q_norm: Option<V>,
+    /// Of each key head.
+    pub k_norm: Option<V>,
+    /// From all heads.
+    pub out: M,
+}
+
+/// `down(silu(gate(norm(residual))) * up(norm(residual)))`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mlp<M, V> {
+    /// Before everything.
+    pub norm: V,
+    /// Gate, then up.
+    pub gate_up: M,
+    /// Back.
+    pub down: M,
+}
+
+impl<M, V> Decoder<M, V> {
+    /// What turns the last norm's output into logits.
+    pub fn head(&self) -> &M {
+        self.head.as_ref().unwrap_or(&self.embed)
+    }
+}
+
+/// Makes something of each part of a decoder.
+pub trait Load {
+    /// Of a matrix.
+    type Matrix;
+    /// Of a vector.
+    type Vector;
+
+    /// Makes it.
+    fn matrix(&mut self, linear: &Linear) -> Result<Self::Matrix>;
+
+    /// Makes it.
+    fn vector(&mut self, vector: &Vector) -> Result<Self::Vector>;
+}
+
+impl Decoder<Linear, Vector> {
+    /// The parts of a model. No size overflows: [`ModelConfig::validate`] bounds them.
+    pub fn of(config: &ModelConfig) -> Self {
+        let hidden = config.hidden_size;
+        let table = |name: &str, kind, role| Linear {
+            name: name.into(),
+            kind,
+            sources: vec![(TensorId { role, layer: None }, config.vocab_size)],
+            k: hidden,
+            has_bias: false,
+        };
+        let final_norm = TensorId { role: TensorRole::FinalNorm, layer: None };
+        Self {
+            embed: table("embed", MatrixKind::Embed, TensorRole::Embed),
+            layers: (0..config.num_layers).map(|idx| Layer::of(config, idx)).collect(),
+            final_norm: Vector { name: "final_norm".into(), source: final_norm, len: hidden },
+            head: (!config.tied_head).then(|| table("head", MatrixKind::Head, TensorRole::Head)),
+        }
+    }
+
+    /// Makes something of each part, in the order of an engine's sections.
+    pub fn load<L: Load>(&self, loader: &mut L) -> Result<Decoder<L::Matrix, L::Vector>> {
+        Ok(Decoder {
+            embed: loader.matrix(&self.embed)?,
+            layers: self.layers.iter().map(|layer| layer.load(loader)).collect::<Result<_>>()?,
+            final_norm: loader.vector(&self.final_norm)?,
+            head: self.head.as_ref().map(|head| loader.matrix(head)).transpose()?,
+        })
+    }
+}
+
+impl Layer<Linear, Vector> {
+    /// One layer of a model.
+    pub fn of(config: &ModelConfig, idx: usize) -> Self {
+        let (hidden, wide) = (config.hidden_size, config.intermediate_size);
+        let (q, kv) = (config.q_size(), config.kv_size());
+        let tensor = |role| TensorId { role, layer: Some(idx) };
+        let name = |part: &str| format!("layers.{idx}.{part}");
+        let norm = |part: &str, role, len| Vector { name: name(part), source: tensor(role), len };
+        let linear = |part: &str, kind, sources: &[(TensorRole, usize)], k, has_bias| Linear {
+            name: name(part),
+            kind,
+            sources: sources.iter().map(|&(role, rows)| (tensor(role), rows)).collect(),
+            k,
+            has_bias,
+        };
+        let head_norm = |part, role| config.qk_norm.then(|| norm(part, role, config.head_dim));
+        let qkv = [(TensorRole::Q, q), (TensorRole::K, kv), (TensorRole::V, kv)];
+        let gate_up = [(TensorRole::Gate, wide), (TensorRole::Up, wide)];
+        let (out, down) = ([(TensorRole::O, hidden)], [(TensorRole::Down, hidden)]);
+        Self {
+            attention: Attention {
+                norm: norm("input_norm", TensorRole::AttnNorm, hidden),
+                qkv: linear("qkv", MatrixKind::Qkv, &qkv, hidden, config.qkv_bias),
+                q_norm: head_norm("q_norm", TensorRole::QNorm),
+                k_norm: head_norm("k_norm", TensorRole::KNorm),
+                out: linear("out", MatrixKind::Out, &out, q, config.out_bias),
+            },
+            mlp: Mlp {
+                norm: norm("post_norm", TensorRole::MlpNorm, hidden),
+                gate_up: linear("gate_up", MatrixKind::GateUp, &gate_up, hidden, config.mlp_bias),
+                down: linear("down", MatrixKind::Down, &down, wide, config.mlp_bias),
+            },
+        }
+    }
+
+    fn load<L: Load>(&self, loader: &mut L) -> Result<Layer<L::Matrix, L::Vector>> {
+        let Self { attention, mlp } = self;
+        let optional = |loader: &mut L, vector: &Option<Vector>| {
+            vector.as_ref().map(|vector| loader.vector(vector)).transpose()
+        };
+        Ok(Layer {
+            attention: Attention {
+                norm: loader.vector(&attention.norm)?,
+                qkv: loader.matrix(&attention.qkv)?,
+                q_norm: optional(loader, &attention.q_norm)?,
+                k_norm: optional(loader, &attention.k_norm)?,
+                out: loader.matrix(&attention.out)?,
+            },
+            mlp: Mlp {
+                norm: loader.vector(&mlp.norm)?,
+                gate_up: loader.matrix(&mlp.gate_up)?,
+                down: loader.matrix(&mlp.down)?,
+            },
+        })
+    }
+
+    /// The matrices of the layer.
+    pub fn matrices(&self) -> [&Linear; 4] {
+        [&self.attention.qkv, &self.attention.out, &self.mlp.gate_up, &self.mlp.down]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::testing::small_llama;
+
+    /// Lists names and sources.
+    struct Names(Vec<(String, Vec<TensorRole>)>);
+
+    impl Load for Names {
+        type Matrix = ();
+        type Vector = ();
+
+        fn matrix(&mut self, linear: &Linear) -> Result<()> {
+            let roles = linear.sources.iter().map(|(tensor, _)| tensor.role).collect();
+            self.0.push((linear.name.clone(), roles));
+            Ok(())
+        }
+
+        fn vector(&mut self, vector: &Vector) -> Result<()> {
+            self.0.push((vector.name.clone(), vec![vector.source.role]));
+            Ok(())
+        }
+    }
+
+    fn names(config: &ModelConfig) -> Vec<(String, Vec<TensorRole>)> {
+        let mut names = Names(Vec::new());
+        Decoder::of(config).load(&mut names).unwrap();
+        names.0
+    }
+
+    #[test]
+    fn parts_are_walked_in_the_order_of_the_computation() {
+        use TensorRole::*;
+        let config =
+            ModelConfig { num_layers: 1, qk_norm: true, tied_head: false, ..small_llama() };
+        let expected: [(&str, &[TensorRole]); 11] = [
+            ("embed", &[Embed]),
+            ("layers.0.input_norm", &[AttnNorm]),
+            ("layers.0.qkv", &[Q, K, V]),
+            ("layers.0.q_norm", &[QNorm]),
+            ("layers.0.k_norm", &[KNorm]),
+            ("layers.0.out", &[O]),
+            ("layers.0.post_norm", &[MlpNorm]),
+            ("layers.0.gate_up", &[Gate, Up]),
+            ("layers.0.down", &[Down]),
+            ("final_norm", &[FinalNorm]),
+            ("head", &[Head]),
+        ];
+        let expected: Vec<_> =
+            expected.iter().map(|(name, roles)| (name.to_string(), roles.to_vec())).collect();
+        assert_eq!(names(&config), expected);
+    }
+
+    #[test]
+    fn what_a_model_lacks_is_no_part() {
+        let config = ModelConfig { qk_norm: false, tied_head: true, ..small_llama() };
+        let names = names(&config);
+        let lacks = |part: &str| names.iter().all(|(name, _)| !name.ends_with(part));
+        assert!(lacks("q_norm") && lacks("k_norm") && lacks("head"), "{names:?}");
+        assert_eq!(names.len(), 1 + 6 * config.num_layers + 1);
+        let decoder = Decoder::of(&config);
+        assert_eq!(decoder.head(), &decoder.embed);
+    }
+
+    #[test]
+    fn parts_that_are_cut_fit_each_other() {
+        let layer = Layer::of(&small_llama(), 0);
+        // What one computes by outputs the next takes by inputs.
+        for (first, second) in
+            [(&layer.attention.qkv, &layer.attention.out), (&layer.mlp.gate_up, &layer.mlp.down)]
+        {
+            assert_eq!((first.kind.split(), second.kind.split()), (Split::Outputs, Split::Inputs));
+            assert_eq!(first.sources[0].1, second.k);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+// Attention of a few query rows over the paged keys and values of their sequence.
+//
+// The grid is persistent: blocks walk the items (tile of query rows, key head, node of the tree of
+// splits of the positions). The pages of a split are summed up in four parts, which are added in
+// order; splits are added as the tree says, inside an item by its block, above it by the block that
+// arrives last at a node. So what a row gets depends on its query, on its sequence's keys and values
+// and on the bounds of splits alone, to the bit: not on the other rows of its tile, on the tile's
+// width, on the level of items, on the grid or on the order of arrival.
+// Defines: KV (FP8 or FP16), HEAD_DIM (64 or 128), GROUP (query heads of a key head, 1..16), and
+// TILE_ROWS (query rows times GROUP of a tile: 16, or 64 for many rows of a sequence).
+// Shared memory: SUMS_BYTES + sizeof(Plan).
+#include "common/prims.cuh"
+
+#include "common/types.cuh"
+
+#ifndef TILE_ROWS
+#define TILE_ROWS 16
+#endif
+
+#include "attention/items.cuh"
+#include "attention/page.cuh"
+
+#include "attention/merge.cuh"
+
+constexpr uint32_t KEYS_BYTES = PAGE_TOKENS * KEY_BYTES;  // the keys of a page, and its values
+constexpr uint32_t PAGE_BYTES = 2 * KEYS_BYTES;           // of one head
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Pages come through rings: of each warp in narrow tiles, of the block in wide ones. A warp fills a
+// stage as soon as it has left it; the block waits for the next page, to wait once a page.
+constexpr uint32_t NUM_RINGS = IS_WIDE ? 1 : NUM_WARPS;
+constexpr uint32_t NUM_COPIERS = NUM_THREADS / NUM_RINGS;
+constexpr uint32_t STAGES = PAGE_BYTES > 4096 && !IS_WIDE ? 2 : 4;
+constexpr uint32_t AHEAD = IS_WIDE ? STAGES - 1 : STAGES;
+constexpr uint32_t RING_BYTES = STAGES * PAGE_BYTES;
+
+// A ring's sums take its place.
+constexpr uint32_t PART_BYTES = maximum(RING_BYTES, 4 * TILE_ROWS * SUMS_STRIDE);
+constexpr uint32_t SUMS_BYTES = NUM_RINGS * PART_BYTES;
+
+// What registers allow.
+constexpr uint32_t BLOCKS_PER_SM = IS_WIDE ? 2 : 3;
+
+// All copiers of a ring.
+DEVICE void ring_sync() {
+    if constexpr (IS_WIDE) {
+        barrier_all();
+    } else {
+        warp_sync();
+    }
+}
+
+// Copies keys and values of a page and a head.
+DEVICE void copy_page(const AttentionParams& p, uint32_t kv_head, uint32_t page, uint8_t* stage) {
+    const uint32_t copier = thread_index() % NUM_COPIERS;
+    const uint8_t* from = p.cache + (uint64_t{page} * p.num_kv_heads + kv_head) * PAGE_BYTES;
+    from += 16 * copier;
+    // An even number of keys a round: a copier's place in them stays.
+    uint8_t* keys = stage + key_chunk_offset(copier / KEY_CHUNKS, copier % KEY_CHUNKS);
+    uint8_t* values = stage + KEYS_BYTES + 16 * copier;
+    if (KEYS_BYTES < 16 * NUM_COPIERS && 16 * copier >= KEYS_BYTES) {
+        return;
+    }
+    UNROLL
+    for (uint32_t done = 0; done < KEYS_BYTES; done += 16 * NUM_COPIERS) {
+        async_copy16(keys + done, from + done);
+        async_copy16(values + done, from + KEYS_BYTES + done);
+    }
+}
+
+// Copies the page that the walk has come to, if there is one.
+DEVICE void copy_next(const AttentionParams& p, const Plan& plan, Walk& ahead, uint8_t* stage) {
+    if (has_page(ahead)) {
+        const uint32_t page = plan.pages[ahead.page];
+        copy_page(p, plan.item.kv_head, page, stage);
+        advance(ahead);
+    }
+    async_commit();
+}
+
+// One page that has landed.
+DEVICE void attend_page(const uint8_t* stage, const uint32_t (&query)[NUM_STEPS][4],
+                        const View& view, uint32_t first_token, uint32_t unmasked, float scale,
+                        Softmax& softmax) {
+    float score[2][4] = {};
+    score_page(stage, query, score);
+    Uint2 seen = {0xffffffffu, 0xffffffffu};
+    if (first_token + PAGE_TOKENS > unmasked) {
+        seen = hide_page(view, first_token, score);
+    }
+    uint32_t weight[4];
+    weigh_page(score, scale, softmax, weight);
+    add_values(stage + KEYS_BYTES, weight, seen, softmax);
+}
+
+// Ends a part: sums over the lanes of a row, and scores as the merge wants them. The product is
+// written as one that cannot become part of a later subtraction, which would not round it: tiles of
+// both widths have to see the same number.
+DEVICE void end_part(float scale, Softmax& softmax) {
+    UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        softmax.largest[half] = fmaf(softmax.largest[half], scale, 0.0f);
+        softmax.sum[half] += shuffle_xor(softmax.sum[half], 1);
+        softmax.sum[half] += shuffle_xor(softmax.sum[half], 2);
+    }
+}
+
+// Adds an ended part to those before it.
+DEVICE void merge_part(const Softmax& part, Softmax& total) {
+    Factors factors[2];
+    UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        factors[half] = merge_factors(total.largest[half], part.largest[half]);
+        total.sum[half] = merge(factors[half], total.sum[half], part.sum[half]);
+    }
+    UNROLL
+    for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
+        UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+            const float other = part.out[tile][i];
+            total.out[tile][i] = merge(factors[i / 2], total.out[tile][i], other);
+        }
+    }
+}
+
+// The warp's pages of a split, through the ring: of a narrow tile its part, of a wide one all parts.
+DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t split,
+                            uint8_t* ring) {
+    const Item& item = plan.item;
+    Walk now = begin_walk(p, item, split);
+    Walk ahead = now;
+    KEEP_LOOP  // registers
+    for (uint32_t i = 0; i < AHEAD; ++i) {
+        copy_next(p, plan, ahead, ring + i * PAGE_BYTES);
+    }
+    uint32_t query[NUM_STEPS][4];
+    load_queries(p, item, query);
+    const View view = load_view(p, item);
+    const float scale = p.scale * LOG2_E;
+    Softmax part = empty_softmax();
+    Softmax total = empty_softmax();
+    for (uint32_t round = 0; has_page(now); ++round) {
+        async_wait<AHEAD - 1>();
+        ring_sync();  // all copies to this stage have landed
+        const uint8_t* stage = ring + round % STAGES * PAGE_BYTES;
+        uint8_t* next = ring + (round + AHEAD) % STAGES * PAGE_BYTES;
+        if constexpr (IS_WIDE) {
+            copy_next(p, plan, ahead, next);  // all warps have left that stage
+        }
+        const uint32_t token = first_token(p, split) + now.page * PAGE_TOKENS;
+        attend_page(stage, query, view, token, item.reach.unmasked, scale, part);
+        if constexpr (!IS_WIDE) {
+            ring_sync();  // all lanes have left this stage
+            copy_next(p, plan, ahead, next);
+        }
+        const uint32_t number = now.part;
+        advance(now);
+        if (IS_WIDE && (now.part != number || !has_page(now))) {
+            end_part(scale, part);
+            merge_part(part, total);
+            part = empty_softmax();
+        }
+    }
+    if constexpr (IS_WIDE) {
+        ring_sync();  // all warps have left the ring
+        return total;
+    }
+    end_part(scale, part);
+    return part;
+}
+
+// Leaves the sums of a warp's rows where the ring was.
+DEVICE void store_sums(const Softmax& softmax, float* sums) {
+    const uint32_t quad = lane_index() % 4;
+    UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+        float* row = sums + lane_row(half) * SUMS_STRIDE;
+        if (quad == 0) {
+            *reinterpret_cast<Float2*>(row + HEAD_DIM) = {softmax.largest[half], softmax.sum[half]};
+        }
+        UNROLL
+        for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
+            const float* from = softmax.out[tile] + 2 * half;
+            *reinterpret_cast<Float2*>(row + 8 * tile + 2 * quad) = {from[0], from[1]};
+        }
+    }
+}
+
+// Puts rows of a complete item into the output or into its partial.
+DEVICE void end_item(const AttentionParams& p, const Item& item, const RowSums& rows) {
+    if (item.num_items > 1) {
+        const uint32_t partial = item.partial + item.index * p.num_kv_heads;
+        store_rows(item, rows, partial_at(p, partial));
+        return;
+    }
+    UNROLL
+    for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
+        if (has_row(item, rows, i)) {
+            store_output(p, item, rows.packed + i * NUM_WARPS, rows.at[i]);
+        }
+    }
+}
+
+// Adds up the parts of a split, and the split to the item.
+DEVICE void add_split(const AttentionParams& p, const Item& item, uint32_t split,
+                      const float* sums) {
+    RowSums rows = {};
+    for (uint32_t first = 0; first < num_packed(item); first += NUM_WARPS * ROWS_AT_ONCE) {
+        rows.packed = first + warp_index();
+        const float* row = sums + rows.packed * SUMS_STRIDE;
+        UNROLL
+        for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
+            if (has_row(item, rows, i)) {
+                const float* parts = row + i * NUM_WARPS * SUMS_STRIDE;
+                rows.at[i] = sum_parts<NUM_RINGS>(parts, NUM_RINGS, PART_BYTES / 4);
+            }
+        }
+        if (add_to_nodes(p, item, split, rows)) {
+            end_item(p, item, rows);
+        }
+    }
+}
+
+// Whether this block is the last of so many. If so it sees the partials of all.
+DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
+    fence_gpu();
+    barrier_all();
+    if (thread_index() == 0) {
+        const bool is_last = atomic_add_acq_rel(counter, 1) == count - 1;
+        plan.arrived_last = is_last ? 1 : 0;
+        if (is_last) {
+            *counter = 0;
+        }
+    }
+    barrier_all();
+    fence_gpu();
+    return plan.arrived_last != 0;
+}
+
+// Adds up the children of a node, into the first one's partial or, of the root, into the output.
+DEVICE void add_children(const AttentionParams& p, const Item& item, uint32_t partial,
+                         uint32_t count, uint32_t distance, bool is_root) {
+    float* first = partial_at(p, partial);
+    for (uint32_t packed = warp_index(); packed < num_packed(item); packed += NUM_WARPS) {
+        float* row = first + packed * ROW_FLOATS;
+        const RowSum sum = sum_parts<RADIX>(row, count, distance * PARTIAL_FLOATS);
+        if (is_root) {
+            store_output(p, item, packed, sum);
+        } else {
+            warp_sync();  // all lanes have read the first child
+            store_row(row, sum);
+        }
+    }
+}
+
+// Completes the nodes above an item to which this block is the last to arrive. The counter of a node
+// is that of its second child, which is the second child of no other.
+DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
+    uint32_t index = item.index;
+    uint32_t num_nodes = item.num_items;
+    uint32_t distance = p.num_kv_heads;  // between the partials of neighbours
+    for (uint32_t level = item.level; num_nodes > 1; ++level) {
+        const uint32_t bits = level_bits(level + 1) - level_bits(level);
+        const uint32_t first = index >> bits << bits;
+        const uint32_t count = minimum(num_nodes - first, 1u << bits);
+        const uint32_t partial = item.partial + first * distance;
+        num_nodes = divide_up(num_nodes, 1u << bits);
+        if (count > 1) {
+            if (!arrive(p.arrivals + partial + distance, count, plan)) {
+                return;
+            }
+            add_children(p, item, partial, count, distance, num_nodes == 1);
+        }
+        index >>= bits;
+        distance <<= bits;
+    }
+}
+
+DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
+    const Item& item = plan.item;
+    uint8_t* ring = rings + thread_index() / NUM_COPIERS * PART_BYTES;
+    for (uint32_t split = item.first_split; split < item.end_split; ++split) {
+        const Softmax softmax = attend_split(p, plan, split, ring);
+        store_sums(softmax, reinterpret_cast<float*>(ring));
+        barrier_all();
+        note_pages(p, item, split + 1, plan);
+        add_split(p, item, split, reinterpret_cast<const float*>(rings));
+        barrier_all();  // the rings are free again
+    }
+    climb(p, item, plan);
+}
+
+KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
+    uint8_t* rings = shared_memory();
+    Plan& plan = *reinterpret_cast<Plan*>(rings + SUMS_BYTES);
+    grid_wait();
+    grid_launch_dependents();
+    plan_level(p, plan);
+    uint32_t number = block_index();
+    for (uint32_t first = 0; first < p.num_tiles; first = plan.first_tile + NUM_THREADS) {
+        plan_tiles(p, first, plan);
+        while (number < plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
+            plan_item(p, number, plan);
+            attend(p, rings, plan);
+            number = plan.item.number + num_blocks();
+        }
+    }
+}

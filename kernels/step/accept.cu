@@ -1,0 +1,98 @@
+// Ends a step: follows each sequence's kept drafts to the target's own token, tells the host, and leaves
+// the sequences as the next step finds them, if the host has it go on from here.
+#include "common/prims.cuh"
+#include "step/step.cuh"
+
+constexpr uint32_t ACCEPT_THREADS = 128;
+
+// Drafts that were kept, each after all before it.
+DEVICE uint32_t num_accepted(const Choice* choices, uint32_t drafted) {
+    uint32_t accepted = 0;
+    while (accepted < drafted && choices[accepted].is_kept) {
+        accepted++;
+    }
+    return accepted;
+}
+
+// Positions whose drafter KV is valid: the last draft was never fed, what follows a rejected one is stale. Of
+// given drafts the drafter has seen nothing.
+DEVICE uint32_t draft_computed(const StepSequence& s, uint32_t drafted, uint32_t accepted) {
+    if (s.num_fed == 0) {
+        return s.draft_computed;
+    }
+    const uint32_t fed = drafted == 0 || s.num_given > 0 ? 0 : drafted - 1;
+    return s.len + minimum(fed, accepted);
+}
+
+// Where this step's answer stands.
+struct Answer {
+    StepResult* results;
+    uint32_t* tokens;
+    uint32_t* done;
+};
+
+DEVICE Answer answer_of(const AcceptParams& params) {
+    uint8_t* answer = params.answers + *params.step % ANSWERS * params.answer_bytes;
+    return {reinterpret_cast<StepResult*>(answer),
+            reinterpret_cast<uint32_t*>(answer + params.tokens_offset),
+            reinterpret_cast<uint32_t*>(answer + params.done_offset)};
+}
+
+// The sequence after `result`, whose last tokens are given. What it was given to edit logits with stays, so
+// the host has no sequence go on whose edits look at its newest tokens.
+DEVICE void advance(StepSequence& s, const StepResult& result, const uint32_t (&last)[MAX_FED]) {
+    s.len += result.num_tokens;
+    s.num_given = 0;
+    s.draft_computed = result.draft_computed;
+    for (uint32_t idx = 0; idx < MAX_FED; idx++) {
+        s.last[idx] = last[idx];
+    }
+    if (s.len >= s.max_len) {
+        s.len = 0;
+        return;
+    }
+    // The target adds a token to the drafts.
+    s.draft_len = minimum(s.draft_len, s.max_len - s.len - 1);
+    // What the drafter has not seen: the last token, and the last draft where all were accepted.
+    s.num_fed = s.draft_len == 0 ? 0 : minimum(s.len - s.draft_computed, MAX_FED);
+}
+
+DEVICE void settle(const AcceptParams& params, const Answer& answer, uint32_t sequence) {
+    StepSequence& s = params.sequences[sequence];
+    if (s.len == 0) {
+        answer.results[sequence] = {0, 0, 0, 0};
+        return;
+    }
+    const uint32_t drafted = num_drafted(params.drafting, sequence, params.max_drafts);
+    const uint32_t first_row = sequence * (params.max_drafts + 1);
+    const Choice* choices = params.choices + first_row;
+    const uint32_t accepted = num_accepted(choices, drafted);
+    uint32_t* tokens = answer.tokens + first_row;
+    const uint32_t* drafts = params.drafts + sequence * params.max_drafts;
+    for (uint32_t idx = 0; idx < accepted; idx++) {
+        tokens[idx] = drafts[idx];
+    }
+    tokens[accepted] = choices[accepted].token;
+    const StepResult result = {accepted + 1, drafted, accepted,
+                               draft_computed(s, drafted, accepted)};
+    answer.results[sequence] = result;
+    const uint32_t before = accepted == 0 ? s.last[MAX_FED - 1] : drafts[accepted - 1];
+    advance(s, result, {before, choices[accepted].token});
+}
+
+// One block.
+KERNEL(accept, AcceptParams, ACCEPT_THREADS, 1) {
+    grid_wait();
+    grid_launch_dependents();
+    const Answer answer = answer_of(p);
+    for (uint32_t sequence = thread_index(); sequence < p.num_sequences;
+         sequence += num_threads()) {
+        settle(p, answer, sequence);
+    }
+    barrier_all();
+    if (thread_index() == 0) {
+        const uint32_t step = *p.step;
+        store_release_system(answer.done, step);
+        *p.step = step + 1;
+    }
+}

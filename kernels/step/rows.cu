@@ -1,0 +1,89 @@
+// Builds the tables of one forward pass of a step: its rows, the tiles in which they attend, and which of
+// them get logits. Every place of the tables is written, inactive ones too, and where a sequence's rows
+// stand depends on its place in the batch alone.
+#include "common/prims.cuh"
+#include "step/step.cuh"
+
+constexpr uint32_t ROWS_THREADS = 128;
+
+// The places that a sequence has in this pass, and which of them are taken: `count` from `first` on.
+struct Places {
+    uint32_t num;
+    uint32_t first;
+    uint32_t count;
+};
+
+DEVICE Places places_of(const RowsParams& params, uint32_t sequence) {
+    const StepSequence& s = params.sequences[sequence];
+    if (params.pass == VERIFY) {
+        const uint32_t drafted = num_drafted(params.drafting, sequence, params.max_drafts);
+        return {params.max_drafts + 1, 0, s.len == 0 ? 0 : drafted + 1};
+    }
+    if (params.pass == 0) {
+        // The last known token always stands in the last place, which gets the logits.
+        const uint32_t fed = s.len == 0 ? 0 : s.num_fed;
+        return {MAX_FED, MAX_FED - fed, fed};
+    }
+    const bool is_going = s.len > 0 && params.drafting[sequence].is_going != 0;
+    return {1, 0, is_going ? 1u : 0u};
+}
+
+// The token at a place, and its position.
+DEVICE Row row_at(const RowsParams& params, uint32_t sequence, uint32_t place) {
+    const StepSequence& s = params.sequences[sequence];
+    // Drafts follow the known tokens.
+    uint32_t draft = place;
+    if (params.pass == 0) {
+        draft = place + 1 - MAX_FED;
+    } else if (params.pass != VERIFY) {
+        draft = params.pass;
+    }
+    // Here `draft` counts from the last known token, which is 0; the one before it wraps to -1.
+    const uint32_t position = s.len - 1 + draft;
+    const bool is_known = position < s.len;
+    const uint32_t token = is_known ? s.last[MAX_FED - (s.len - position)]
+                                    : params.drafts[sequence * params.max_drafts + draft - 1];
+    return {token < params.vocab ? token : 0, position, position, position + 1, 0, sequence, 0};
+}
+
+DEVICE void write_row(const RowsParams& params, const Places& places, uint32_t sequence,
+                      uint32_t place) {
+    const bool is_taken = place - places.first < places.count;
+    const Row nothing = {0, 0, 0, 0, 0, NO_SEQUENCE, 0};
+    const Row row = is_taken ? row_at(params, sequence, place) : nothing;
+    params.rows[sequence * places.num + place] = row;
+}
+
+// A tile holds the taken ones of its share of the places.
+DEVICE void write_tile(const RowsParams& params, const Places& places, uint32_t sequence,
+                       uint32_t tile) {
+    const uint32_t share = tile * params.tile_rows;
+    const uint32_t first = maximum(share, places.first);
+    const uint32_t end = minimum(share + params.tile_rows, places.first + places.count);
+    const uint32_t num_tiles = divide_up(places.num, params.tile_rows);
+    params.tiles[sequence * num_tiles + tile] = {sequence * places.num + first,
+                                                 first < end ? end - first : 0};
+}
+
+// Any grid, any number of threads.
+KERNEL(rows, RowsParams, ROWS_THREADS, 1) {
+    grid_wait();
+    grid_launch_dependents();
+    const uint32_t thread = block_index() * num_threads() + thread_index();
+    for (uint32_t sequence = thread; sequence < p.num_sequences;
+         sequence += num_blocks() * num_threads()) {
+        const Places places = places_of(p, sequence);
+        for (uint32_t place = 0; place < places.num; place++) {
+            write_row(p, places, sequence, place);
+        }
+        for (uint32_t tile = 0; tile * p.tile_rows < places.num; tile++) {
+            write_tile(p, places, sequence, tile);
+        }
+        const bool is_draft = p.pass != VERIFY;
+        for (uint32_t head = 0; head < (is_draft ? 1 : places.num); head++) {
+            const uint32_t place = is_draft ? places.num - 1 : head;
+            p.head_rows[is_draft ? sequence : sequence * places.num + head] =
+                sequence * places.num + place;
+        }
+    }
+}
