@@ -51,7 +51,7 @@ fn ints(tensor: &TensorView<'_>) -> Vec<u32> {
     tensor.data().as_chunks().0.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
 }
 
-fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
+pub(crate) fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
     assert_eq!(tensor.dtype(), safetensors::Dtype::F32);
     tensor.data().as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }

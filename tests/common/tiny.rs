@@ -105,7 +105,7 @@ fn shapes(num_layers: usize, sizes: &Sizes) -> Vec<(String, Vec<usize>, f64)> {
 }
 
 /// One token a character, one of two characters, and one that ends texts.
-fn tokenizer() -> GgufTokenizer {
+pub(crate) fn tokenizer() -> GgufTokenizer {
     let chars = (b'!'..).take(VOCAB - 2).map(|byte| char::from(byte).to_string());
     let mut token_types = vec![1; VOCAB - 1];
     token_types.push(3);
