@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const FAMILIES: [&str; 4] = ["llama", "mistral", "qwen2", "qwen3"];
+const FAMILIES: [&str; 5] = ["llama", "mistral", "phi3", "qwen2", "qwen3"];
 const NUM_PAGES: usize = 4;
 
 /// Most that an fp32 logit may differ: both sum in fp32, in other orders, logits up to 6.

@@ -62,11 +62,12 @@ const COMMON: FamilyRow = FamilyRow {
 
 /// Every family.
 #[rustfmt::skip]
-pub(crate) const FAMILIES: [FamilyRow; 4] = [
+pub(crate) const FAMILIES: [FamilyRow; 5] = [
     FamilyRow { interleaved: true, biases: Biases::AttentionAndMlp, ..COMMON },
     FamilyRow { family: Family::Mistral, model_type: "mistral", class: "MistralForCausalLM", gguf: None, window: Window::IfSized, ..COMMON },
     FamilyRow { family: Family::Qwen2, model_type: "qwen2", class: "Qwen2ForCausalLM", gguf: Some("qwen2"), biases: Biases::Qkv, window: Window::IfUsed, ..COMMON },
     FamilyRow { family: Family::Qwen3, model_type: "qwen3", class: "Qwen3ForCausalLM", gguf: Some("qwen3"), default_head_dim: Some(128), biases: Biases::Attention, qk_norm: true, window: Window::IfUsed, ..COMMON },
+    FamilyRow { family: Family::Phi3, model_type: "phi3", class: "Phi3ForCausalLM", gguf: Some("phi3"), fused: true, window: Window::IfSized, ..COMMON },
 ];
 
 /// The row of a family.

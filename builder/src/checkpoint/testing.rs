@@ -154,17 +154,24 @@ impl GgufFile {
         file.tensor("token_embd.weight", &[48, 32]);
         for layer in 0..2 {
             let name = |part: &str| format!("blk.{layer}.{part}");
-            for (part, shape) in [
-                ("attn_norm.weight", &[32][..]),
-                ("attn_q.weight", &[32, 32]),
-                ("attn_k.weight", &[16, 32]),
-                ("attn_v.weight", &[16, 32]),
+            // Phi keeps what belongs together in one tensor.
+            let projections: &[(&str, &[usize])] = match arch {
+                "phi3" => &[("attn_qkv.weight", &[64, 32]), ("ffn_up.weight", &[128, 32])],
+                _ => &[
+                    ("attn_q.weight", &[32, 32]),
+                    ("attn_k.weight", &[16, 32]),
+                    ("attn_v.weight", &[16, 32]),
+                    ("ffn_gate.weight", &[64, 32]),
+                    ("ffn_up.weight", &[64, 32]),
+                ],
+            };
+            let common: [(&str, &[usize]); 4] = [
+                ("attn_norm.weight", &[32]),
                 ("attn_output.weight", &[32, 32]),
                 ("ffn_norm.weight", &[32]),
-                ("ffn_gate.weight", &[64, 32]),
-                ("ffn_up.weight", &[64, 32]),
                 ("ffn_down.weight", &[32, 64]),
-            ] {
+            ];
+            for (part, shape) in common.iter().chain(projections) {
                 file.tensor(&name(part), shape);
             }
             if arch == "qwen2" {

@@ -15,6 +15,8 @@ pub enum Family {
     Qwen2,
     /// Qwen3: an RMS norm on each head of q and k.
     Qwen3,
+    /// Phi-3 and Phi-4: checkpoints that keep q, k and v in one tensor, and gate and up in another.
+    Phi3,
 }
 
 /// How rotary frequencies are stretched beyond the trained context.

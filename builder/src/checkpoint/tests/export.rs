@@ -16,7 +16,7 @@ fn write_gguf(folder: &Path, file: &GgufFile) -> std::path::PathBuf {
 
 #[test]
 fn an_exported_model_opens_again_with_the_same_config_and_values() {
-    for arch in ["llama", "qwen2", "qwen3"] {
+    for arch in ["llama", "qwen2", "qwen3", "phi3"] {
         let dir = tempfile::tempdir().unwrap();
         let gguf = write_gguf(dir.path(), &GgufFile::tiny(arch));
         let out = dir.path().join("hf");

@@ -1,7 +1,7 @@
 //! Checkpoints in FP8 and INT8: each flavour and form of scale, and what is refused.
 
 use super::super::Checkpoint;
-use super::super::testing::{Blob, Folder};
+use super::super::testing::{Blob, Folder, tiny_config};
 use super::{open, read, refused};
 use serde_json::{Value, json};
 use std::fs;
@@ -217,4 +217,38 @@ fn scales_that_do_not_fit_are_refused() {
     let mut undeclared = fp8(&[1]);
     undeclared.config["quantization_config"] = json!(null);
     refused(open(&undeclared), &[UP, "declares no such"]);
+}
+
+/// Rows of gate, then of up, as one matrix; the scales in tiles of `tile` rows.
+fn phi(tile: Option<usize>) -> Folder {
+    let mut folder = Folder::new(tiny_config("phi3", "Phi3ForCausalLM"));
+    folder.config["quantization_config"] = native(match tile {
+        Some(rows) => json!([rows, COLS]),
+        None => json!(null),
+    });
+    let name = "model.layers.0.mlp.gate_up_proj.weight";
+    let blob = folder.blob(name);
+    blob.dtype = "F8_E4M3";
+    blob.bytes = (0..2 * ROWS * COLS).map(byte).collect();
+    let scales: Vec<f32> = (0..(2 * ROWS).div_ceil(tile.unwrap_or(1))).map(scale).collect();
+    folder.blobs.push(Blob::f32(&format!("{name}_scale"), &[scales.len(), 1], &scales));
+    folder
+}
+
+#[test]
+fn tensors_in_one_take_their_scales_with_them() {
+    for tile in [None, Some(16), Some(ROWS)] {
+        let checkpoint = open(&phi(tile)).unwrap();
+        for (name, first) in [("model.layers.0.mlp.gate_proj.weight", 0), (UP, ROWS)] {
+            let got = read(&checkpoint, name);
+            assert_eq!(got.len(), ROWS * COLS);
+            for (idx, got) in got.iter().enumerate() {
+                let row = first + idx / COLS;
+                let value = fp8_value(byte(first * COLS + idx));
+                assert_eq!(*got, value * scale(row / tile.unwrap_or(1)), "{tile:?} {name} {idx}");
+            }
+        }
+    }
+    // Rows 48 to 95 have one scale.
+    refused(open(&phi(Some(48))), &["row 64 is inside of a tile of 48 rows"]);
 }

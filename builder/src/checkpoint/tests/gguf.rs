@@ -28,6 +28,26 @@ fn every_architecture_opens_under_canonical_names() {
 }
 
 #[test]
+fn tensors_in_one_come_apart() {
+    let checkpoint = open_gguf(&GgufFile::tiny("phi3")).unwrap();
+    assert_eq!(checkpoint.config.family, Family::Phi3);
+    for (part, stored, first) in [
+        ("self_attn.q_proj", "attn_qkv", 0),
+        ("self_attn.k_proj", "attn_qkv", 32),
+        ("self_attn.v_proj", "attn_qkv", 48),
+        ("mlp.gate_proj", "ffn_up", 0),
+        ("mlp.up_proj", "ffn_up", 64),
+    ] {
+        let got = read(&checkpoint, &format!("model.layers.1.{part}.weight"));
+        let stored = format!("blk.1.{stored}.weight");
+        let want = (0..got.len()).map(|idx| value(&stored, first * 32 + idx));
+        assert!(got.iter().copied().eq(want), "{part}");
+    }
+    let both = GgufFile::tiny("qwen3").tensors.len();
+    assert_eq!(checkpoint.tensors().count(), both - 2 * 2, "as any, but for the norms of heads");
+}
+
+#[test]
 fn llama_rows_of_q_and_k_come_out_in_half_split_order() {
     // Row 2 i + j of a head (i < 4, j < 2) is row 4 j + i of the checkpoint that was converted.
     for (arch, interleaved) in [("llama", true), ("qwen2", false)] {

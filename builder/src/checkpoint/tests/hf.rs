@@ -31,6 +31,32 @@ fn every_family_opens_and_reads_back() {
 }
 
 #[test]
+fn tensors_in_one_come_apart() {
+    let folder = Folder::new(tiny_config("phi3", "Phi3ForCausalLM"));
+    let checkpoint = open(&folder).unwrap();
+    let config = &checkpoint.config;
+    assert_eq!(config.family, Family::Phi3);
+    let (q, kv, wide) = (config.q_size(), config.kv_size(), config.intermediate_size);
+    for (part, stored, first, rows) in [
+        ("self_attn.q_proj", "self_attn.qkv_proj", 0, q),
+        ("self_attn.k_proj", "self_attn.qkv_proj", q, kv),
+        ("self_attn.v_proj", "self_attn.qkv_proj", q + kv, kv),
+        ("mlp.gate_proj", "mlp.gate_up_proj", 0, wide),
+        ("mlp.up_proj", "mlp.gate_up_proj", wide, wide),
+    ] {
+        let got = read(&checkpoint, &format!("model.layers.1.{part}.weight"));
+        assert_eq!(got.len(), rows * config.hidden_size);
+        let stored = format!("model.layers.1.{stored}.weight");
+        let want = (0..got.len()).map(|idx| value(&stored, first * config.hidden_size + idx));
+        assert!(got.iter().copied().eq(want), "{part}");
+    }
+    let mut apart = folder.clone();
+    apart.blob("model.layers.1.mlp.gate_up_proj.weight").name =
+        "model.layers.1.mlp.up_proj.weight".into();
+    refused(open(&apart), &["`model.layers.1.mlp.gate_up_proj.weight`: missing"]);
+}
+
+#[test]
 fn a_llama_has_exactly_these_tensors() {
     let mut config = tiny_config("llama", "LlamaForCausalLM");
     config["num_hidden_layers"] = json!(1);
