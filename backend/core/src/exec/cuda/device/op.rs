@@ -71,7 +71,7 @@ pub struct Product {
 /// What the way to compute a product depends on. `n` and `k` are multiples of 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductShape {
-    /// Of weights and input: FP16, or FP8 where [`Description::multiplies_fp8`].
+    /// Of weights and input: FP16, or FP8 where [a device multiplies it](super::Description::multiplies_fp8).
     pub format: Dtype,
     /// Rows.
     pub m: usize,
