@@ -28,7 +28,8 @@ def server(serve, engine):
     pool = {"max_tokens_in_paged_kv_cache": 4096}
     token = {**pool, "profile": "token"}
     return serve([
-        Model("ensemble", engine, parameters=pool),
+        # How many drafts pay depends on the machine; here there are always some.
+        Model("ensemble", engine, parameters={**pool, "draft_len": 4}),
         Model("tensorrt_llm_bls", engine, decoupled=False, parameters=pool),
         Model("ensemble_of_2023", engine, parameters=pool, extra=connector.UNSIGNED),
         Model("tensorrt_llm", engine, parameters=token),
