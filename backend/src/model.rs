@@ -130,6 +130,7 @@ impl Model {
         let options = Options {
             threads: Some(settings.threads.unwrap_or(shared_out)),
             pinning: settings.pin_threads,
+            isa: settings.isa,
             draft_policy: match settings.draft_len {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,

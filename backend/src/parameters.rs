@@ -6,6 +6,7 @@
 use crate::contract::Profile;
 use crate::triton::{Error, Result};
 use serde_json::Value;
+use spec_core::exec::cpu::Isa;
 use spec_core::runtime::{Pinning, Prefill};
 
 mod keys;
@@ -83,6 +84,8 @@ pub struct Settings {
     pub threads: Option<usize>,
     /// Whether they are bound to cores.
     pub pin_threads: Pinning,
+    /// What they compute with; `None` is the best that the machine has.
+    pub isa: Option<Isa>,
     /// Draft tokens in a step; `None` adapts.
     pub draft_len: Option<usize>,
     /// Part of the free memory that the KV cache may take.
@@ -161,6 +164,7 @@ impl Default for Settings {
             max_running: None,
             threads: None,
             pin_threads: Pinning::default(),
+            isa: None,
             draft_len: None,
             kv_memory_fraction: None,
             max_kv_tokens: None,

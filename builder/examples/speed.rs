@@ -42,13 +42,17 @@ struct Args {
     tokenizer: String,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Instruction set [default: the best of this machine].
+    #[arg(long)]
+    isa: Option<Isa>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     let pool = Arc::new(Pool::on_machine(None, Pinning::Auto));
     let _pinned = pool.pin_caller();
-    println!("{} threads, {}\n", pool.threads(), Isa::detect());
+    let isa = args.isa.unwrap_or_else(Isa::detect);
+    println!("{} threads, {isa}\n", pool.threads());
     let mut arena = Arena::new(SAMPLE)?;
     let sample = arena.push(&pool, &vec![1; SAMPLE]);
     let bandwidth = || {
@@ -62,9 +66,16 @@ fn main() -> Result<()> {
     println!("|---|---|---|---|---|---|---|---|---|---|");
     for path in &args.models {
         let folder = ModelFolder::open(path)?;
-        passes(&name(path), &folder.target, &pool, args.rounds, &bandwidth)?;
+        passes(&name(path), &folder.target, isa, &pool, args.rounds, &bandwidth)?;
         if let Some(draft) = folder.target.open_drafter()? {
-            passes(&format!("{} (draft)", name(path)), &draft, &pool, args.rounds, &bandwidth)?;
+            passes(
+                &format!("{} (draft)", name(path)),
+                &draft,
+                isa,
+                &pool,
+                args.rounds,
+                &bandwidth,
+            )?;
         }
     }
     let Some(file) = &args.prompts else { return Ok(()) };
@@ -72,7 +83,7 @@ fn main() -> Result<()> {
     for path in &args.models {
         let folder = ModelFolder::open(path)?;
         if folder.target.manifest().drafter != DrafterKind::None {
-            speculation(&name(path), &folder, &prompts, args.rounds)?;
+            speculation(&name(path), &folder, isa, &prompts, args.rounds)?;
         }
     }
     Ok(())
@@ -93,11 +104,12 @@ fn bytes_per_token(engine: &Engine) -> f64 {
 fn passes(
     name: &str,
     engine: &Engine,
+    isa: Isa,
     pool: &Arc<Pool>,
     rounds: usize,
     bandwidth: &dyn Fn() -> f64,
 ) -> Result<()> {
-    let mut model = Model::load(engine, PAGES as usize, Isa::detect(), Arc::clone(pool))?;
+    let mut model = Model::load(engine, PAGES as usize, isa, Arc::clone(pool))?;
     let pages: Vec<u32> = (0..PAGES).collect();
     let vocab = engine.manifest().model.vocab_size as u32;
     let tokens: Vec<u32> =
@@ -176,7 +188,13 @@ const WAYS: [(&str, Option<usize>, DraftPolicy); 4] = [
     ("auto", None, DraftPolicy::Adaptive),
 ];
 
-fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usize) -> Result<()> {
+fn speculation(
+    name: &str,
+    folder: &ModelFolder,
+    isa: Isa,
+    prompts: &[Prompt],
+    rounds: usize,
+) -> Result<()> {
     println!(
         "\n{name}: decode tokens/s over {MAX_TOKENS} greedy tokens; medians of {rounds} interleaved rounds, \
          ratios to plain of the same round\n"
@@ -187,7 +205,8 @@ fn speculation(name: &str, folder: &ModelFolder, prompts: &[Prompt], rounds: usi
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let mut runtimes = Vec::new();
     for (_, _, draft_policy) in WAYS {
-        let options = Options { draft_policy, kv_bytes: Some(1 << 30), ..Options::default() };
+        let isa = Some(isa);
+        let options = Options { draft_policy, isa, kv_bytes: Some(1 << 30), ..Options::default() };
         runtimes.push(Runtime::load(&folder.target, &options)?);
     }
     let mut all = Row::new("**all**", rounds);

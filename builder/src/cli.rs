@@ -1,6 +1,7 @@
 //! The command line of `spec-build`.
 
 use clap::{Args, Parser, Subcommand};
+use spec_core::exec::cpu::Isa;
 use spec_core::model::Dtype;
 use spec_core::runtime::Pinning;
 use std::ffi::OsString;
@@ -130,6 +131,9 @@ pub struct PlanArgs {
     /// Memory read bandwidth in GB/s to predict with [default: measured on this machine].
     #[arg(long)]
     pub bandwidth: Option<f64>,
+    /// Instruction set to predict for: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    #[arg(long)]
+    pub isa: Option<Isa>,
     /// Memory for the KV cache, in MiB.
     #[arg(long, default_value_t = 1024)]
     pub kv_memory: usize,
@@ -206,6 +210,9 @@ pub struct TryArgs {
     /// Bind each thread to a core: auto (several last caches, no core left over), on or off.
     #[arg(long, default_value = "auto")]
     pub pin_threads: Pinning,
+    /// Instruction set to compute with: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    #[arg(long)]
+    pub isa: Option<Isa>,
     /// Also generate with `--draft-len 0` and report both speeds.
     #[arg(long)]
     pub compare: bool,

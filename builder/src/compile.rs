@@ -128,11 +128,11 @@ impl Job<'_> {
         let mut values = vec![0.0; if keeps_fp8 { 0 } else { Packing::ROWS * k }];
         let mut stored = vec![0; if keeps_fp8 { Packing::ROWS * k } else { 0 }];
         let mut packed = vec![0; (packing.bytes)(dtype, k)];
-        let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
+        let mut scales = vec![0.0; if dtype.has_output_scales() { n } else { 0 }];
         for first in (0..n).step_by(Packing::ROWS) {
             let rows = first..n.min(first + Packing::ROWS);
             let row_scales =
-                if dtype.is_scaled() { &mut scales[rows.clone()] } else { &mut [][..] };
+                if dtype.has_output_scales() { &mut scales[rows.clone()] } else { &mut [][..] };
             let len = rows.len() * k;
             let runs = packing.runs(rows, n);
             if keeps_fp8 {
@@ -146,7 +146,7 @@ impl Job<'_> {
             self.progress.add(packed.len() as u64);
         }
         section.close();
-        if dtype.is_scaled() {
+        if dtype.has_output_scales() {
             write_floats(writer.section(&format!("{}.scale", self.section.name)), &scales)?;
         }
         Ok(())

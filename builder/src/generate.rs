@@ -22,6 +22,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
     let options = Options {
         threads: args.threads,
         pinning: args.pin_threads,
+        isa: args.isa,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,

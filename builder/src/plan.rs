@@ -50,7 +50,7 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     let plan = Plan::new(&args.model)?;
     let bandwidth = args.bandwidth.map(|gigabytes| gigabytes * 1e9);
     let machines: Vec<Box<dyn Machine>> = match plan.device {
-        Device::Cpu => vec![Box::new(cpu::Cpu::new(bandwidth)?)],
+        Device::Cpu => vec![Box::new(cpu::Cpu::new(bandwidth, args.isa)?)],
         Device::Cuda { .. } => gpu::Gpu::of_table(bandwidth),
     };
     print!("{}", report(&plan, args, &machines)?);

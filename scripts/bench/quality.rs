@@ -3,43 +3,97 @@
 #[path = "../../tests/common/mod.rs"]
 mod common;
 
+use common::data;
 use common::golden::{self, COMPARED_TOKENS, Distance, Prompt, agreement};
 use common::models::{self, QWEN, Recipe, SMOLLM2};
+use spec_core::batch::Logits;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
+use spec_core::pages::pages_for;
 use std::process::ExitCode;
 
 /// From the widest to the narrowest.
 const DTYPES: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
+/// Tokens of a text.
+const MAX_LEN: usize = 256;
 
 fn main() -> ExitCode {
     let mut names: Vec<String> = std::env::args().skip(1).collect();
     if names.is_empty() {
         names = [SMOLLM2, QWEN].map(String::from).into();
     }
-    println!("| model | weights | MiB | mean | p99 | argmax | greedy tokens |");
-    println!("|---|---|---|---|---|---|---|");
+    println!(
+        "| model | weights | MiB | KL | KL p99 | argmax | mean | p99 | argmax | greedy tokens |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
     for name in &names {
         let prompts = golden::prompts(name);
         let Some(checkpoint) = models::hf(name) else {
             return ExitCode::FAILURE;
         };
+        let texts: Vec<Vec<u32>> = data::six_prompts(name)
+            .into_iter()
+            .map(|(_, ids)| ids[..ids.len().min(MAX_LEN)].to_vec())
+            .collect();
+        let mut reference = None;
         for dtype in DTYPES {
             let recipe = Recipe::ngram(checkpoint.clone(), dtype);
             let engine = recipe.engine(&format!("{name}-{dtype}-ngram"));
-            println!("| {name} | {dtype} | {}", row(&engine, &prompts));
+            let logits = logits(&engine, &texts);
+            let divergence =
+                Divergence::of(reference.get_or_insert_with(|| logits.clone()), &logits);
+            println!("| {name} | {dtype} | {}", row(&engine, &divergence, &prompts));
         }
     }
     println!();
     println!(
-        "mean, p99: absolute differences of log-probabilities (over the whole vocabulary) of the {COMPARED_TOKENS} \
+        "KL: Kullback-Leibler divergence of the next token's distribution from that of fp32, mean and 99 of 100 of \
+         the positions of six prompts, and the share of them with the same likeliest token. Against recorded outputs: \
+         mean, p99: absolute differences of log-probabilities (over the whole vocabulary) of the {COMPARED_TOKENS} \
          likeliest tokens after each of 4 prompts; argmax: positions of the prompts with the same likeliest \
          token; greedy tokens: equal ones before the first difference, of 64 after each prompt."
     );
     ExitCode::SUCCESS
 }
 
-fn row(engine: &Engine, prompts: &[Prompt]) -> String {
+/// Logits at every position of every text.
+fn logits(engine: &Engine, texts: &[Vec<u32>]) -> Vec<Logits> {
+    let mut model = golden::model(engine, pages_for(MAX_LEN));
+    texts.iter().map(|text| golden::all_logits(&mut model, text)).collect()
+}
+
+/// Of distributions from those of a reference.
+struct Divergence {
+    /// A position each, in nats, ascending.
+    nats: Vec<f64>,
+    same_argmax: usize,
+}
+
+impl Divergence {
+    fn of(reference: &[Logits], logits: &[Logits]) -> Self {
+        let mut divergence = Self { nats: Vec::new(), same_argmax: 0 };
+        for (reference, logits) in reference.iter().zip(logits) {
+            for row in 0..reference.values.len() / reference.vocab_size {
+                divergence.add(reference.row(row), logits.row(row));
+            }
+        }
+        divergence.nats.sort_by(f64::total_cmp);
+        divergence
+    }
+
+    fn add(&mut self, reference: &[f32], logits: &[f32]) {
+        let (p_sum, q_sum) = (golden::logsumexp(reference), golden::logsumexp(logits));
+        let terms = reference.iter().zip(logits).map(|(&p, &q)| {
+            let (p, q) = (f64::from(p) - p_sum, f64::from(q) - q_sum);
+            p.exp() * (p - q)
+        });
+        self.nats.push(terms.sum());
+        let argmax = |row: &[f32]| golden::likeliest(row, 1)[0];
+        self.same_argmax += usize::from(argmax(reference) == argmax(logits));
+    }
+}
+
+fn row(engine: &Engine, divergence: &Divergence, prompts: &[Prompt]) -> String {
     let distance = Distance::of(engine, prompts);
     let bytes: u64 = engine.manifest().sections.iter().map(|section| section.bytes).sum();
     let greedy = golden::greedy(engine, prompts);
@@ -49,8 +103,11 @@ fn row(engine: &Engine, prompts: &[Prompt]) -> String {
         .map(|(ours, prompt)| agreement(ours, &prompt.greedy).to_string())
         .collect();
     format!(
-        "{} | {:.2e} | {:.2e} | {}/{} | {} |",
+        "{} | {:.5} | {:.4} | {:.2} % | {:.2e} | {:.2e} | {}/{} | {} |",
         bytes >> 20,
+        divergence.nats.iter().sum::<f64>() / divergence.nats.len() as f64,
+        divergence.nats[divergence.nats.len() * 99 / 100],
+        100.0 * divergence.same_argmax as f64 / divergence.nats.len() as f64,
         distance.mean(),
         distance.p99(),
         distance.same_argmax,

@@ -126,13 +126,14 @@ impl Distance {
     }
 }
 
-fn logsumexp(row: &[f32]) -> f64 {
+/// The logarithm of the sum of exponentials.
+pub(crate) fn logsumexp(row: &[f32]) -> f64 {
     let max = row.iter().fold(f64::NEG_INFINITY, |max, &value| max.max(f64::from(value)));
     max + row.iter().map(|&value| (f64::from(value) - max).exp()).sum::<f64>().ln()
 }
 
 /// The tokens with the largest logits, best first.
-fn likeliest(row: &[f32], num: usize) -> Vec<usize> {
+pub(crate) fn likeliest(row: &[f32], num: usize) -> Vec<usize> {
     let mut ids: Vec<usize> = (0..row.len()).collect();
     let by_logit = |&a: &usize, &b: &usize| row[b].total_cmp(&row[a]).then(a.cmp(&b));
     ids.select_nth_unstable_by(num - 1, by_logit);

@@ -120,3 +120,13 @@ def test_pinning_can_be_turned_off(server, loaded, reference):
 def test_a_word_that_is_none_of_the_three_is_refused(serve, engine):
     server = serve([Model("wrong", engine, parameters={**ON, "pin_threads": "true"})], load=[])
     assert "parameter 'pin_threads' is 'true', expected auto, on or off" in server.load("wrong")
+
+
+def test_the_instruction_set_can_be_chosen(serve, engine):
+    server = serve([
+        Model("plain", engine, parameters={**ON, "isa": "portable"}),
+        Model("wrong", engine, parameters={**ON, "isa": "mmx"}),
+    ], load=["plain"])
+    assert text(server, "plain")
+    expected = "parameter 'isa' is 'mmx', expected auto or an instruction set of this machine"
+    assert expected in server.load("wrong")

@@ -1,6 +1,6 @@
 //! How near the matrix products come to the machine's memory bandwidth and arithmetic.
 //!
-//! `cargo run --release -p spec-core --example linear_bench [-- [0.5b|1.5b] [dtype ...]]`
+//! `cargo run --release -p spec-core --example linear_bench [-- [0.5b|1.5b] [dtype ...] [instruction set]]`
 //!
 //! A sample is one layer, short enough to fit between the doings of others on a shared machine; the layers
 //! take turns and are far more bytes than the caches hold. The read bandwidth is measured in turns with
@@ -38,24 +38,25 @@ fn main() {
     };
     let pool = Pool::on_machine(None, Pinning::Auto);
     let _pinned = pool.pin_caller();
-    println!("{} with {} threads", Isa::detect(), pool.threads());
+    let isa = args.iter().find_map(|arg| arg.parse().ok()).unwrap_or_else(Isa::detect);
+    println!("{isa} with {} threads", pool.threads());
     for (name, layer) in MODELS.iter().filter(|(name, _)| wanted(name, &["0.5b", "1.5b"])) {
         for dtype in
             Dtype::ALL.into_iter().filter(|d| wanted(d.name(), &Dtype::ALL.map(Dtype::name)))
         {
-            bench(name, layer, dtype, &pool);
+            bench(name, layer, dtype, isa, &pool);
         }
     }
 }
 
-fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
+fn bench(name: &str, layer: &Layer, dtype: Dtype, isa: Isa, pool: &Pool) {
     let layer_bytes: usize = layer.iter().map(|&(n, k)| packed_bytes(dtype, n, k)).sum();
     let num_layers = BYTES.div_ceil(layer_bytes);
     let mut arena = Arena::new(2 * num_layers * layer_bytes + BYTES / 4).expect(MEMORY);
     let layers: Vec<_> = (0..num_layers).map(|_| weights(layer, dtype, &mut arena, pool)).collect();
     let plain = arena.push(pool, &vec![1; num_layers * layer_bytes]);
     let slices = weights(&layer.map(|(_, k)| (SLICE * pool.threads(), k)), dtype, &mut arena, pool);
-    let mut runner = Runner::new(layer, pool);
+    let mut runner = Runner::new(layer, isa, pool);
     let mut seconds = vec![Vec::new(); FEW_ROWS.len()];
     let mut many = vec![Vec::new(); slices.len()];
     let (mut read, mut peak) = (Vec::new(), Vec::new());
@@ -89,7 +90,7 @@ fn bench(name: &str, layer: &Layer, dtype: Dtype, pool: &Pool) {
 fn weights(layer: &Layer, dtype: Dtype, arena: &mut Arena, pool: &Pool) -> Vec<Weight> {
     let mut matrix = |&(n, k): &(usize, usize)| {
         let packed = vec![0x3c_u8; packed_bytes(dtype, n, k)];
-        let scales = if dtype.is_scaled() { vec![1e-3; n] } else { Vec::new() };
+        let scales = if dtype.has_output_scales() { vec![1e-3; n] } else { Vec::new() };
         Weight::new(dtype, n, k, arena.push(pool, &packed), scales, None)
     };
     layer.iter().map(&mut matrix).collect()
@@ -104,11 +105,11 @@ struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    fn new(layer: &Layer, pool: &'a Pool) -> Self {
+    fn new(layer: &Layer, isa: Isa, pool: &'a Pool) -> Self {
         let widest = |f: fn(&(usize, usize)) -> usize| layer.iter().map(f).max().unwrap_or(0);
         let x = (0..MANY_ROWS * widest(|m| m.1)).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect();
         let out = vec![0.0; MANY_ROWS * widest(|m| m.0)];
-        Self { isa: Isa::detect(), pool, x, prepared: Prepared::default(), out }
+        Self { isa, pool, x, prepared: Prepared::default(), out }
     }
 
     fn pass(&mut self, layer: &[Weight], rows: usize) {

@@ -69,6 +69,13 @@ pub(crate) static KEYS: &[Key] = &[
          several memory nodes threads stay at theirs unless it is `off`",
     ),
     key(
+        "isa",
+        "`auto`, `portable`, `avx2`, `avx-vnni`, `avx512`",
+        "`auto`",
+        isa,
+        "instruction set of those threads: the best that the machine has, or one of the plainer ones",
+    ),
+    key(
         "draft_len",
         "`auto`, number",
         "`auto`",
@@ -427,6 +434,14 @@ fn draft_len(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
     settings.draft_len = match value {
         "auto" => None,
         _ => Some(parsed(value, "auto or a whole number of at least 0")?),
+    };
+    Ok(())
+}
+
+fn isa(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.isa = match value {
+        "auto" => None,
+        _ => Some(value.parse().map_err(|_| "auto or an instruction set of this machine")?),
     };
     Ok(())
 }

@@ -28,6 +28,7 @@ fn every_setting_is_read() {
         ("profile", "token"),
         ("threads", "3"),
         ("pin_threads", "off"),
+        ("isa", "portable"),
         ("draft_len", "0"),
         ("kv_cache_free_gpu_mem_fraction", "0.5"),
         ("max_tokens_in_paged_kv_cache", "4096"),
@@ -70,6 +71,7 @@ fn every_setting_is_read() {
         max_running: Some(5),
         threads: Some(3),
         pin_threads: Pinning::Off,
+        isa: Some(Isa::PORTABLE),
         draft_len: Some(0),
         kv_memory_fraction: Some(0.5),
         max_kv_tokens: Some(4096),
@@ -155,6 +157,11 @@ fn a_wrong_value_is_refused_with_what_is_expected() {
     for (key, value, message) in [
         ("profile", "triton", "parameter 'profile' is 'triton', expected text, token or vllm"),
         ("threads", "0", "parameter 'threads' is '0', expected a whole number of at least 1"),
+        (
+            "isa",
+            "mmx",
+            "parameter 'isa' is 'mmx', expected auto or an instruction set of this machine",
+        ),
         ("pin_threads", "true", "parameter 'pin_threads' is 'true', expected auto, on or off"),
         (
             "draft_len",

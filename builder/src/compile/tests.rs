@@ -113,7 +113,7 @@ fn check(engine: &Engine, checkpoint: &Checkpoint, section: &str, rows: &[(Strin
     let spec = engine.manifest().sections.iter().find(|s| s.name == section).unwrap();
     let (dtype, k) = (spec.dtype.unwrap(), spec.shape[1]);
     assert_eq!(spec.shape[0], rows.len());
-    let scales = dtype.is_scaled().then(|| floats(engine, &format!("{section}.scale")));
+    let scales = dtype.has_output_scales().then(|| floats(engine, &format!("{section}.scale")));
     let image = bytes(engine, section);
     for (place, (name, row)) in rows.iter().enumerate() {
         let (mut expected, mut found) = (vec![0.0; k], vec![0.0; k]);

@@ -18,15 +18,15 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// With the bandwidth given, or measured.
-    pub(super) fn new(given: Option<f64>) -> Result<Self> {
+    /// With the bandwidth given, or measured, and the best instruction set where none is given.
+    pub(super) fn new(given: Option<f64>, isa: Option<Isa>) -> Result<Self> {
         let pool = Pool::on_machine(None, Pinning::Auto);
         let _pinned = pool.pin_caller();
         let (bandwidth, source) = match given {
             Some(bandwidth) => (bandwidth, "given"),
             None => (read_bandwidth(&pool)?, "measured"),
         };
-        Ok(Self { pool, isa: Isa::detect(), bandwidth, source })
+        Ok(Self { pool, isa: isa.unwrap_or_else(Isa::detect), bandwidth, source })
     }
 }
 

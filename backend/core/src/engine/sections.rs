@@ -78,7 +78,7 @@ impl Load for List<'_> {
             shape: shape.into(),
             bytes: Some(bytes as u64),
         });
-        if dtype.is_scaled() {
+        if dtype.has_output_scales() {
             self.floats(format!("{name}.scale"), SectionKind::Scale, n, values);
         }
         if *has_bias {
@@ -151,7 +151,6 @@ mod tests {
             names(&config, &precision),
             [
                 "embed",
-                "embed.scale",
                 "layers.0.input_norm",
                 "layers.0.qkv",
                 "layers.0.qkv.scale",
@@ -170,7 +169,6 @@ mod tests {
                 "layers.0.down.bias",
                 "final_norm",
                 "head",
-                "head.scale",
             ]
         );
         let specs = expected_sections(&config, &precision, &Device::Cpu);

@@ -3,6 +3,28 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// What a number format is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// The name used in manifests and on the command line.
+    pub name: &'static str,
+    /// Bits of one stored value.
+    pub bits: usize,
+    /// What a stored value is multiplied by.
+    pub scale: Scale,
+}
+
+/// Which stored values share a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// There is none.
+    None,
+    /// Those of an output: one f32, in a section of its own.
+    PerOutput,
+    /// [`BLOCK`](super::panel::BLOCK) inputs of an output: one bfloat16, among the values.
+    PerBlock,
+}
+
 /// A number format. In engine manifests and on the command line it goes by its lowercase name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -15,7 +37,8 @@ pub enum Dtype {
     Bf16,
     /// e4m3fn (largest value 448, no infinities), one f32 scale per output channel.
     Fp8,
-    /// Signed bytes, one f32 scale per output channel; activations are quantised per token.
+    /// Signed bytes, one bfloat16 scale for every [`BLOCK`](super::panel::BLOCK) inputs of an output;
+    /// activations are quantised in the same blocks.
     Int8,
 }
 
@@ -23,29 +46,31 @@ impl Dtype {
     /// Every format.
     pub const ALL: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
 
-    /// Bytes of one stored value.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Dtype::Fp32 => 4,
-            Dtype::Fp16 | Dtype::Bf16 => 2,
-            Dtype::Fp8 | Dtype::Int8 => 1,
-        }
+    /// What it is made of: the table of all formats.
+    pub const fn format(self) -> Format {
+        let (name, bits, scale) = match self {
+            Dtype::Fp32 => ("fp32", 32, Scale::None),
+            Dtype::Fp16 => ("fp16", 16, Scale::None),
+            Dtype::Bf16 => ("bf16", 16, Scale::None),
+            Dtype::Fp8 => ("fp8", 8, Scale::PerOutput),
+            Dtype::Int8 => ("int8", 8, Scale::PerBlock),
+        };
+        Format { name, bits, scale }
     }
 
-    /// Whether weights of this format carry one f32 scale per output channel.
-    pub const fn is_scaled(self) -> bool {
-        matches!(self, Dtype::Fp8 | Dtype::Int8)
+    /// Bytes of one stored value.
+    pub const fn bytes(self) -> usize {
+        self.format().bits / 8
+    }
+
+    /// Whether weights of this format carry one f32 scale an output.
+    pub const fn has_output_scales(self) -> bool {
+        matches!(self.format().scale, Scale::PerOutput)
     }
 
     /// The name used in manifests and on the command line.
     pub const fn name(self) -> &'static str {
-        match self {
-            Dtype::Fp32 => "fp32",
-            Dtype::Fp16 => "fp16",
-            Dtype::Bf16 => "bf16",
-            Dtype::Fp8 => "fp8",
-            Dtype::Int8 => "int8",
-        }
+        self.format().name
     }
 }
 

@@ -105,7 +105,7 @@ impl RowOrder {
 /// for FP16 it is empty. `out` is written in full. Panics for other formats.
 pub fn pack_tile(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: &mut [f32]) {
     let num_rows = rows.len() / k;
-    assert_eq!(scales.len(), if dtype.is_scaled() { num_rows } else { 0 });
+    assert_eq!(scales.len(), if dtype.has_output_scales() { num_rows } else { 0 });
     match dtype {
         Dtype::Fp8 => {
             let mut inverse = [0.0_f32; TILE];

@@ -12,5 +12,5 @@ mod rope;
 pub(crate) mod testing;
 
 pub use config::{Family, ModelConfig, RopeScaling};
-pub use dtype::Dtype;
+pub use dtype::{Dtype, Format, Scale};
 pub use rope::RopeTable;

@@ -5,9 +5,12 @@
 //! k of fp32, two of fp16 / bf16, four of fp8 / int8; k is padded with zeros to whole groups. So a kernel
 //! streams a panel front to back, with outputs in its lanes. Inside a group the four bytes of an output
 //! lie together, except where `halves` says otherwise.
+//!
+//! Where [`BLOCK`] inputs of an output share a scale, the groups of each block are followed by the scales of
+//! the 64 outputs, and k is padded to whole blocks: a unit of such a panel is a block, of others a group.
 
-use super::Dtype;
 pub use super::e4m3::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3};
+use super::{Dtype, Scale};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -17,6 +20,15 @@ pub const PANEL: usize = 64;
 /// Bytes of a group: 4 for each output of the panel.
 pub const GROUP_BYTES: usize = 4 * PANEL;
 
+/// Inputs of an output that share a scale in the formats whose scale is [`Scale::PerBlock`].
+pub const BLOCK: usize = 32;
+
+/// Groups of a block.
+pub(crate) const BLOCK_GROUPS: usize = BLOCK / group_len(Dtype::Int8);
+
+/// Bytes of a block's groups and its scales, one bfloat16 an output.
+pub(crate) const BLOCK_BYTES: usize = BLOCK_GROUPS * GROUP_BYTES + 2 * PANEL;
+
 /// Groups that are packed at a time: 64 outputs of them stay in L1 while they are transposed.
 const TILE: usize = 16;
 
@@ -25,9 +37,25 @@ pub const fn group_len(dtype: Dtype) -> usize {
     4 / dtype.bytes()
 }
 
+/// Inputs of one output in a unit.
+const fn unit_len(dtype: Dtype) -> usize {
+    match dtype.format().scale {
+        Scale::PerBlock => BLOCK,
+        Scale::None | Scale::PerOutput => group_len(dtype),
+    }
+}
+
+/// Bytes of a unit.
+pub(crate) const fn unit_bytes(dtype: Dtype) -> usize {
+    match dtype.format().scale {
+        Scale::PerBlock => BLOCK_BYTES,
+        Scale::None | Scale::PerOutput => GROUP_BYTES,
+    }
+}
+
 /// Bytes of one panel. Panels are contiguous.
 pub const fn panel_bytes(dtype: Dtype, k: usize) -> usize {
-    k.div_ceil(group_len(dtype)) * GROUP_BYTES
+    k.div_ceil(unit_len(dtype)) * unit_bytes(dtype)
 }
 
 /// Bytes of a whole matrix of `n` outputs and `k` inputs.
@@ -52,15 +80,14 @@ const fn halves(dtype: Dtype, output: usize) -> [usize; 2] {
     }
 }
 
-/// Packs up to 64 outputs, `rows` being `[outputs][k]`, into one panel. For scaled formats `scales` gets
-/// one factor a row, otherwise it is empty. `out` is written in full.
+/// Packs up to 64 outputs, `rows` being `[outputs][k]`, into one panel. For formats with a scale an output
+/// `scales` gets them, otherwise it is empty. `out` is written in full.
 pub fn pack_panel(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: &mut [f32]) {
     let num_rows = rows.len() / k;
-    assert_eq!(scales.len(), if dtype.is_scaled() { num_rows } else { 0 });
+    assert_eq!(scales.len(), if dtype.has_output_scales() { num_rows } else { 0 });
     let mut inverse = [1.0_f32; PANEL];
-    let largest = if dtype == Dtype::Fp8 { E4M3_MAX } else { 127.0 };
     for (row, (scale, inverse)) in rows.chunks_exact(k).zip(scales.iter_mut().zip(&mut inverse)) {
-        (*scale, *inverse) = row_scale(row, largest);
+        (*scale, *inverse) = row_scale(row, E4M3_MAX);
     }
     match dtype {
         Dtype::Fp32 => pack::<f32, _>(dtype, rows, k, out, |_, v, words| {
@@ -84,10 +111,7 @@ pub fn pack_panel(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: 
             let codes: [u8; 4 * TILE] = std::array::from_fn(|i| f32_to_e4m3(v[i] * inverse[row]));
             join_bytes(&codes, words);
         }),
-        Dtype::Int8 => pack::<f32, _>(dtype, rows, k, out, |row, v, words| {
-            let codes: [u8; 4 * TILE] = std::array::from_fn(|i| int8_code(v[i] * inverse[row]));
-            join_bytes(&codes, words);
-        }),
+        Dtype::Int8 => pack_blocks(rows, k, out),
     }
 }
 
@@ -98,7 +122,7 @@ pub fn pack_panel_fp8(rows: &[u8], k: usize, out: &mut [u8]) {
 }
 
 /// One output of a packed matrix as f32, padding left off: the embedding lookup. `scale` is the row's
-/// factor for scaled formats.
+/// factor in formats with a scale an output.
 pub fn unpack_row(
     dtype: Dtype,
     packed: &[u8],
@@ -109,14 +133,26 @@ pub fn unpack_row(
 ) {
     assert_eq!(out.len(), k, "output of {} values for a row of {k}", out.len());
     let panel = &packed[row / PANEL * panel_bytes(dtype, k)..][..panel_bytes(dtype, k)];
-    let scale = scale.unwrap_or(1.0);
-    let groups = panel.as_chunks::<GROUP_BYTES>().0;
-    for (values, group) in out.chunks_mut(group_len(dtype)).zip(groups) {
-        let decoded = group_values(dtype, group, row % PANEL);
-        for (value, decoded) in values.iter_mut().zip(decoded) {
-            *value = decoded * scale;
+    let units = panel.chunks_exact(unit_bytes(dtype));
+    for (values, unit) in out.chunks_mut(unit_len(dtype)).zip(units) {
+        let (groups, scales) = unit.as_chunks::<GROUP_BYTES>();
+        let scale = match scales.as_chunks::<2>().0.get(row % PANEL) {
+            Some(scale) => bf16_value(*scale),
+            None => scale.unwrap_or(1.0),
+        };
+        for (values, group) in values.chunks_mut(group_len(dtype)).zip(groups) {
+            let decoded = group_values(dtype, group, row % PANEL);
+            for (value, decoded) in values.iter_mut().zip(decoded) {
+                *value = decoded * scale;
+            }
         }
     }
+}
+
+/// A block's scale of one output.
+#[inline(always)]
+pub(crate) fn bf16_value(bytes: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
 }
 
 /// The values of one output in a group; those beyond `group_len` mean nothing.
@@ -139,6 +175,43 @@ fn decode(dtype: Dtype, word: [u8; 4]) -> [f32; 4] {
         Dtype::Fp8 => word.map(e4m3_to_f32),
         Dtype::Int8 => word.map(|b| f32::from(i16::from(b) - 128)),
     }
+}
+
+/// Packs the blocks of int8.
+fn pack_blocks(rows: &[f32], k: usize, out: &mut [u8]) {
+    let num_rows = rows.len() / k;
+    assert!(num_rows <= PANEL && num_rows * k == rows.len(), "{} values, k {k}", rows.len());
+    assert_eq!(out.len(), panel_bytes(Dtype::Int8, k), "bytes of a panel of int8, k {k}");
+    for (block_idx, unit) in out.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
+        let (groups, scales) = unit.as_chunks_mut::<GROUP_BYTES>();
+        for (output, scale_out) in scales.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let mut values = [0.0; BLOCK];
+            if output < num_rows {
+                let values_of_row = &rows[output * k..(output + 1) * k][block_idx * BLOCK..];
+                let len = BLOCK.min(values_of_row.len());
+                values[..len].copy_from_slice(&values_of_row[..len]);
+            }
+            let (scale, inverse) = block_scale(&values);
+            *scale_out = scale;
+            for (group, values) in groups.iter_mut().zip(values.as_chunks::<4>().0) {
+                group[4 * output..4 * output + 4]
+                    .copy_from_slice(&values.map(|v| int8_code(v * inverse)));
+            }
+        }
+    }
+}
+
+/// The bfloat16 that the values of a block are multiples of, rounded up so that none exceeds 127 of it, and
+/// its inverse.
+#[inline(always)]
+fn block_scale(values: &[f32; BLOCK]) -> ([u8; 2], f32) {
+    let largest = values.iter().fold(0.0_f32, |max, v| max.max(v.abs()));
+    // Below this the inverse would overflow; the block is zero for every purpose.
+    if largest < 1e-30 {
+        return ([0; 2], 0.0);
+    }
+    let bits = ((largest / 127.0).to_bits() + 0xffff) >> 16;
+    ((bits as u16).to_le_bytes(), 1.0 / f32::from_bits(bits << 16))
 }
 
 /// The factor that brings the largest magnitude of a row to `largest`, and its inverse.
@@ -238,14 +311,20 @@ mod tests {
     use half::bf16;
     use proptest::prelude::*;
 
-    /// What storing a value in a format makes of it, from the definitions.
+    /// What storing a value in a format makes of it, from the definitions; `absmax` is of all values that share
+    /// the scale.
     fn stored(dtype: Dtype, x: f32, absmax: f32) -> f32 {
         match dtype {
             Dtype::Fp32 => x,
             Dtype::Fp16 => f16::from_f32(x).to_f32(),
             Dtype::Bf16 => bf16::from_f32(x).to_f32(),
             Dtype::Fp8 => e4m3_to_f32(f32_to_e4m3(x * (448.0 / absmax))) * (absmax / 448.0),
-            Dtype::Int8 => (x * (127.0 / absmax)).round_ties_even() * (absmax / 127.0),
+            Dtype::Int8 => {
+                let nearest = bf16::from_f32(absmax / 127.0);
+                let is_short = nearest.to_f32() < absmax / 127.0;
+                let scale = bf16::from_bits(nearest.to_bits() + u16::from(is_short)).to_f32();
+                (x * (1.0 / scale)).round_ties_even() * scale
+            }
         }
     }
 
@@ -257,7 +336,8 @@ mod tests {
         for ((rows, out), scales) in
             rows.chunks(PANEL * k).zip(panels).zip(scales.chunks_mut(PANEL))
         {
-            pack_panel(dtype, rows, k, out, if dtype.is_scaled() { scales } else { &mut [] });
+            let scales = if dtype.has_output_scales() { scales } else { &mut [][..] };
+            pack_panel(dtype, rows, k, out, scales);
         }
         (packed, scales)
     }
@@ -278,11 +358,14 @@ mod tests {
             for dtype in Dtype::ALL {
                 let (packed, scales) = pack_matrix(dtype, &rows, k);
                 for (o, row) in rows.chunks(k).enumerate() {
-                    let absmax = row.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-                    let expected: Vec<f32> =
-                        row.iter().map(|&x| stored(dtype, x, absmax)).collect();
+                    let sharing = if dtype == Dtype::Int8 { BLOCK } else { k };
+                    let stored_run = |run: &[f32]| {
+                        let absmax = run.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+                        run.iter().map(|&x| stored(dtype, x, absmax)).collect::<Vec<f32>>()
+                    };
+                    let expected: Vec<f32> = row.chunks(sharing).flat_map(stored_run).collect();
                     let mut out = vec![0.0; k];
-                    let scale = dtype.is_scaled().then_some(scales[o]);
+                    let scale = dtype.has_output_scales().then_some(scales[o]);
                     unpack_row(dtype, &packed, k, o, scale, &mut out);
                     prop_assert_eq!(out, expected, "{} output {}", dtype, o);
                 }
@@ -311,7 +394,8 @@ mod tests {
             let (packed, scales) = pack_matrix(dtype, &[0.0; 3 * 10], 10);
             assert_eq!(scales, [0.0; 3]);
             let mut out = [1.0; 10];
-            unpack_row(dtype, &packed, 10, 1, Some(scales[1]), &mut out);
+            let scale = dtype.has_output_scales().then_some(scales[1]);
+            unpack_row(dtype, &packed, 10, 1, scale, &mut out);
             assert_eq!(out, [0.0; 10]);
         }
     }
@@ -322,6 +406,7 @@ mod tests {
         assert_eq!(packed_bytes(Dtype::Bf16, 65, 3), 2 * 2 * 256);
         assert_eq!(packed_bytes(Dtype::Fp8, 64, 896), 64 * 896);
         assert_eq!(packed_bytes(Dtype::Fp32, 128, 5), 128 * 5 * 4);
+        assert_eq!(packed_bytes(Dtype::Int8, 65, 33), 128 * 2 * (32 + 2));
     }
 
     #[test]

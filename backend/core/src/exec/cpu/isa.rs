@@ -2,6 +2,7 @@
 //! that takes one may call functions compiled for it.
 
 use std::fmt;
+use std::str::FromStr;
 
 /// An instruction set that this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(crate) enum Level {
     Portable,
     /// AVX2, FMA and F16C.
     Avx2,
+    /// These, and the dot product of bytes: AVX-VNNI, or its AVX-512 encoding for short vectors.
+    AvxVnni,
     /// AVX-512 F, BW, VL and DQ with BF16, VNNI and VBMI.
     Avx512,
 }
@@ -29,7 +32,7 @@ impl Isa {
 
     /// All that this machine has, the plainest first.
     pub fn supported() -> impl Iterator<Item = Self> {
-        [Level::Portable, Level::Avx2, Level::Avx512]
+        [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512]
             .into_iter()
             .filter(|level| level.is_supported())
             .map(Self)
@@ -40,6 +43,18 @@ impl Isa {
     }
 }
 
+/// By its name; a set that this machine lacks is refused.
+impl FromStr for Isa {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let names = || Self::supported().map(|isa| isa.to_string()).collect::<Vec<_>>().join(", ");
+        Self::supported()
+            .find(|isa| isa.to_string() == name)
+            .ok_or_else(|| format!("expected an instruction set of this machine: {}", names()))
+    }
+}
+
 impl Level {
     #[cfg(target_arch = "x86_64")]
     fn is_supported(self) -> bool {
@@ -47,6 +62,10 @@ impl Level {
         match self {
             Level::Portable => true,
             Level::Avx2 => has!("avx2") && has!("fma") && has!("f16c"),
+            Level::AvxVnni => {
+                let has_dot = has!("avxvnni") || has!("avx512vl") && has!("avx512vnni");
+                Level::Avx2.is_supported() && has_dot
+            }
             Level::Avx512 => {
                 // Levels nest: code for AVX-512 may use AVX2 too.
                 let base = Level::Avx2.is_supported()
@@ -70,7 +89,22 @@ impl fmt::Display for Isa {
         f.write_str(match self.0 {
             Level::Portable => "portable",
             Level::Avx2 => "avx2",
+            Level::AvxVnni => "avx-vnni",
             Level::Avx512 => "avx512",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_goes_by_its_name() {
+        for isa in Isa::supported() {
+            assert_eq!(isa.to_string().parse(), Ok(isa));
+        }
+        let message = "avx1024".parse::<Isa>().unwrap_err();
+        assert!(message.starts_with("expected an instruction set of this machine: portable"));
     }
 }

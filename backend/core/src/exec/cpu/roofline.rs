@@ -51,7 +51,7 @@ pub fn multiply_rates(pool: &Pool, isa: Isa, dtype: Dtype, max_rows: usize) -> R
     // Ordinary numbers in every format.
     let packed = vec![0x3c; packed_bytes(dtype, n, k)];
     let bytes = Arena::new(packed.len())?.push(pool, &packed);
-    let scales = vec![1e-3; if dtype.is_scaled() { n } else { 0 }];
+    let scales = vec![1e-3; if dtype.has_output_scales() { n } else { 0 }];
     let weight = Weight::new(dtype, n, k, bytes, scales, None);
     let x: Vec<f32> = (0..max_rows * k).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect();
     let (mut prepared, mut out) = (Prepared::default(), vec![0.0; max_rows * n]);

@@ -62,7 +62,7 @@ impl Load for Loader<'_> {
         let read = |offset, piece: &mut [u8]| section.read(offset, piece);
         let bytes = self.arena.fill(self.pool, section.len(), read)?;
         let floats = |suffix: &str| self.floats(&format!("{name}.{suffix}"));
-        let scales = if dtype.is_scaled() { floats("scale")? } else { Vec::new() };
+        let scales = if dtype.has_output_scales() { floats("scale")? } else { Vec::new() };
         let bias = linear.has_bias.then(|| floats("bias")).transpose()?;
         Ok(Weight::new(dtype, linear.n(), linear.k, bytes, scales, bias))
     }

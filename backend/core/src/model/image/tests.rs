@@ -19,7 +19,7 @@ fn pack_matrix(dtype: Dtype, rows: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
     let mut scales = vec![0.0; n];
     let tiles = image.chunks_exact_mut(tile_bytes(dtype, k));
     for ((rows, out), scales) in rows.chunks(TILE * k).zip(tiles).zip(scales.chunks_mut(TILE)) {
-        pack_tile(dtype, rows, k, out, if dtype.is_scaled() { scales } else { &mut [] });
+        pack_tile(dtype, rows, k, out, if dtype.has_output_scales() { scales } else { &mut [] });
     }
     (image, scales)
 }
@@ -65,7 +65,7 @@ proptest! {
                         expected_zeros -= usize::from(byte != 0);
                     }
                 }
-                if dtype.is_scaled() {
+                if dtype.has_output_scales() {
                     prop_assert_eq!(scales[row], absmax / 448.0);
                 }
             }
@@ -91,7 +91,7 @@ proptest! {
                 };
                 let expected: Vec<f32> = values.iter().map(stored).collect();
                 let mut out = vec![0.0; k];
-                let scale = dtype.is_scaled().then_some(scales[row]);
+                let scale = dtype.has_output_scales().then_some(scales[row]);
                 unpack_row(dtype, &image, k, row, scale, &mut out);
                 prop_assert_eq!(out, expected, "{} row {}", dtype, row);
             }

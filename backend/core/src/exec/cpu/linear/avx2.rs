@@ -1,37 +1,102 @@
-//! The kernels for AVX2 with FMA and F16C. Weights of 16 and 8-bit floats are expanded to f32 a chunk at a
-//! time, in cache; 16 registers hold 8 to 12 accumulators, so the 64 outputs are worked in strips.
+//! The kernels for AVX2 with FMA and F16C, and for the dot product of bytes beside them. Sixteen registers hold
+//! few accumulators, so the 64 outputs are worked in strips; beyond a few rows floats of 16 and 8 bits are expanded
+//! to f32 a chunk at a time, in cache.
 #![allow(unsafe_code)]
 
-use super::kernel::{self, Block, Finish, Kernel, Path};
-use super::prepare::{self, Form};
+use super::blocks::{self, BLOCK_WORDS, Bytes};
+use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch_share};
+use super::prepare::{self, FP8_SCALE_BITS, Form};
+use crate::exec::cpu::Isa;
+use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
-use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32, group_len};
+use crate::model::panel::{GROUP_BYTES, PANEL};
 use std::arch::x86_64::*;
 
 /// Outputs in a vector.
 const LANES: usize = 8;
+/// Vectors of a panel.
+const VECTORS: usize = PANEL / LANES;
 
-const F32: [Kernel; 6] = [
-    rows::<F32Dot, 1, 8>,
-    rows::<F32Dot, 2, 4>,
-    rows::<F32Dot, 3, 4>,
-    rows::<F32Dot, 4, 2>,
-    rows::<F32Dot, 5, 2>,
-    rows::<F32Dot, 6, 2>,
+const FP32: [Kernel; 6] = [
+    rows::<Fp32, 1, 8, false>,
+    rows::<Fp32, 2, 4, true>,
+    rows::<Fp32, 3, 4, true>,
+    rows::<Fp32, 4, 2, true>,
+    rows::<Fp32, 5, 2, true>,
+    rows::<Fp32, 6, 2, true>,
 ];
-const INT8: [Kernel; 4] =
-    [rows::<Int8Dot, 1, 8>, rows::<Int8Dot, 2, 4>, rows::<Int8Dot, 3, 2>, rows::<Int8Dot, 4, 2>];
+const FP16: [Kernel; 5] = few::<Fp16>();
+const BF16: [Kernel; 5] = few::<Bf16>();
+const FP8: [Kernel; 5] = [
+    rows::<Fp8, 1, 8, false>,
+    rows::<Fp8, 2, 4, true>,
+    rows::<Fp8, 3, 2, true>,
+    rows::<Fp8, 4, 2, true>,
+    rows::<Fp8, 5, 2, true>,
+];
+const INT8: [Kernel; 5] = [
+    int8::<1, 8, false>,
+    int8::<2, 4, true>,
+    int8::<3, 4, true>,
+    int8::<4, 2, true>,
+    int8::<5, 2, true>,
+];
+const INT8_VNNI: [Kernel; 5] = [
+    vnni::<1, 8, false>,
+    vnni::<2, 4, true>,
+    vnni::<3, 2, true>,
+    vnni::<4, 2, true>,
+    vnni::<5, 1, true>,
+];
+const INT8_VNNI_512: [Kernel; 5] = [
+    vnni_512::<1, 8, false>,
+    vnni_512::<2, 4, true>,
+    vnni_512::<3, 2, true>,
+    vnni_512::<4, 2, true>,
+    vnni_512::<5, 1, true>,
+];
 
-pub(super) fn path(dtype: Dtype) -> Path {
-    let expand: Option<unsafe fn(*const u8, usize, *mut u8)> = match dtype {
-        Dtype::Fp32 | Dtype::Int8 => None,
-        Dtype::Fp16 => Some(expand_fp16),
-        Dtype::Bf16 => Some(expand_bf16),
-        Dtype::Fp8 => Some(expand_fp8),
+const fn few<F: Format>() -> [Kernel; 5] {
+    [
+        rows::<F, 1, 8, false>,
+        rows::<F, 2, 4, true>,
+        rows::<F, 3, 4, true>,
+        rows::<F, 4, 2, true>,
+        rows::<F, 5, 2, true>,
+    ]
+}
+
+pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
+    let direct = |words: usize, kernels: &'static [Kernel]| Path {
+        expand: None,
+        expansion: 1,
+        words,
+        kernels,
+        finish,
     };
-    let expansion = if expand.is_some() { group_len(dtype) } else { 1 };
-    let kernels: &'static [Kernel] = if dtype == Dtype::Int8 { &INT8 } else { &F32 };
-    Path { expand, expansion, words: expansion, is_streamed: false, kernels, finish }
+    let expanded = |words: usize, expand: Expand| Path {
+        expand: Some(expand),
+        expansion: words,
+        ..direct(words, &FP32)
+    };
+    match dtype {
+        Dtype::Fp32 => direct(1, &FP32),
+        Dtype::Fp16 if rows <= FP16.len() => direct(2, &FP16),
+        Dtype::Fp16 => expanded(2, expand::<Fp16>),
+        Dtype::Bf16 if rows <= BF16.len() => direct(2, &BF16),
+        Dtype::Bf16 => expanded(2, expand::<Bf16>),
+        Dtype::Fp8 if rows <= FP8.len() => Path { finish: finish_fp8, ..direct(4, &FP8) },
+        Dtype::Fp8 => Path { finish: finish_fp8, ..expanded(4, expand::<Fp8>) },
+        Dtype::Int8 => direct(BLOCK_WORDS, int8_kernels(isa)),
+    }
+}
+
+fn int8_kernels(isa: Isa) -> &'static [Kernel] {
+    match isa.level() {
+        Level::AvxVnni if is_x86_feature_detected!("avxvnni") => &INT8_VNNI,
+        Level::AvxVnni => &INT8_VNNI_512,
+        _ => &INT8,
+    }
 }
 
 /// # Safety
@@ -42,208 +107,303 @@ unsafe fn finish(f: &Finish<'_>, out: &mut [f32]) {
 }
 
 /// # Safety
+/// The machine has AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn finish_fp8(f: &Finish<'_>, out: &mut [f32]) {
+    // Weights were read as their 2^-120th, activations prepared as their 2^60-fold.
+    let acc = f.acc.map(|acc| acc * (1_u64 << FP8_SCALE_BITS) as f32);
+    kernel::finish(&Finish { acc: &acc, ..*f }, out);
+}
+
+/// # Safety
 /// The machine has the level's features.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn encode(form: Form, x: &[f32], words: &mut [u32]) {
     prepare::encode(form, x, words);
 }
 
-/// acc + w * x in every lane. All functions need the level's features.
-trait Dot {
-    /// A word of activations, ready for `dot`.
-    type X: Copy;
-    unsafe fn x(word: u32) -> Self::X;
-    unsafe fn dot(acc: __m256i, w: __m256i, x: Self::X) -> __m256i;
+/// How the kernels read a stored format of floats. All functions need the level's features.
+trait Format {
+    /// The weights of 8 outputs in a group as f32: one vector for each of its inputs.
+    type Vectors: AsRef<[__m256]> + Copy;
+
+    /// Reads the `idx`-th 8 outputs of the group at `w`.
+    unsafe fn load(w: *const u8, idx: usize) -> Self::Vectors;
 }
 
-struct F32Dot;
-struct Int8Dot;
+struct Fp32;
+struct Fp16;
+struct Bf16;
+struct Fp8;
 
-impl Dot for F32Dot {
-    type X = __m256;
+impl Format for Fp32 {
+    type Vectors = [__m256; 1];
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn x(word: u32) -> __m256 {
-        _mm256_set1_ps(f32::from_bits(word))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn dot(acc: __m256i, w: __m256i, x: __m256) -> __m256i {
-        let (acc, w) = (_mm256_castsi256_ps(acc), _mm256_castsi256_ps(w));
-        _mm256_castps_si256(_mm256_fmadd_ps(w, x, acc))
+    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 1] {
+        // SAFETY: the caller's group has 256 bytes.
+        [unsafe { _mm256_loadu_ps(w.add(32 * idx).cast()) }]
     }
 }
 
-impl Dot for Int8Dot {
-    /// The even and the odd bytes, as 16 bits.
-    type X = [__m256i; 2];
+impl Format for Fp16 {
+    type Vectors = [__m256; 2];
 
     #[inline]
-    #[target_feature(enable = "avx2")]
-    unsafe fn x(word: u32) -> [__m256i; 2] {
-        let bytes = _mm256_set1_epi32(word as i32);
-        [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)]
-    }
-
-    /// Products of bytes are summed in 32 bits: the byte instruction would saturate at 16.
-    #[inline]
-    #[target_feature(enable = "avx2")]
-    unsafe fn dot(acc: __m256i, w: __m256i, x: [__m256i; 2]) -> __m256i {
-        let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
-        let odd = _mm256_srli_epi16::<8>(w);
-        let (even, odd) = (_mm256_madd_epi16(even, x[0]), _mm256_madd_epi16(odd, x[1]));
-        _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 2] {
+        // SAFETY: the caller's group has 256 bytes: 64 halves of one k, then of the next.
+        let (first, second) = unsafe {
+            let w = w.add(16 * idx);
+            (_mm_loadu_si128(w.cast()), _mm_loadu_si128(w.add(GROUP_BYTES / 2).cast()))
+        };
+        [_mm256_cvtph_ps(first), _mm256_cvtph_ps(second)]
     }
 }
 
-/// `R` rows, in strips of `V` vectors of outputs.
+impl Format for Bf16 {
+    type Vectors = [__m256; 2];
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 2] {
+        // SAFETY: the caller's group has 256 bytes.
+        unsafe { split_pairs(_mm256_loadu_si256(w.add(32 * idx).cast())) }
+    }
+}
+
+/// Pairs of bfloat16, two k of 8 outputs, as f32 of the one and of the other.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn split_pairs(pairs: __m256i) -> [__m256; 2] {
+    let first = _mm256_slli_epi32::<16>(pairs);
+    let second = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
+    [_mm256_castsi256_ps(first), _mm256_castsi256_ps(second)]
+}
+
+impl Format for Fp8 {
+    type Vectors = [__m256; 4];
+
+    /// The codes' bits where an f32 has its sign, the low end of its exponent and the high end of its mantissa:
+    /// their values times 2^-120, those without exponent included. Activations and results are scaled to match.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 4] {
+        // SAFETY: the caller's group has 256 bytes.
+        let codes = unsafe { _mm256_loadu_si256(w.add(32 * idx).cast()) };
+        let zero = _mm256_setzero_si256();
+        let [low, high] = [_mm256_unpacklo_epi8(zero, codes), _mm256_unpackhi_epi8(zero, codes)]
+            .map(|codes| {
+                // The shift copies the sign over the exponent's high bits.
+                _mm256_and_si256(
+                    _mm256_srai_epi16::<4>(codes),
+                    _mm256_set1_epi16(0x87f0_u16 as i16),
+                )
+            });
+        let ([k0, k1], [k2, k3]) = (split_pairs(low), split_pairs(high));
+        [k0, k1, k2, k3]
+    }
+}
+
+/// `R` rows of floats, in strips of `V` vectors of outputs; `FETCH`: what comes next.
 ///
 /// # Safety
-/// The block's pointers cover `R` rows, and the machine has the level's features.
+/// The tile's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rows<D: Dot, const R: usize, const V: usize>(block: &Block) {
-    for first in (0..PANEL).step_by(V * LANES) {
-        // SAFETY: accumulators are `[R][64]`, activations have a word for every group, weights have
-        // `groups` groups; a prefetch may be of any address.
+unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(tile: &Tile) {
+    let inputs = size_of::<F::Vectors>() / size_of::<__m256>();
+    for (strip, first) in (0..VECTORS).step_by(V).enumerate() {
+        // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
+        // group, weights have `units` groups.
         unsafe {
-            let acc_at = |r: usize, v: usize| block.acc.add(r * PANEL + first + v * LANES);
-            let mut acc = [[_mm256_setzero_si256(); V]; R];
+            let acc_at = |r: usize, v: usize| tile.acc.add(r * PANEL + (first + v) * LANES);
+            let mut acc = [[_mm256_setzero_ps(); V]; R];
             for (r, acc) in acc.iter_mut().enumerate() {
                 for (v, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm256_loadu_si256(acc_at(r, v).cast());
+                    *acc = _mm256_loadu_ps(acc_at(r, v));
                 }
             }
-            for group in 0..block.groups {
-                if first == 0 {
-                    let next = block.next.wrapping_add(group * block.next_step);
-                    for line in 0..4 {
-                        _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(64 * line).cast());
+            let (mut w, mut x) = (tile.w, tile.x.cast::<f32>());
+            for group in 0..tile.units {
+                if FETCH {
+                    prefetch_share::<V>(tile.next(group), strip, LANES);
+                }
+                let x_at = |r: usize, k: usize| _mm256_set1_ps(x.add(r * tile.stride + k).read());
+                if (inputs + R) * V <= 18 {
+                    // All weights of the strip fit into registers, or nearly: each activation is read once.
+                    let mut vectors = [F::load(w, first); V];
+                    for (v, vectors) in vectors.iter_mut().enumerate().skip(1) {
+                        *vectors = F::load(w, first + v);
+                    }
+                    for k in 0..inputs {
+                        for (r, acc) in acc.iter_mut().enumerate() {
+                            let x = x_at(r, k);
+                            for (acc, vectors) in acc.iter_mut().zip(&vectors) {
+                                *acc = _mm256_fmadd_ps(vectors.as_ref()[k], x, *acc);
+                            }
+                        }
+                    }
+                } else {
+                    for v in 0..V {
+                        let vectors = F::load(w, first + v);
+                        for (k, w) in vectors.as_ref().iter().enumerate() {
+                            for (r, acc) in acc.iter_mut().enumerate() {
+                                acc[v] = _mm256_fmadd_ps(*w, x_at(r, k), acc[v]);
+                            }
+                        }
                     }
                 }
-                let w = block.w.add(group * GROUP_BYTES + first * 4);
-                let mut weights = [_mm256_setzero_si256(); V];
-                for (v, weights) in weights.iter_mut().enumerate() {
-                    *weights = _mm256_loadu_si256(w.add(v * LANES * 4).cast());
-                }
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    let x = D::x(block.x.add(r * block.stride + group).read());
-                    for (acc, w) in acc.iter_mut().zip(weights) {
-                        *acc = D::dot(*acc, w, x);
-                    }
-                }
+                w = w.add(GROUP_BYTES);
+                x = x.add(inputs);
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (v, acc) in acc.iter().enumerate() {
-                    _mm256_storeu_si256(acc_at(r, v).cast(), *acc);
+                    _mm256_storeu_ps(acc_at(r, v), *acc);
                 }
             }
         }
     }
 }
 
-/// # Safety
-/// `src` has `groups` groups, `dst` room for twice as many, and the machine has the level's features.
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn expand_fp16(src: *const u8, groups: usize, dst: *mut u8) {
-    // A stored group is the halves of two k one after the other, as is its expansion.
-    for i in 0..groups * GROUP_BYTES / 16 {
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let halves = _mm_loadu_si128(src.add(16 * i).cast());
-            _mm256_storeu_ps(dst.add(32 * i).cast(), _mm256_cvtph_ps(halves));
-        }
-    }
-}
-
-/// Pairs of bfloat16, two k of 8 outputs, to f32 in the expanded groups of the two k.
+/// Groups to as many of f32 for each as they have inputs.
 ///
 /// # Safety
-/// `dst` has room for 32 bytes there and a group on.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn store_pairs(pairs: __m256i, dst: *mut u8) {
+/// `src` has `groups` groups, `dst` room for the result, and the machine has the level's features.
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn expand<F: Format>(src: *const u8, groups: usize, dst: *mut u8) {
+    let expansion = size_of::<F::Vectors>() / size_of::<__m256>();
     // SAFETY: as promised by the caller.
     unsafe {
-        _mm256_storeu_si256(dst.cast(), _mm256_slli_epi32::<16>(pairs));
-        let second = _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff_0000_u32 as i32));
-        _mm256_storeu_si256(dst.add(GROUP_BYTES).cast(), second);
-    }
-}
-
-/// # Safety
-/// `src` has `groups` groups, `dst` room for twice as many, and the machine has the level's features.
-#[target_feature(enable = "avx2")]
-unsafe fn expand_bf16(src: *const u8, groups: usize, dst: *mut u8) {
-    for group in 0..groups {
-        for offset in (0..GROUP_BYTES).step_by(32) {
-            // SAFETY: as promised by the caller.
-            unsafe {
-                let pairs = _mm256_loadu_si256(src.add(group * GROUP_BYTES + offset).cast());
-                store_pairs(pairs, dst.add(2 * group * GROUP_BYTES + offset));
+        for group in 0..groups {
+            let dst = dst.add(expansion * GROUP_BYTES * group);
+            for idx in 0..VECTORS {
+                let vectors = F::load(src.add(GROUP_BYTES * group), idx);
+                for (k, vector) in vectors.as_ref().iter().enumerate() {
+                    _mm256_storeu_ps(dst.add(k * GROUP_BYTES + 32 * idx).cast(), *vector);
+                }
             }
         }
     }
 }
 
-/// Bytes of bfloat16, twice 16 for the two lanes of a lookup: the low and high bytes of the codes 0 to 15,
-/// and the high bytes of the codes 0, 16, ..., 112. From code 16 on the low byte is the code's low four bits, moved up.
-static LOW_OF_FIRST: [u8; 16] = lookup(2, 1);
-static HIGH_OF_FIRST: [u8; 16] = lookup(3, 1);
-static HIGH_BY_UPPER: [u8; 16] = lookup(3, 16);
-
-const fn lookup(byte: usize, step: usize) -> [u8; 16] {
-    let mut table = [0; 16];
-    let mut i = 0;
-    while i < 16 && i * step < 128 {
-        table[i] = e4m3_to_f32((i * step) as u8).to_le_bytes()[byte];
-        i += 1;
-    }
-    table
+/// `R` rows of int8, in strips of `V` vectors of outputs.
+///
+/// # Safety
+/// The tile's pointers cover `R` rows, and the machine has the level's features.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn int8<const R: usize, const V: usize, const FETCH: bool>(tile: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { blocks::rows::<Pairs, R, V, FETCH>(tile) };
 }
 
+/// As `int8`, for AVX-VNNI.
+///
 /// # Safety
-/// `src` has `groups` groups, `dst` room for four times as many, and the machine has the level's features.
-#[target_feature(enable = "avx2")]
-unsafe fn expand_fp8(src: *const u8, groups: usize, dst: *mut u8) {
-    let both_lanes = |table: &[u8; 16]| {
-        // SAFETY: 16 bytes, no alignment needed.
-        _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) })
+/// As for `int8`.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+unsafe fn vnni<const R: usize, const V: usize, const FETCH: bool>(tile: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { blocks::rows::<Vnni, R, V, FETCH>(tile) };
+}
+
+/// As `int8`, for the AVX-512 encoding of the same instruction.
+///
+/// # Safety
+/// As for `int8`.
+#[target_feature(enable = "avx2,fma,avx512vl,avx512vnni")]
+unsafe fn vnni_512<const R: usize, const V: usize, const FETCH: bool>(tile: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { blocks::rows::<Vnni512, R, V, FETCH>(tile) };
+}
+
+/// Bytes multiplied in pairs of 16 bits: the instruction for bytes would saturate at 16.
+struct Pairs;
+/// The dot product of bytes, AVX-VNNI.
+struct Vnni;
+/// The same, AVX-512.
+struct Vnni512;
+
+macro_rules! bytes_in_256_bits {
+    ($name:ty, $operand:ty, $split:expr, $splat:expr, $dot:expr) => {
+        impl Bytes for $name {
+            const LEN: usize = LANES;
+            type Sums = __m256i;
+            type Weights = $operand;
+            type Activations = $operand;
+            type Scales = __m256;
+
+            #[inline(always)]
+            unsafe fn splat(value: i32) -> __m256i {
+                // SAFETY: the level's features.
+                unsafe { _mm256_set1_epi32(value) }
+            }
+
+            #[inline(always)]
+            unsafe fn weights(from: *const u8) -> $operand {
+                // SAFETY: as promised by the caller.
+                unsafe { $split(_mm256_loadu_si256(from.cast())) }
+            }
+
+            #[inline(always)]
+            unsafe fn activations(word: u32) -> $operand {
+                // SAFETY: the level's features.
+                unsafe { $splat(_mm256_set1_epi32(word as i32)) }
+            }
+
+            #[inline(always)]
+            unsafe fn dot(sums: __m256i, w: $operand, x: $operand) -> __m256i {
+                // SAFETY: the level's features.
+                unsafe { $dot(sums, w, x) }
+            }
+
+            #[inline(always)]
+            unsafe fn scales(from: *const u8) -> __m256 {
+                // SAFETY: as promised by the caller.
+                unsafe {
+                    let halves = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves))
+                }
+            }
+
+            #[inline(always)]
+            unsafe fn accumulate(acc: *mut f32, sums: __m256i, scale: f32, scales: __m256) {
+                // SAFETY: as promised by the caller.
+                unsafe {
+                    let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(scale));
+                    _mm256_storeu_ps(acc, _mm256_fmadd_ps(scaled, scales, _mm256_loadu_ps(acc)));
+                }
+            }
+        }
     };
-    let low_of_first = both_lanes(&LOW_OF_FIRST);
-    let high_of_first = both_lanes(&HIGH_OF_FIRST);
-    let high_by_upper = both_lanes(&HIGH_BY_UPPER);
-    let (nibble, sign) = (_mm256_set1_epi8(15), _mm256_set1_epi8(-128));
-    let nan = _mm256_set1_epi8(0x7f);
-    for group in 0..groups {
-        for part in 0..GROUP_BYTES / 32 {
-            // SAFETY: as promised by the caller.
-            let codes =
-                unsafe { _mm256_loadu_si256(src.add(group * GROUP_BYTES + 32 * part).cast()) };
-            let magnitude = _mm256_andnot_si256(sign, codes);
-            let lower = _mm256_and_si256(codes, nibble);
-            let upper = _mm256_and_si256(_mm256_srli_epi16::<4>(magnitude), nibble);
-            let is_first = _mm256_cmpeq_epi8(upper, _mm256_setzero_si256());
-            let is_nan = _mm256_cmpeq_epi8(magnitude, nan);
-            let low = _mm256_blendv_epi8(
-                _mm256_slli_epi16::<4>(lower),
-                _mm256_shuffle_epi8(low_of_first, lower),
-                is_first,
-            );
-            let high = _mm256_blendv_epi8(
-                _mm256_shuffle_epi8(high_by_upper, upper),
-                _mm256_shuffle_epi8(high_of_first, lower),
-                is_first,
-            );
-            let high = _mm256_or_si256(high, _mm256_and_si256(is_nan, nan));
-            let high = _mm256_or_si256(high, _mm256_and_si256(codes, sign));
-            // SAFETY: as promised by the caller; 32 codes are four k of 8 outputs.
-            unsafe {
-                let dst = dst.add(4 * group * GROUP_BYTES + 32 * part);
-                store_pairs(_mm256_unpacklo_epi8(low, high), dst);
-                store_pairs(_mm256_unpackhi_epi8(low, high), dst.add(2 * GROUP_BYTES));
-            }
-        }
-    }
+}
+
+bytes_in_256_bits!(Pairs, [__m256i; 2], unsigned_pairs, signed_pairs, dot_pairs);
+bytes_in_256_bits!(Vnni, __m256i, itself, itself, _mm256_dpbusd_avx_epi32);
+bytes_in_256_bits!(Vnni512, __m256i, itself, itself, _mm256_dpbusd_epi32);
+
+#[inline(always)]
+unsafe fn itself(vector: __m256i) -> __m256i {
+    vector
+}
+
+/// The even and the odd bytes, as 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn unsigned_pairs(bytes: __m256i) -> [__m256i; 2] {
+    [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)]
+}
+
+/// The same of signed bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn signed_pairs(bytes: __m256i) -> [__m256i; 2] {
+    [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn dot_pairs(sums: __m256i, w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+    let [even, odd] = [_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1])];
+    _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
 }

@@ -2,63 +2,82 @@
 //! keeps 24 accumulators in registers and reads every weight once.
 #![allow(unsafe_code)]
 
-use super::kernel::{self, Block, Finish, Kernel, Path};
+use super::blocks::{self, BLOCK_WORDS, Bytes};
+use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch};
 use super::prepare::{self, Form};
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
 use std::arch::x86_64::*;
 
-const FP32: [Kernel; 6] = kernels::<Fp32>();
-const FP16: [Kernel; 6] = kernels::<Fp16>();
-const BF16: [Kernel; 6] = kernels::<Bf16>();
 /// From six rows on the lookup tables leave registers for half of the outputs at a time. Beyond ten rows a
-/// chunk is expanded once into cache instead.
+/// chunk is expanded once into cache instead. With one row there is still time between the loads to leave them to the
+/// processor.
 const FP8: [Kernel; 10] = [
-    rows::<Fp8, 1, 4>,
-    rows::<Fp8, 2, 4>,
-    rows::<Fp8, 3, 4>,
-    rows::<Fp8, 4, 4>,
-    rows::<Fp8, 5, 4>,
-    rows::<Fp8, 6, 2>,
-    rows::<Fp8, 7, 2>,
-    rows::<Fp8, 8, 2>,
-    rows::<Fp8, 9, 2>,
-    rows::<Fp8, 10, 2>,
+    rows::<Fp8, 1, 4, false>,
+    rows::<Fp8, 2, 4, true>,
+    rows::<Fp8, 3, 4, true>,
+    rows::<Fp8, 4, 4, true>,
+    rows::<Fp8, 5, 4, true>,
+    rows::<Fp8, 6, 2, true>,
+    rows::<Fp8, 7, 2, true>,
+    rows::<Fp8, 8, 2, true>,
+    rows::<Fp8, 9, 2, true>,
+    rows::<Fp8, 10, 2, true>,
 ];
-const INT8: [Kernel; 6] = kernels::<Int8>();
+const INT8: [Kernel; 6] = [
+    int8::<1, 4, false>,
+    int8::<2, 4, false>,
+    int8::<3, 4, false>,
+    int8::<4, 4, false>,
+    int8::<5, 4, false>,
+    int8::<6, 4, false>,
+];
+/// For several tiles: sums and accumulators of half of the outputs fit into registers. These have four rows and more.
+const INT8_MANY: [Kernel; 6] = [
+    int8::<1, 4, false>,
+    int8::<2, 4, false>,
+    int8::<3, 4, false>,
+    int8::<4, 2, true>,
+    int8::<5, 2, true>,
+    int8::<6, 2, true>,
+];
 
-const fn kernels<F: Format>() -> [Kernel; 6] {
+const fn kernels<F: Format, const FETCH: bool>() -> [Kernel; 6] {
     [
-        rows::<F, 1, 4>,
-        rows::<F, 2, 4>,
-        rows::<F, 3, 4>,
-        rows::<F, 4, 4>,
-        rows::<F, 5, 4>,
-        rows::<F, 6, 4>,
+        rows::<F, 1, 4, FETCH>,
+        rows::<F, 2, 4, FETCH>,
+        rows::<F, 3, 4, FETCH>,
+        rows::<F, 4, 4, FETCH>,
+        rows::<F, 5, 4, FETCH>,
+        rows::<F, 6, 4, FETCH>,
     ]
 }
 
 pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
+    // Up to so many rows are one tile, which reads the weights once.
+    let few = rows <= 6;
     match dtype {
-        Dtype::Fp32 => direct(1, true, &FP32),
-        Dtype::Fp16 if rows <= FP16.len() => direct(2, true, &FP16),
-        Dtype::Fp16 => expanded(expand::<Fp16>, &FP32),
-        Dtype::Bf16 => direct(1, true, &BF16),
-        // With one row there is still time between the loads to leave them to the processor.
-        Dtype::Fp8 if rows <= FP8.len() => direct(2, rows == 1, &FP8),
-        Dtype::Fp8 => expanded(expand::<Fp8>, &BF16),
-        Dtype::Int8 => direct(1, true, &INT8),
+        Dtype::Fp32 if few => direct(1, const { &kernels::<Fp32, false>() }),
+        Dtype::Fp32 => direct(1, const { &kernels::<Fp32, true>() }),
+        Dtype::Fp16 if few => direct(2, const { &kernels::<Fp16, false>() }),
+        Dtype::Fp16 => expanded(expand::<Fp16>, const { &kernels::<Fp32, true>() }),
+        Dtype::Bf16 if few => direct(1, const { &kernels::<Bf16, false>() }),
+        Dtype::Bf16 => direct(1, const { &kernels::<Bf16, true>() }),
+        Dtype::Fp8 if rows <= FP8.len() => direct(2, &FP8),
+        Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16, true>() }),
+        Dtype::Int8 if few => direct(BLOCK_WORDS, &INT8),
+        Dtype::Int8 => direct(BLOCK_WORDS, &INT8_MANY),
     }
 }
 
-/// Kernels that read the stored form, with `words` words of activations a group.
-fn direct(words: usize, is_streamed: bool, kernels: &'static [Kernel]) -> Path {
-    Path { expand: None, expansion: 1, words, is_streamed, kernels, finish }
+/// Kernels that read the stored form, with `words` words of activations a unit.
+fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
+    Path { expand: None, expansion: 1, words, kernels, finish }
 }
 
 /// Kernels that read each word's weights as a group of its own.
-fn expanded(expand: unsafe fn(*const u8, usize, *mut u8), kernels: &'static [Kernel]) -> Path {
-    Path { expand: Some(expand), expansion: 2, words: 2, is_streamed: false, kernels, finish }
+fn expanded(expand: Expand, kernels: &'static [Kernel]) -> Path {
+    Path { expand: Some(expand), expansion: 2, words: 2, kernels, finish }
 }
 
 /// # Safety
@@ -167,25 +186,64 @@ impl Format for Bf16 {
     }
 }
 
-impl Format for Int8 {
-    type Tables = ();
-    type Vectors = [__m512i; 1];
+impl Bytes for Int8 {
+    const LEN: usize = 16;
+    type Sums = __m512i;
+    type Weights = __m512i;
+    type Activations = __m512i;
+    type Scales = __m512;
 
-    #[inline]
-    unsafe fn tables() {}
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    unsafe fn load(_: (), w: *const u8, quarter: usize) -> [__m512i; 1] {
-        // SAFETY: same contract.
-        unsafe { Fp32::load((), w, quarter) }
+    #[inline(always)]
+    unsafe fn splat(value: i32) -> __m512i {
+        // SAFETY: the level's features.
+        unsafe { _mm512_set1_epi32(value) }
     }
 
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn dot(acc: __m512i, w: __m512i, x: i32) -> __m512i {
-        _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x))
+    #[inline(always)]
+    unsafe fn weights(from: *const u8) -> __m512i {
+        // SAFETY: as promised by the caller.
+        unsafe { _mm512_loadu_si512(from.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn activations(word: u32) -> __m512i {
+        // SAFETY: the level's features.
+        unsafe { _mm512_set1_epi32(word as i32) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: __m512i, w: __m512i, x: __m512i) -> __m512i {
+        // SAFETY: the level's features.
+        unsafe { _mm512_dpbusd_epi32(sums, w, x) }
+    }
+
+    #[inline(always)]
+    unsafe fn scales(from: *const u8) -> __m512 {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let halves = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(halves))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn accumulate(acc: *mut f32, sums: __m512i, scale: f32, scales: __m512) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(scale));
+            _mm512_storeu_ps(acc, _mm512_fmadd_ps(scaled, scales, _mm512_loadu_ps(acc)));
+        }
+    }
+}
+
+/// `R` rows of int8, `Q` quarters of the outputs at a time.
+///
+/// # Safety
+/// The tile's pointers cover `R` rows, and the machine has the level's features.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+unsafe fn int8<const R: usize, const Q: usize, const FETCH: bool>(tile: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { blocks::rows::<Int8, R, Q, FETCH>(tile) };
 }
 
 /// The low and the high bytes of the bfloat16 of every e4m3 code without sign.
@@ -247,15 +305,15 @@ impl Format for Fp8 {
     }
 }
 
-/// `R` rows, `Q` quarters of the outputs at a time.
+/// `R` rows, `Q` quarters of the outputs at a time; `FETCH`: what comes next.
 ///
 /// # Safety
-/// The block's pointers cover `R` rows, and the machine has the level's features.
+/// The tile's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
-unsafe fn rows<F: Format, const R: usize, const Q: usize>(block: &Block) {
+unsafe fn rows<F: Format, const R: usize, const Q: usize, const FETCH: bool>(tile: &Tile) {
     for first in (0..4).step_by(Q) {
         // SAFETY: as promised by the caller.
-        unsafe { strip::<F, R, Q>(block, first) };
+        unsafe { strip::<F, R, Q, FETCH>(tile, first) };
     }
 }
 
@@ -265,35 +323,38 @@ unsafe fn rows<F: Format, const R: usize, const Q: usize>(block: &Block) {
 /// As for `rows`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
-unsafe fn strip<F: Format, const R: usize, const Q: usize>(block: &Block, first: usize) {
+unsafe fn strip<F: Format, const R: usize, const Q: usize, const FETCH: bool>(
+    tile: &Tile,
+    first: usize,
+) {
     let zero = _mm512_setzero_si512();
     let mut acc = [[zero; Q]; R];
     // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
-    // group, weights have `groups` groups; a prefetch may be of any address.
+    // group, weights have `units` groups.
     unsafe {
-        let acc_at = |r: usize, quarter: usize| block.acc.add(r * PANEL + (first + quarter) * 16);
+        let acc_at = |r: usize, quarter: usize| tile.acc.add(r * PANEL + (first + quarter) * 16);
         for (r, acc) in acc.iter_mut().enumerate() {
             for (quarter, acc) in acc.iter_mut().enumerate() {
                 *acc = _mm512_loadu_si512(acc_at(r, quarter).cast());
             }
         }
         let tables = F::tables();
-        let (mut w, mut x, mut next) = (block.w, block.x.cast::<i32>(), block.next);
-        for _ in 0..block.groups {
+        let (mut w, mut x) = (tile.w, tile.x.cast::<i32>());
+        for group in 0..tile.units {
             for quarter in 0..Q {
-                let line = 64 * (first + quarter);
-                _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                if FETCH {
+                    prefetch(tile.next(group).wrapping_add(64 * (first + quarter)));
+                }
                 let vectors = F::load(tables, w, first + quarter);
                 for (word, w) in vectors.as_ref().iter().enumerate() {
                     for (r, acc) in acc.iter_mut().enumerate() {
-                        let x = x.add(r * block.stride + word).read();
+                        let x = x.add(r * tile.stride + word).read();
                         acc[quarter] = F::dot(acc[quarter], *w, x);
                     }
                 }
             }
             w = w.add(GROUP_BYTES);
             x = x.add(size_of::<F::Vectors>() / size_of::<__m512i>());
-            next = next.wrapping_add(block.next_step);
         }
         for (r, acc) in acc.iter().enumerate() {
             for (quarter, acc) in acc.iter().enumerate() {

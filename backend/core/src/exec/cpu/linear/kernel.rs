@@ -8,51 +8,84 @@ use super::{avx2, avx512};
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
-use crate::model::panel::PANEL;
+use crate::model::panel::{GROUP_BYTES, PANEL};
+
+/// Cache lines of a group.
+const GROUP_LINES: usize = GROUP_BYTES / 64;
 
 /// A few rows times a chunk of a panel: `acc[r][o]` += sum over the chunk's k of `w[k][o] * x[r][k]`.
-pub(super) struct Block {
-    /// Groups of 256 bytes, stored or expanded.
+pub(super) struct Tile {
+    /// Units of the format, or the groups that they were expanded to.
     pub w: *const u8,
-    pub groups: usize,
+    pub units: usize,
     /// The rows' activations from the chunk's first k on.
     pub x: *const u32,
     /// Words from a row to the next.
     pub stride: usize,
     /// Accumulators, `[row][64]`.
-    pub acc: *mut u32,
-    /// Weights to prefetch meanwhile: with every group four cache lines from here, and `next_step` bytes on.
-    /// Only a hint, so the address need not be valid.
+    pub acc: *mut f32,
+    /// Weights to prefetch meanwhile: with every unit as many bytes from here, and `next_step` bytes on. Only a hint,
+    /// so the address need not be valid.
     pub next: *const u8,
     pub next_step: usize,
 }
 
+impl Tile {
+    /// What is to be fetched with a unit.
+    #[inline(always)]
+    pub(super) fn next(&self, unit: usize) -> *const u8 {
+        self.next.wrapping_add(unit * self.next_step)
+    }
+}
+
+/// What a strip of `V` vectors of `len` outputs fetches with a group: the group's four lines are shared out among the
+/// strips.
+#[inline(always)]
+pub(super) fn prefetch_share<const V: usize>(group: *const u8, strip: usize, len: usize) {
+    let share = GROUP_LINES * V * len / PANEL;
+    for line in 0..share {
+        prefetch(group.wrapping_add(64 * (strip * share + line)));
+    }
+    if share == 0 && strip < GROUP_LINES {
+        prefetch(group.wrapping_add(64 * strip));
+    }
+}
+
+/// Fetches a cache line.
+#[inline(always)]
+pub(super) fn prefetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch may be of any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
 /// One row of a panel on its way out.
 pub(super) struct Finish<'a> {
-    /// f32 bits, or i32 for int8.
-    pub acc: &'a [u32; PANEL],
-    /// For int8: the row's scale and the sum of its quantised activations.
-    pub row: Option<(f32, i32)>,
+    pub acc: &'a [f32; PANEL],
     pub scales: Option<&'a [f32; PANEL]>,
     pub bias: Option<&'a [f32; PANEL]>,
 }
 
-/// Runs one block; the kernel's place in its table says how many rows.
-pub(super) type Kernel = unsafe fn(&Block);
+/// Multiplies one tile; the kernel's place in its table says how many rows. It fetches what comes next, unless it reads
+/// a chunk once, front to back, with little work between the loads: the processor's own prefetcher does better then.
+pub(super) type Kernel = unsafe fn(&Tile);
 
-/// Rewrites groups of the stored form (source, number, target) into those that the kernels read.
+/// Rewrites units of the stored form (source, number, target) into those that the kernels read.
 pub(super) type Expand = unsafe fn(*const u8, usize, *mut u8);
 
 /// How a format is multiplied at a level.
 pub(super) struct Path {
     /// Where the kernels read another form than the stored one.
     pub expand: Option<Expand>,
-    /// Expanded groups of one stored group.
+    /// Expanded groups of one stored unit.
     pub expansion: usize,
-    /// Words of prepared activations for one stored group.
+    /// Words of prepared activations for one stored unit.
     pub words: usize,
-    /// Whether a kernel reads a chunk once, front to back, with little work between the loads.
-    pub is_streamed: bool,
     /// For 1, 2, ... rows.
     pub kernels: &'static [Kernel],
     pub finish: unsafe fn(&Finish<'_>, &mut [f32]),
@@ -63,7 +96,7 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
     match isa.level() {
         Level::Portable => portable::path(dtype),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::path(dtype),
+        Level::Avx2 | Level::AvxVnni => avx2::path(isa, dtype, rows),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::path(dtype, rows),
         #[cfg(not(target_arch = "x86_64"))]
@@ -75,25 +108,17 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
 pub(super) fn encoder(isa: Isa) -> unsafe fn(Form, &[f32], &mut [u32]) {
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => avx2::encode,
+        Level::Avx2 | Level::AvxVnni => avx2::encode,
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::encode,
         _ => prepare::encode,
     }
 }
 
-/// The last step of every level: the same operations in the same order, so that int8 gives the same bits
-/// everywhere. Inlined into functions compiled for each level.
+/// The last step of every level: the same operations in the same order. Inlined into functions compiled for each level.
 #[inline(always)]
 pub(super) fn finish(f: &Finish<'_>, out: &mut [f32]) {
-    let mut y = match f.row {
-        None => f.acc.map(f32::from_bits),
-        Some((scale, sum)) => {
-            // Stored weights have 128 added, so every accumulator holds 128 * sum too much.
-            let excess = sum.wrapping_mul(128);
-            f.acc.map(|acc| (acc as i32).wrapping_sub(excess) as f32 * scale)
-        }
-    };
+    let mut y = *f.acc;
     if let Some(scales) = f.scales {
         for (y, scale) in y.iter_mut().zip(scales) {
             *y *= scale;

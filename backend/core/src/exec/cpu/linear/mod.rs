@@ -10,6 +10,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
 mod kernel;
 mod portable;
 mod prepare;
@@ -22,8 +23,8 @@ use super::pool::{Pool, SyncPtr};
 use super::{Arena, ArenaSlice, Isa};
 use crate::Result;
 use crate::model::Dtype;
-use crate::model::panel::{self, GROUP_BYTES, PANEL};
-use kernel::{Block, Finish, Path};
+use crate::model::panel::{self, PANEL};
+use kernel::{Finish, Path, Tile};
 use std::mem::MaybeUninit;
 
 /// Rows whose accumulators are held at a time: 64 KiB of them, an eighth of a typical L2.
@@ -55,7 +56,11 @@ impl Weight {
     ) -> Self {
         assert!(n > 0 && k > 0, "empty matrix [{n}, {k}]");
         assert_eq!(bytes.len(), panel::packed_bytes(dtype, n, k), "bytes of {dtype} [{n}, {k}]");
-        assert_eq!(scales.len(), if dtype.is_scaled() { n } else { 0 }, "scales of {dtype}");
+        assert_eq!(
+            scales.len(),
+            if dtype.has_output_scales() { n } else { 0 },
+            "scales of {dtype}"
+        );
         let pad = |mut values: Vec<f32>| {
             values.resize(values.len().next_multiple_of(PANEL), 0.0);
             values
@@ -75,7 +80,7 @@ impl Weight {
     ) -> Result<Self> {
         assert_eq!(values.len(), n * k, "values of [{n}, {k}]");
         let mut packed = vec![0; panel::packed_bytes(dtype, n, k)];
-        let mut scales = vec![0.0; if dtype.is_scaled() { n } else { 0 }];
+        let mut scales = vec![0.0; if dtype.has_output_scales() { n } else { 0 }];
         let panels = packed.chunks_exact_mut(panel::panel_bytes(dtype, k));
         for (i, (rows, out)) in values.chunks(PANEL * k).zip(panels).enumerate() {
             let first = (i * PANEL).min(scales.len());
@@ -134,8 +139,8 @@ struct Job<'a> {
 /// A task's working memory.
 #[repr(align(64))]
 struct Scratch {
-    /// Accumulators, f32 or i32 bits, `[row][output]`.
-    acc: [[u32; PANEL]; ROW_TILE],
+    /// `[row][output]`.
+    acc: [[f32; PANEL]; ROW_TILE],
     expanded: [u8; CHUNK_BYTES],
 }
 
@@ -145,8 +150,8 @@ impl Job<'_> {
         let scratch = scratch.as_mut_ptr();
         for first_row in (0..self.rows).step_by(ROW_TILE) {
             let num_rows = ROW_TILE.min(self.rows - first_row);
-            // SAFETY: in bounds of `acc`; zero bits are valid and they are 0 as f32 and as i32.
-            unsafe { (&raw mut (*scratch).acc).cast::<[u32; PANEL]>().write_bytes(0, num_rows) };
+            // SAFETY: in bounds of `acc`; zero bits are 0.0.
+            unsafe { (&raw mut (*scratch).acc).cast::<[f32; PANEL]>().write_bytes(0, num_rows) };
             self.accumulate(panel_idx, first_row, num_rows, scratch);
             self.finish(panel_idx, first_row, num_rows, scratch);
         }
@@ -163,43 +168,44 @@ impl Job<'_> {
         let (path, x) = (&self.path, self.x);
         let panel_bytes = panel::panel_bytes(self.w.dtype, self.w.k);
         let panel = &self.w.bytes[panel_idx * panel_bytes..][..panel_bytes];
-        let chunk_groups = CHUNK_BYTES / GROUP_BYTES / path.expansion;
-        let num_blocks = num_rows.div_ceil(path.kernels.len());
-        for (chunk_idx, chunk) in panel.chunks(chunk_groups * GROUP_BYTES).enumerate() {
-            let groups = chunk.len() / GROUP_BYTES;
+        let unit_bytes = panel::unit_bytes(self.w.dtype);
+        let chunk_units = CHUNK_BYTES / unit_bytes / path.expansion;
+        let num_tiles = num_rows.div_ceil(path.kernels.len());
+        for (chunk_idx, chunk) in panel.chunks(chunk_units * unit_bytes).enumerate() {
+            let units = chunk.len() / unit_bytes;
             let mut w = chunk.as_ptr();
             if let Some(expand) = path.expand {
-                // SAFETY: `chunk` is whole groups and `expanded` holds `expansion` times as many.
+                // SAFETY: `chunk` is whole units and `expanded` holds `expansion` times as many.
                 unsafe {
                     let expanded = (&raw mut (*scratch).expanded).cast::<u8>();
-                    expand(w, groups, expanded);
+                    expand(w, units, expanded);
                     w = expanded;
                 }
             }
-            let ahead = Ahead::new(chunk, groups * path.expansion, num_blocks, path.is_streamed);
-            let first_word = chunk_idx * chunk_groups * path.words;
+            let ahead = Ahead::new(chunk, units * path.expansion, num_tiles);
+            let first_word = chunk_idx * chunk_units * path.words;
             let mut row = 0;
-            for block_idx in 0..num_blocks {
-                // Even blocks: 4 + 4 rows are cheaper than 6 + 2.
-                let block_rows = (num_rows - row).div_ceil(num_blocks - block_idx);
-                let (next, next_step) = ahead.part(block_idx);
-                // SAFETY: `row < num_rows <= ROW_TILE` and the rows of `x` were checked to have a word for
-                // every `1 / words` of a stored group of the panel.
-                let block = unsafe {
-                    Block {
+            for tile_idx in 0..num_tiles {
+                // Even tiles: 4 + 4 rows are cheaper than 6 + 2.
+                let tile_rows = (num_rows - row).div_ceil(num_tiles - tile_idx);
+                let (next, next_step) = ahead.part(tile_idx);
+                // SAFETY: `row < num_rows <= ROW_TILE` and the rows of `x` were checked to have `words` words
+                // for every unit of the panel.
+                let tile = unsafe {
+                    Tile {
                         w,
-                        groups: groups * path.expansion,
+                        units: units * path.expansion,
                         x: x.words().as_ptr().add((first_row + row) * x.stride() + first_word),
                         stride: x.stride(),
-                        acc: (&raw mut (*scratch).acc).cast::<u32>().add(row * PANEL),
+                        acc: (&raw mut (*scratch).acc).cast::<f32>().add(row * PANEL),
                         next,
                         next_step,
                     }
                 };
-                // SAFETY: the block's pointers cover `block_rows` rows, and `path` is of a level that an
+                // SAFETY: the tile's pointers cover `tile_rows` rows, and `path` is of a level that an
                 // `Isa` vouched for.
-                unsafe { path.kernels[block_rows - 1](&block) };
-                row += block_rows;
+                unsafe { path.kernels[tile_rows - 1](&tile) };
+                row += tile_rows;
             }
         }
     }
@@ -213,42 +219,38 @@ impl Job<'_> {
         let (scales, bias) = (padded(&w.scales), padded(&w.bias));
         for row in 0..num_rows {
             // SAFETY: `accumulate` wrote the row; no one else has the scratch.
-            let acc = unsafe { &*(&raw const (*scratch).acc).cast::<[u32; PANEL]>().add(row) };
+            let acc = unsafe { &*(&raw const (*scratch).acc).cast::<[f32; PANEL]>().add(row) };
             // SAFETY: columns `first..first + len` of the output belong to this task alone.
             let out = unsafe {
                 let start = self.out.get().add((first_row + row) * w.n + first);
                 std::slice::from_raw_parts_mut(start, len)
             };
-            let row = (w.dtype == Dtype::Int8).then(|| self.x.quantised(first_row + row));
-            let finish = Finish { acc, row, scales: scales.as_ref(), bias: bias.as_ref() };
+            let finish = Finish { acc, scales: scales.as_ref(), bias: bias.as_ref() };
             // SAFETY: `path` is of a level that an `Isa` vouched for.
             unsafe { (self.path.finish)(&finish, out) };
         }
     }
 }
 
-/// What to fetch while a chunk is worked on: the bytes that follow it, as many, each block a part. Past the
+/// What to fetch while a chunk is worked on: the bytes that follow it, as many, each tile a part. Past the
 /// end of a panel lies the next, which is this thread's next task.
 struct Ahead {
     start: *const u8,
     bytes: usize,
-    groups: usize,
+    units: usize,
     step: usize,
 }
 
 impl Ahead {
-    fn new(chunk: &[u8], groups: usize, num_blocks: usize, is_streamed: bool) -> Self {
-        let step = chunk.len().div_ceil(groups * num_blocks).next_multiple_of(64);
-        // A kernel that reads straight through as fast as memory delivers is better served by the
-        // processor's own prefetcher: it then fetches what it is about to read, which costs nothing.
-        let alone = is_streamed && num_blocks == 1;
-        let start = if alone { chunk.as_ptr() } else { chunk.as_ptr_range().end };
-        Self { start, bytes: chunk.len(), groups, step }
+    fn new(chunk: &[u8], units: usize, num_tiles: usize) -> Self {
+        let step = chunk.len().div_ceil(units * num_tiles).next_multiple_of(64);
+        let start = chunk.as_ptr_range().end;
+        Self { start, bytes: chunk.len(), units, step }
     }
 
-    /// Where a block starts to fetch and how far it moves on with each of its groups.
-    fn part(&self, block_idx: usize) -> (*const u8, usize) {
-        let offset = (block_idx * self.groups * self.step).min(self.bytes);
+    /// Where a tile starts to fetch and how far it moves on with each of its units.
+    fn part(&self, tile_idx: usize) -> (*const u8, usize) {
+        let offset = (tile_idx * self.units * self.step).min(self.bytes);
         (self.start.wrapping_add(offset), self.step)
     }
 }

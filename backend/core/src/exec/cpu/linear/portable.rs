@@ -2,7 +2,8 @@
 //! at a time; the loops over outputs are left to the compiler to vectorise.
 #![allow(unsafe_code)]
 
-use super::kernel::{self, Block, Expand, Finish, Kernel, Path};
+use super::blocks;
+use super::kernel::{self, Expand, Finish, Kernel, Path, Tile};
 use crate::model::Dtype;
 use crate::model::panel::{self, GROUP_BYTES, PANEL};
 
@@ -17,9 +18,9 @@ pub(super) fn path(dtype: Dtype) -> Path {
         Dtype::Fp8 => (Some(expand::<4, Fp8>), &F32),
         Dtype::Int8 => (None, &INT8),
     };
-    let words = if dtype == Dtype::Int8 { 1 } else { panel::group_len(dtype) };
-    let expansion = if expand.is_some() { words } else { 1 };
-    Path { expand, expansion, words, is_streamed: false, kernels, finish }
+    let expansion = if expand.is_some() { panel::group_len(dtype) } else { 1 };
+    let words = if dtype == Dtype::Int8 { blocks::BLOCK_WORDS } else { expansion };
+    Path { expand, expansion, words, kernels, finish }
 }
 
 fn finish(f: &Finish<'_>, out: &mut [f32]) {
@@ -63,17 +64,17 @@ unsafe fn expand<const LEN: usize, F: Format>(src: *const u8, groups: usize, dst
 }
 
 /// # Safety
-/// The block's pointers cover `R` rows.
-unsafe fn f32_rows<const R: usize>(block: &Block) {
+/// The tile's pointers cover `R` rows.
+unsafe fn f32_rows<const R: usize>(tile: &Tile) {
     /// Outputs whose accumulators the compiler can keep in registers.
     const STRIP: usize = 16;
     for r in 0..R {
         // SAFETY: as promised by the caller; weights, activations and accumulators do not overlap.
         let (w, x, acc) = unsafe {
             (
-                std::slice::from_raw_parts(block.w.cast::<[f32; PANEL]>(), block.groups),
-                std::slice::from_raw_parts(block.x.add(r * block.stride), block.groups),
-                &mut *block.acc.add(r * PANEL).cast::<[f32; PANEL]>(),
+                std::slice::from_raw_parts(tile.w.cast::<[f32; PANEL]>(), tile.units),
+                std::slice::from_raw_parts(tile.x.add(r * tile.stride), tile.units),
+                &mut *tile.acc.add(r * PANEL).cast::<[f32; PANEL]>(),
             )
         };
         for (strip, acc) in acc.as_chunks_mut::<STRIP>().0.iter_mut().enumerate() {
@@ -90,22 +91,8 @@ unsafe fn f32_rows<const R: usize>(block: &Block) {
 }
 
 /// # Safety
-/// The block's pointers cover `R` rows.
-unsafe fn int8_rows<const R: usize>(block: &Block) {
-    for r in 0..R {
-        // SAFETY: as promised by the caller; weights, activations and accumulators do not overlap.
-        let (w, x, acc) = unsafe {
-            (
-                std::slice::from_raw_parts(block.w.cast::<[[u8; 4]; PANEL]>(), block.groups),
-                std::slice::from_raw_parts(block.x.add(r * block.stride), block.groups),
-                &mut *block.acc.add(r * PANEL).cast::<[i32; PANEL]>(),
-            )
-        };
-        for (w, x) in w.iter().zip(x) {
-            let x = x.to_le_bytes().map(|b| i32::from(b as i8));
-            for (acc, w) in acc.iter_mut().zip(w) {
-                *acc += (0..4).map(|i| i32::from(w[i]) * x[i]).sum::<i32>();
-            }
-        }
-    }
+/// The tile's pointers cover `R` rows.
+unsafe fn int8_rows<const R: usize>(tile: &Tile) {
+    // SAFETY: as promised by the caller.
+    unsafe { blocks::rows::<blocks::Portable, R, 2, true>(tile) };
 }

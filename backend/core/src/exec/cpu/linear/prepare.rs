@@ -2,14 +2,19 @@
 //! they enter.
 #![allow(unsafe_code)]
 
+use super::blocks::{BLOCK_WORDS, SCALE_WORD, START_WORD};
 use super::kernel;
 use crate::exec::cpu::isa::Level;
 use crate::exec::cpu::{Isa, Pool};
 use crate::model::Dtype;
-use crate::model::panel::{bf16_bits, round_i8};
+use crate::model::panel::{BLOCK, bf16_bits, round_i8};
 
 /// Below this many values a region of the pool costs more than it saves.
 const PARALLEL: usize = 16 << 10;
+
+/// Half of the power of two that fp8 weights lack where they are read as f32: a product of both is far from the ends of
+/// f32's range.
+pub(super) const FP8_SCALE_BITS: u32 = 60;
 
 /// What a word of prepared activations holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +23,12 @@ pub(super) enum Form {
     F32,
     /// One f32, rounded to bfloat16.
     RoundedF32,
+    /// The same times 2^[`FP8_SCALE_BITS`].
+    ScaledF32,
     /// Two bfloat16.
     Bf16Pair,
-    /// Four signed bytes.
-    Int8Quad,
+    /// Four signed bytes, and behind each block's words what `blocks` says.
+    Int8Block,
 }
 
 impl Form {
@@ -29,37 +36,33 @@ impl Form {
         match (dtype, isa.level()) {
             (Dtype::Fp32 | Dtype::Fp16, _) => Form::F32,
             (Dtype::Bf16 | Dtype::Fp8, Level::Avx512) => Form::Bf16Pair,
+            (Dtype::Fp8, Level::Avx2 | Level::AvxVnni) => Form::ScaledF32,
             (Dtype::Bf16 | Dtype::Fp8, _) => Form::RoundedF32,
-            (Dtype::Int8, _) => Form::Int8Quad,
+            (Dtype::Int8, _) => Form::Int8Block,
         }
     }
 
-    /// Words from a row of `k` values to the next: whole quads of k for any format, two words for the scale and the
-    /// sum, and an odd number of cache lines, so that the rows of a block do not fall into one cache set.
+    /// Words from a row of `k` values to the next: whole quads of k for any format, and an odd number of cache lines,
+    /// so that the rows of a tile do not fall into one cache set.
     fn stride(self, k: usize) -> usize {
-        16 * ((k.next_multiple_of(4) / self.len() + 2).div_ceil(16) | 1)
-    }
-
-    /// Values in a word.
-    fn len(self) -> usize {
-        match self {
-            Form::F32 | Form::RoundedF32 => 1,
-            Form::Bf16Pair => 2,
-            Form::Int8Quad => 4,
-        }
+        let quads = k.div_ceil(4);
+        let words = match self {
+            Form::F32 | Form::RoundedF32 | Form::ScaledF32 => 4 * quads,
+            Form::Bf16Pair => 2 * quads,
+            Form::Int8Block => k.div_ceil(BLOCK) * BLOCK_WORDS,
+        };
+        16 * (words.div_ceil(16) | 1)
     }
 }
 
-/// Prepared rows; keep one for reuse. What is prepared for fp32 serves fp16 and the reverse, likewise bf16
-/// and fp8.
+/// Prepared rows; keep one for reuse. What is prepared for fp32 serves fp16 and the reverse.
 #[derive(Debug)]
 pub struct Prepared {
     form: Form,
     rows: usize,
     k: usize,
     stride: usize,
-    /// `[rows][stride]`: the row's words, k padded with zeros; for int8 the last two are the row's scale
-    /// and the sum of its quantised values.
+    /// `[rows][stride]`: the row's words, k padded with zeros.
     words: Vec<u32>,
 }
 
@@ -69,8 +72,8 @@ impl Default for Prepared {
     }
 }
 
-/// Prepares `x`, `[rows][k]`, for products with weights of `dtype`. Int8: each row is quantised
-/// symmetrically by its own largest magnitude; a row with an infinity or NaN gives NaN throughout.
+/// Prepares `x`, `[rows][k]`, for products with weights of `dtype`. Int8: each block is quantised symmetrically
+/// by its own largest magnitude; a row with an infinity or NaN gives NaN throughout.
 pub fn prepare(
     isa: Isa,
     dtype: Dtype,
@@ -124,74 +127,69 @@ impl Prepared {
     pub(super) fn stride(&self) -> usize {
         self.stride
     }
-
-    /// The scale of a quantised row and the sum of its values.
-    pub(super) fn quantised(&self, row: usize) -> (f32, i32) {
-        let last = (row + 1) * self.stride - 1;
-        (f32::from_bits(self.words[last - 1]), self.words[last] as i32)
-    }
 }
 
 /// Inlined into functions compiled for each level; the results are the same at all.
 #[inline(always)]
 pub(super) fn encode(form: Form, x: &[f32], words: &mut [u32]) {
-    let used = x.len().div_ceil(form.len());
-    words[used..].fill(0);
     match form {
-        Form::F32 => words.iter_mut().zip(x).for_each(|(word, x)| *word = x.to_bits()),
+        Form::F32 => {
+            words.iter_mut().zip(x).for_each(|(word, x)| *word = x.to_bits());
+            words[x.len()..].fill(0);
+        }
         Form::RoundedF32 => {
             words.iter_mut().zip(x).for_each(|(word, x)| *word = bf16_bits(*x) << 16);
+            words[x.len()..].fill(0);
+        }
+        Form::ScaledF32 => {
+            let scale = (1_u64 << FP8_SCALE_BITS) as f32;
+            let scaled = |x: f32| f32::from_bits(bf16_bits(x) << 16) * scale;
+            words.iter_mut().zip(x).for_each(|(word, x)| *word = scaled(*x).to_bits());
+            words[x.len()..].fill(0);
         }
         Form::Bf16Pair => {
             let (pairs, rest) = x.as_chunks::<2>();
             for (word, x) in words.iter_mut().zip(pairs) {
                 *word = bf16_bits(x[0]) | bf16_bits(x[1]) << 16;
             }
+            words[pairs.len()..].fill(0);
             if let Some(last) = rest.first() {
-                words[used - 1] = bf16_bits(*last);
+                words[pairs.len()] = bf16_bits(*last);
             }
         }
-        Form::Int8Quad => {
-            let (scale, sum) = quantise(x, words);
-            let last = words.len() - 1;
-            words[last - 1] = scale.to_bits();
-            words[last] = sum as u32;
+        Form::Int8Block => {
+            let words = words.as_chunks_mut::<BLOCK_WORDS>().0;
+            let (blocks, rest) = x.as_chunks::<BLOCK>();
+            for (words, x) in words.iter_mut().zip(blocks) {
+                quantise(x, words);
+            }
+            if !rest.is_empty() {
+                let mut padded = [0.0; BLOCK];
+                padded[..rest.len()].copy_from_slice(rest);
+                quantise(&padded, &mut words[blocks.len()]);
+            }
         }
     }
 }
 
-/// Quantises a row and returns its scale and the sum of its quantised values.
+/// Quantises a block.
 #[inline(always)]
-fn quantise(x: &[f32], words: &mut [u32]) -> (f32, i32) {
-    let (largest, finite) = magnitude(x);
-    let used = x.len().div_ceil(4);
-    // A row too small to invert is zero for every purpose.
-    if !finite || largest < 1e-30 {
-        words[..used].fill(0);
-        return (if finite { 0.0 } else { f32::NAN }, 0);
-    }
-    let inverse = 127.0 / largest;
-    let code = |x: f32| round_i8(x * inverse);
-    let (quads, rest) = x.as_chunks::<4>();
-    let mut sum = 0;
-    for (word, x) in words.iter_mut().zip(quads) {
-        let codes = x.map(code);
-        sum += codes.iter().map(|&c| i32::from(c)).sum::<i32>();
-        *word = u32::from_le_bytes(codes.map(|c| c as u8));
-    }
-    if !rest.is_empty() {
-        let mut codes = [0_i8; 4];
-        codes.iter_mut().zip(rest).for_each(|(code_, x)| *code_ = code(*x));
-        sum += codes.iter().map(|&c| i32::from(c)).sum::<i32>();
-        words[used - 1] = u32::from_le_bytes(codes.map(|c| c as u8));
-    }
-    (largest / 127.0, sum)
-}
-
-/// The largest magnitude, and whether all values are finite.
-#[inline(always)]
-fn magnitude(x: &[f32]) -> (f32, bool) {
+fn quantise(x: &[f32; BLOCK], words: &mut [u32; BLOCK_WORDS]) {
     // As integers magnitudes order like the numbers, with infinity and NaN on top.
     let largest = x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
-    (f32::from_bits(largest), largest < f32::INFINITY.to_bits())
+    let (largest, finite) = (f32::from_bits(largest), largest < f32::INFINITY.to_bits());
+    // A block too small to invert is zero for every purpose.
+    let (scale, inverse) = match largest {
+        _ if !finite => (f32::NAN, 0.0),
+        _ if largest < 1e-30 => (0.0, 0.0),
+        _ => (largest / 127.0, 127.0 / largest),
+    };
+    let mut sum = 0;
+    for (word, x) in words.iter_mut().zip(x.as_chunks::<4>().0) {
+        let codes = x.map(|x| round_i8(x * inverse));
+        sum += codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+        *word = u32::from_le_bytes(codes.map(|code| code as u8));
+    }
+    words[SCALE_WORD] = scale.to_bits();
+    words[START_WORD] = (-128 * sum) as u32;
 }

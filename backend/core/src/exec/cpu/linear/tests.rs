@@ -2,6 +2,7 @@
 //! depend on the other rows, the threads or the order of work.
 
 use super::*;
+use crate::model::panel::BLOCK;
 use half::{bf16, f16};
 
 /// Accumulating k products in f32 in one chain is off by at most about k ulps of the sum of magnitudes;
@@ -61,17 +62,18 @@ fn naive(w: &Weight, x: &[f32]) -> Vec<(f64, f64)> {
 }
 
 fn rounded(dtype: Dtype, x: &[f32]) -> Vec<f64> {
-    let absmax = x.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
-    x.iter()
-        .map(|&x| match dtype {
-            Dtype::Fp32 | Dtype::Fp16 => f64::from(x),
-            Dtype::Bf16 | Dtype::Fp8 => bf16::from_f32(x).to_f64(),
-            Dtype::Int8 if absmax == 0.0 => 0.0,
-            Dtype::Int8 => {
-                f64::from((x * (127.0 / absmax)).round_ties_even()) * f64::from(absmax) / 127.0
-            }
-        })
-        .collect()
+    match dtype {
+        Dtype::Fp32 | Dtype::Fp16 => x.iter().map(|&x| f64::from(x)).collect(),
+        Dtype::Bf16 | Dtype::Fp8 => x.iter().map(|&x| bf16::from_f32(x).to_f64()).collect(),
+        Dtype::Int8 => x.chunks(BLOCK).flat_map(quantised).collect(),
+    }
+}
+
+fn quantised(block: &[f32]) -> Vec<f64> {
+    let absmax = block.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+    let code = |x: f32| f64::from((x * (127.0 / absmax)).round_ties_even());
+    let value = |&x: &f32| if absmax == 0.0 { 0.0 } else { code(x) * f64::from(absmax) / 127.0 };
+    block.iter().map(value).collect()
 }
 
 fn assert_close(out: &[f32], expected: &[(f64, f64)], what: &str) {

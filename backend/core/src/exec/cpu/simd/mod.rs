@@ -62,7 +62,7 @@ pub(super) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         Level::Avx512 => unsafe { avx512::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a value of `Isa` is proof of the level.
-        Level::Avx2 => unsafe { avx2::run(kernel) },
+        Level::Avx2 | Level::AvxVnni => unsafe { avx2::run(kernel) },
         _ => kernel.run(portable::Portable),
     }
 }
