@@ -75,6 +75,29 @@ fn prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
     candidates.into_iter().find(|prompt| repeats(prompt)).expect("one in a few hundred does")
 }
 
+/// A prompt behind whose continuation two tokens stood that may both follow again: look-up proposes both.
+fn forked_prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
+    const LAST: u32 = 5;
+    let mut model = golden::model(engine, 4);
+    let mut may_follow = |text: &[u32], token| {
+        let logits = golden::all_logits(&mut model, text);
+        draws(logits.row(text.len() - 1), params).iter().any(|&(id, _)| id == token)
+    };
+    let ids = 0..tiny::END;
+    let candidates = ids.clone().flat_map(|a| {
+        let ids = ids.clone();
+        ids.clone().flat_map(move |b| ids.clone().map(move |c| (a, b, c)))
+    });
+    let prompt = |(a, b, c)| vec![LAST, a, b, LAST, a, c, LAST];
+    let mut forks = |&(a, b, c): &(u32, u32, u32)| {
+        let prompt = prompt((a, b, c));
+        let text = [&prompt[..], &[a]].concat();
+        b != c && may_follow(&prompt, a) && may_follow(&text, b) && may_follow(&text, c)
+    };
+    let found = candidates.into_iter().find(|candidate| forks(candidate));
+    prompt(found.expect("one in some thousand does"))
+}
+
 /// The exact probabilities of all texts, from logits of whole texts without a cache.
 fn exact(engine: &Engine, params: &SamplingParams, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
     let mut model = golden::model(engine, 4);
@@ -111,9 +134,10 @@ fn sample(
     params: &SamplingParams,
     prompt: &[u32],
     (policy, draft_len): (DraftPolicy, usize),
+    ngram_branches: usize,
 ) -> (BTreeMap<Vec<u32>, u64>, u64, u64) {
     // The work of a step is too little to be shared out.
-    let options = Options { threads: Some(1), ..running::options(policy) };
+    let options = Options { threads: Some(1), ngram_branches, ..running::options(policy) };
     let mut runtime = running::load(engine, &options);
     let request = Request {
         prompt: prompt.to_vec().into(),
@@ -160,7 +184,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
         for drafts in [(Fixed, 0), (Fixed, 3), (Adaptive, MAX_DRAFT_LEN)] {
             let what = format!("by look-up: {by_lookup}, {drafts:?}");
             assert_lossless(&what, &expected, || {
-                let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, drafts);
+                let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, drafts, 1);
                 eprintln!("{what}: {accepted} of {drafted} drafts accepted");
                 assert!(drafts != (Fixed, 3) || (0 < accepted && accepted < drafted), "{what}");
                 counts
@@ -170,10 +194,26 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
 }
 
 #[test]
+fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
+    let params = three_likeliest();
+    let pair = Pair::build(true);
+    let prompt = forked_prompt(&pair.target, &params);
+    let expected = exact(&pair.target, &params, &prompt);
+    assert_lossless("trees", &expected, || {
+        let [chains, trees] = [1, 2].map(|ngram_branches| {
+            sample(&pair.target, &params, &prompt, (Fixed, 4), ngram_branches)
+        });
+        eprintln!("accepted: {} of chains, {} of trees", chains.2, trees.2);
+        assert!(chains.2 < trees.2 && trees.2 < trees.1, "a second branch is accepted, too");
+        trees.0
+    });
+}
+
+#[test]
 fn the_same_test_tells_what_is_nearly_right_from_what_is_right() {
     let (params, pair) = (three_likeliest(), Pair::build(false));
     let prompt = prompt(&pair.target, &params);
-    let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3));
+    let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3), 1);
     let p_value = |engine, params| p_value(&counts, &exact(engine, params, &prompt));
     assert!(p_value(&pair.draft, &params) < ALPHA, "the drafter's distribution passes");
     let warmer = SamplingParams { temperature: 1.8, ..params.clone() };

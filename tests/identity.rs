@@ -248,6 +248,24 @@ fn every_draft_length_of_the_ngram_drafter_gives_the_tokens_of_plain_decoding() 
 }
 
 #[test]
+fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    let requests = many_requests(12, &tokenizer(&engine));
+    let expected = alone(&engine, &requests);
+    let (mut drafted, mut accepted) = (0, 0);
+    for (ngram_branches, policy) in [(2, Fixed), (4, Fixed), (3, Adaptive)] {
+        let options = Options { ngram_branches, ..running::options(policy) };
+        let mut runtime = running::load(&engine, &options);
+        let done = running::run(&mut runtime, &requests);
+        assert_same(&format!("{ngram_branches} branches, {policy:?}"), &done, &expected);
+        let (num_drafted, num_accepted) = totals(&done);
+        (drafted, accepted) = (drafted + num_drafted, accepted + num_accepted);
+    }
+    assert_speculated("trees", (drafted, accepted));
+}
+
+#[test]
 fn every_draft_length_of_a_good_drafter_gives_the_tokens_of_plain_decoding() {
     let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };

@@ -135,6 +135,7 @@ impl Model {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
             },
+            ngram_branches: settings.ngram_branches,
             max_batch_size: settings.max_running,
             kv_free_fraction: settings.kv_memory_fraction,
             kv_tokens: settings.max_kv_tokens,

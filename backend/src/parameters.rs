@@ -88,6 +88,8 @@ pub struct Settings {
     pub isa: Option<Isa>,
     /// Draft tokens in a step; `None` adapts.
     pub draft_len: Option<usize>,
+    /// Continuations that a look-up drafts side by side.
+    pub ngram_branches: usize,
     /// Part of the free memory that the KV cache may take.
     pub kv_memory_fraction: Option<f64>,
     /// Tokens that the KV cache holds at most.
@@ -166,6 +168,7 @@ impl Default for Settings {
             pin_threads: Pinning::default(),
             isa: None,
             draft_len: None,
+            ngram_branches: 1,
             kv_memory_fraction: None,
             max_kv_tokens: None,
             policy: Policy::default(),

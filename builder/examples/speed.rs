@@ -118,7 +118,13 @@ fn passes(
         let tokens = &tokens[..rows];
         let num_logits = if rows == PREFILL { 1 } else { rows };
         let start = Instant::now();
-        model.forward(&[Segment { tokens, first_position, pages: &pages, num_logits }])?;
+        model.forward(&[Segment {
+            tokens,
+            first_position,
+            pages: &pages,
+            num_logits,
+            tree: &[],
+        }])?;
         Ok(start.elapsed().as_secs_f64())
     };
     let (mut read, mut share, mut single) = (Vec::new(), Vec::new(), Vec::new());

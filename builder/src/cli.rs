@@ -162,6 +162,9 @@ pub struct TryArgs {
     /// Draft tokens in a step: a number up to the engine's maximum, 0 for none, or `auto`.
     #[arg(long, default_value = "auto")]
     pub draft_len: DraftLen,
+    /// Continuations that a look-up drafts side by side, as a tree.
+    #[arg(long, default_value_t = 1)]
+    pub ngram_branches: usize,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,

@@ -23,6 +23,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
         threads: args.threads,
         pinning: args.pin_threads,
         isa: args.isa,
+        ngram_branches: args.ngram_branches,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,

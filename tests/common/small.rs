@@ -22,7 +22,8 @@ pub(crate) fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize])
     let (mut first, mut rows) = (0, Vec::new());
     for len in parts {
         let tokens = &tokens[first..first + len];
-        let segment = Segment { tokens, first_position: first, pages: &pages, num_logits: *len };
+        let segment =
+            Segment { tokens, first_position: first, pages: &pages, num_logits: *len, tree: &[] };
         let logits: Logits = model.forward(&[segment]).expect("a pass");
         rows.extend((0..*len).map(|row| logits.row(row).to_vec()));
         first += len;

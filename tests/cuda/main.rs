@@ -129,6 +129,7 @@ fn bits_of_a_chunk_do_not_depend_on_the_chunks_beside_it() {
         first_position: 0,
         pages: &pages[14 * sequence..][..14],
         num_logits: 2,
+        tree: &[],
     };
     let run = |prefill, segments: &[Segment<'_>]| {
         let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, prefill);

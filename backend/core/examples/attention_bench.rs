@@ -58,8 +58,17 @@ fn time(isa: Isa, dtype: Dtype, batch: usize, context: usize, num_rows: usize) {
         let start = Instant::now();
         for layer in 0..LAYERS {
             let scale = 1.0 / (HEAD_DIM as f32).sqrt();
-            Attention { isa, kv: &kv, layer, num_heads: HEADS, scale, q: &q, rows: &rows }
-                .run(&mut out);
+            Attention {
+                isa,
+                kv: &kv,
+                layer,
+                branches: None,
+                num_heads: HEADS,
+                scale,
+                q: &q,
+                rows: &rows,
+            }
+            .run(&mut out);
         }
         best = best.min(start.elapsed().as_secs_f64() * 1e3);
     }

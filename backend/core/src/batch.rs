@@ -156,6 +156,10 @@ pub struct Segment<'a> {
     pub pages: &'a [PageId],
     /// The last `num_logits` rows get logits.
     pub num_logits: usize,
+    /// The parents of the last `tree.len()` rows, if these are a tree of drafts: each another of these rows before it, or
+    /// `None` for the row before the tree. A row attends to its ancestors and comes after its parent; its KV goes to the
+    /// slot that it would have in a chain. Empty where every row follows the one before it.
+    pub tree: &'a [Option<usize>],
 }
 
 /// Logits of a forward pass, rows in segment order.
@@ -180,6 +184,19 @@ pub trait Forward: Send {
     /// A row attends to every position of its sequence up to its own. Its result does not depend on
     /// the other segments, bit for bit.
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits>;
+
+    /// Whether rows may be a tree; a model that cannot do that is given chains alone.
+    fn takes_trees(&self) -> bool {
+        false
+    }
+
+    /// Of the drafts that lie from `first_draft` on in the order of their tree, those of `path` continue their sequence:
+    /// their KV moves to where it is looked for. Nothing has to move for a chain.
+    fn keep(&mut self, pages: &[PageId], first_draft: usize, path: &[usize]) -> Result<()> {
+        let _ = (pages, first_draft);
+        debug_assert!(path.iter().copied().eq(0..path.len()), "a branch of a tree: {path:?}");
+        Ok(())
+    }
 
     /// Whether a pass can be given up.
     fn gives_up(&self) -> bool {

@@ -83,6 +83,14 @@ pub(crate) static KEYS: &[Key] = &[
         "draft tokens in a step: chosen from acceptance and cost, or always this many; 0 decodes plainly",
     ),
     key(
+        "ngram_branches",
+        "number",
+        "1",
+        |s, v| write(&mut s.ngram_branches, positive(v)),
+        "continuations that the look-up drafts side by side where the same tokens went on in several ways: the draft tokens \
+         of a step are then a tree. 1 on a GPU",
+    ),
+    key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
         "a quarter, on a GPU nine tenths",

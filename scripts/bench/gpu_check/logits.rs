@@ -200,6 +200,7 @@ fn the_same_beside_others(engine: &Engine, bed: Bed) -> Outcome {
             first_position: 0,
             pages,
             num_logits: tokens.len(),
+            tree: &[],
         })
         .collect();
     let device = Box::new(bed.machine.open()?);
@@ -280,7 +281,8 @@ pub(crate) fn on(
     let (mut first, mut found) = (0, Vec::new());
     for &len in parts {
         let tokens = &tokens[first..first + len];
-        let segment = Segment { tokens, first_position: first, pages: &pages, num_logits: len };
+        let segment =
+            Segment { tokens, first_position: first, pages: &pages, num_logits: len, tree: &[] };
         found.extend(rows(&model.forward(&[segment])?));
         first += len;
     }

@@ -36,7 +36,7 @@ fn run(engine: &Engine) {
     let Ok(mut model) = Model::load(engine, 1, Isa::detect(), Arc::new(Pool::new(1))) else {
         return;
     };
-    let segment = Segment { tokens: &[0], first_position: 0, pages: &[0], num_logits: 1 };
+    let segment = Segment { tokens: &[0], first_position: 0, pages: &[0], num_logits: 1, tree: &[] };
     let _ = model.forward(&[segment]);
 }
 

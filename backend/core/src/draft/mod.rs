@@ -33,6 +33,19 @@ impl Proposal {
         self.q.push(q);
     }
 
+    /// Adds a node that the drafter did not draw.
+    pub fn hang(&mut self, parent: Option<usize>, token: u32) -> usize {
+        self.parents.push(parent);
+        self.tokens.push(token);
+        self.q.push(None);
+        self.len() - 1
+    }
+
+    /// Whether every node hangs from the one before it.
+    pub fn is_chain(&self) -> bool {
+        self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1))
+    }
+
     /// Number of nodes.
     pub fn len(&self) -> usize {
         self.tokens.len()

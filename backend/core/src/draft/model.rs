@@ -51,6 +51,7 @@ impl Drafter for Model {
                     first_position: rows.start,
                     pages: entry.pages,
                     num_logits: usize::from(entry.draft_len > 0),
+                    tree: &[],
                 }
             })
             .collect();
@@ -86,6 +87,7 @@ impl Drafter for Model {
                         first_position: entries[idx].tokens.len() + drafted.len() - 1,
                         pages: entries[idx].pages,
                         num_logits: 1,
+                        tree: &[],
                     }
                 })
                 .collect();

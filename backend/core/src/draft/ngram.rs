@@ -2,6 +2,9 @@
 //! occurred. Costs nothing to run and does well where text repeats (code edits, summaries, extraction).
 //!
 //! The index of a sequence grows with its tokens, so a step costs its new tokens and one lookup.
+//!
+//! Where the same tokens went on in several ways, these may be drafted side by side, as a tree: most of the drafts follow
+//! the most recent place, and a few each of the earlier ones that differ.
 
 use super::{Drafter, Proposal};
 use crate::Result;
@@ -9,11 +12,16 @@ use crate::batch::Entry;
 use crate::sequence::SequenceId;
 use std::collections::HashMap;
 
-/// The n-gram lookup drafter. It draws nothing: its proposals are chains without `q`.
+/// Earlier places of one n-gram that are looked at.
+const MAX_PLACES: usize = 16;
+
+/// The n-gram lookup drafter. It draws nothing: its proposals have no `q`.
 #[derive(Debug)]
 pub struct Ngram {
     max_ngram: usize,
     min_ngram: usize,
+    /// Continuations that are drafted side by side.
+    branches: usize,
     sequences: HashMap<SequenceId, Index>,
 }
 
@@ -30,7 +38,13 @@ impl Ngram {
             (1..=max_ngram).contains(&min_ngram),
             "n-grams of {min_ngram} to {max_ngram} tokens are no range"
         );
-        Self { max_ngram, min_ngram, sequences: HashMap::new() }
+        Self { max_ngram, min_ngram, branches: 1, sequences: HashMap::new() }
+    }
+
+    /// Drafts up to so many continuations side by side; one is a chain.
+    pub fn with_branches(self, branches: usize) -> Self {
+        assert!(branches > 0, "no continuation to draft");
+        Self { branches, ..self }
     }
 
     /// The draft that follows `tokens`, at most `max` tokens: what `propose` finds, without its memory.
@@ -51,11 +65,41 @@ impl Ngram {
         }
         for end in index.len..tokens.len() {
             for len in self.lengths().filter(|&len| len <= end) {
-                index.continuations.insert(hash(&tokens[end - len..end]), end);
+                let earlier = index.continuations.insert(hash(&tokens[end - len..end]), end);
+                if self.branches > 1
+                    && let Some(earlier) = earlier
+                {
+                    index.earlier.insert((len, end), earlier);
+                }
             }
         }
         index.len = tokens.len();
         index.tail = tokens[tokens.len().saturating_sub(self.max_ngram)..].to_vec();
+    }
+
+    /// The continuations of the most recent places as a tree of at most `max` nodes: the first one gets most of them, and
+    /// lies first.
+    fn tree(&self, index: &Index, tokens: &[u32], max: usize) -> Proposal {
+        let mut tree = Proposal::default();
+        let share = max / (2 * self.branches);
+        let mut num_branches = 0;
+        for len in self.lengths().rev().filter(|&len| len < tokens.len()) {
+            let last = &tokens[tokens.len() - len..];
+            let mut place = index.continuations.get(&hash(last)).copied();
+            for _ in 0..MAX_PLACES {
+                let Some(start) = place.filter(|_| num_branches < self.branches) else { break };
+                if tokens[start - len..start] == *last {
+                    let most = match num_branches {
+                        0 => max - share * (self.branches - 1),
+                        _ => share,
+                    };
+                    let budget = most.min(max - tree.len());
+                    num_branches += usize::from(graft(&mut tree, &tokens[start..], budget));
+                }
+                place = index.earlier.get(&(len, start)).copied();
+            }
+        }
+        tree
     }
 
     /// Longer matches first. Only what stands there is proposed: a draft may be short.
@@ -79,8 +123,12 @@ impl Drafter for Ngram {
             if entry.draft_len > 0 {
                 let mut index = self.sequences.remove(&entry.id).unwrap_or_default();
                 self.extend(&mut index, entry.tokens);
-                let drafts = self.lookup(&index, entry.tokens, entry.draft_len);
-                drafts.iter().for_each(|&token| proposal.push(token, None));
+                if self.branches > 1 {
+                    proposal = self.tree(&index, entry.tokens, entry.draft_len);
+                } else {
+                    let drafts = self.lookup(&index, entry.tokens, entry.draft_len);
+                    drafts.iter().for_each(|&token| proposal.push(token, None));
+                }
                 self.sequences.insert(entry.id, index);
             }
             proposal
@@ -107,6 +155,9 @@ impl Drafter for Ngram {
 struct Index {
     /// By hash of the n-gram: the position after its last occurrence that has a token there.
     continuations: HashMap<u64, usize>,
+    /// By length of an n-gram and a position after it: the position after its occurrence before that. Only where there are
+    /// several branches.
+    earlier: HashMap<(usize, usize), usize>,
     /// Tokens taken in.
     len: usize,
     /// The last of them: enough to notice that the sequence was rewound. (A stale entry that slips through
@@ -118,6 +169,24 @@ impl Index {
     fn is_prefix_of(&self, tokens: &[u32]) -> bool {
         tokens.get(..self.len).is_some_and(|known| known.ends_with(&self.tail))
     }
+}
+
+/// Adds a continuation to a tree, at most `budget` nodes beyond what it shares with others; says whether it added any.
+fn graft(tree: &mut Proposal, tokens: &[u32], budget: usize) -> bool {
+    let (mut parent, mut added) = (None, 0);
+    for &token in tokens {
+        let child = (0..tree.len())
+            .find(|&node| tree.parents[node] == parent && tree.tokens[node] == token);
+        parent = match child {
+            Some(child) => Some(child),
+            None if added == budget => break,
+            None => {
+                added += 1;
+                Some(tree.hang(parent, token))
+            }
+        };
+    }
+    added > 0
 }
 
 /// A multiplication and a fold a token, starting from the length.
@@ -209,6 +278,57 @@ mod tests {
         assert_eq!(drafter.drafts_for(&[1, 2, 7, 1, 2, 8, 1, 2], 4), [8, 1, 2]);
         assert_eq!(drafter.drafts_for(&[5, 5, 5, 5], 4), [5]);
         assert_eq!(drafter.drafts_for(&[1, 2, 3], 4), [0u32; 0]);
+    }
+
+    fn trees_of(branches: usize, tokens: &[u32], max: usize) -> Proposal {
+        let drafter = Ngram::default().with_branches(branches);
+        let mut index = Index::default();
+        drafter.extend(&mut index, tokens);
+        drafter.tree(&index, tokens, max)
+    }
+
+    #[test]
+    fn continuations_that_differ_are_branches_of_a_tree() {
+        // After 1, 2: lately 8, 6, earlier 8, 5 and 7.
+        let tokens = [1, 2, 7, 9, 1, 2, 8, 5, 1, 2, 8, 6, 3, 1, 2];
+        let tree = trees_of(3, &tokens, 12);
+        assert_eq!(tree.tokens[..4], [8, 6, 3, 1], "the most recent one comes first");
+        let chains: Vec<Vec<u32>> = (0..tree.len())
+            .map(|node| {
+                let path = std::iter::successors(Some(node), |&node| tree.parents[node]);
+                let mut path: Vec<u32> = path.map(|node| tree.tokens[node]).collect();
+                path.reverse();
+                path
+            })
+            .collect();
+        assert!(chains.contains(&vec![8, 5]) && chains.contains(&vec![7, 9]), "{chains:?}");
+        assert!(tree.len() <= 12);
+        assert!(trees_of(3, &tokens, 1).is_chain() && trees_of(3, &[1, 2, 3], 8).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn a_tree_begins_with_the_chain_and_every_path_of_it_stood_behind_the_same_tokens(
+            tokens in prop::collection::vec(0u32..4, 3..120), branches in 2usize..5, max in 1usize..16,
+        ) {
+            let tree = trees_of(branches, &tokens, max);
+            prop_assert!(tree.len() <= max);
+            let chain = naive(&tokens, 3, 2, max);
+            let first = (max - max / (2 * branches) * (branches - 1)).min(chain.len());
+            prop_assert_eq!(&tree.tokens[..first], &chain[..first]);
+            prop_assert!((0..first).all(|node| tree.parents[node] == node.checked_sub(1)));
+            prop_assert_eq!(tree.is_empty(), chain.is_empty());
+            for node in 0..tree.len() {
+                let path = std::iter::successors(Some(node), |&node| tree.parents[node]);
+                let mut path: Vec<u32> = path.map(|node| tree.tokens[node]).collect();
+                path.reverse();
+                let last = &tokens[tokens.len() - 2..];
+                let behind = [last, &path].concat();
+                prop_assert!(tokens.windows(behind.len()).any(|window| window == behind));
+                let siblings = (0..node).filter(|&other| tree.parents[other] == tree.parents[node]);
+                prop_assert!(siblings.into_iter().all(|other| tree.tokens[other] != tree.tokens[node]));
+            }
+        }
     }
 
     #[test]

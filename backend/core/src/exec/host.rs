@@ -1,7 +1,6 @@
 //! Speculative steps with the decisions made on the host: the target and the drafter give logits,
 //! the pure functions of `sampling` and `verify` do the rest.
 
-use crate::Result;
 use crate::batch::{
     Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted,
 };
@@ -9,6 +8,7 @@ use crate::draft::{Drafter, Proposal};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
+use crate::{Error, Result};
 use std::time::Instant;
 
 /// Bytes a token of the vocabulary for turning one row of logits into a distribution: scores, their order, weights.
@@ -63,6 +63,9 @@ impl Host {
         for (entry, proposal) in entries.iter().zip(&mut proposals) {
             entry.given.iter().for_each(|&token| proposal.push(token, None));
         }
+        if !self.target.takes_trees() && !proposals.iter().all(Proposal::is_chain) {
+            return Err(Error::Unsupported("a tree of drafts on this device".into()));
+        }
         Ok(proposals)
     }
 
@@ -83,6 +86,7 @@ impl Host {
                 first_position: entry.computed,
                 pages: entry.pages,
                 num_logits: num_logits(entry, proposal),
+                tree: if proposal.is_chain() { &[] } else { &proposal.parents },
             })
             .collect();
         self.target.forward_unless(&segments, unwanted)
@@ -99,7 +103,7 @@ impl Executor for Host {
         let mut first_row = 0;
         let mut outcomes = Vec::with_capacity(entries.len());
         for (entry, proposal) in entries.iter().zip(&proposals) {
-            let mut outcome = accept(entry, proposal, &logits, first_row);
+            let (mut outcome, path) = accept(entry, proposal, &logits, first_row);
             if let Some(drafter) = &self.drafter {
                 // It has seen nothing of a draft that was given.
                 let proposed = proposal.len() - entry.given.len();
@@ -108,6 +112,7 @@ impl Executor for Host {
             }
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);
+            self.target.keep(entry.pages, entry.tokens.len(), &path)?;
         }
         Ok(Some(Stepped::as_asked(outcomes, Some(start.elapsed()))))
     }
@@ -125,8 +130,6 @@ impl Executor for Host {
 
 /// The tokens of an entry's rows.
 fn rows((entry, proposal): (&Entry<'_>, &Proposal)) -> Vec<u32> {
-    // Rows of a tree would need a mask of ancestors; the drafters here propose chains.
-    debug_assert!(proposal.parents.iter().enumerate().all(|(i, p)| *p == i.checked_sub(1)));
     let known = &entry.tokens[entry.computed..entry.computed + entry.chunk];
     [known, &proposal.tokens].concat()
 }
@@ -136,11 +139,16 @@ fn num_logits(entry: &Entry<'_>, proposal: &Proposal) -> usize {
     entry.prompt_rows + if entry.samples() { 1 + proposal.len() } else { 0 }
 }
 
-/// Settles an entry's new tokens from its rows of logits.
-fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: usize) -> Outcome {
+/// Settles an entry's new tokens from its rows of logits, and the drafts that were kept.
+fn accept(
+    entry: &Entry<'_>,
+    proposal: &Proposal,
+    logits: &Logits,
+    first_row: usize,
+) -> (Outcome, Vec<usize>) {
     let prompt = report_prompt(entry, logits, first_row);
     if !entry.samples() {
-        return Outcome { prompt, ..Outcome::default() };
+        return (Outcome { prompt, ..Outcome::default() }, Vec::new());
     }
     let first_row = first_row + entry.prompt_rows;
     let row = |node: Option<usize>| logits.row(first_row + node.map_or(0, |node| node + 1));
@@ -152,13 +160,14 @@ fn accept(entry: &Entry<'_>, proposal: &Proposal, logits: &Logits, first_row: us
     let params = entry.sampler.params();
     let nodes = std::iter::once(None).chain(verdict.path.iter().map(|&node| Some(node)));
     let tokens = nodes.zip(verdict.tokens(proposal));
-    Outcome {
+    let outcome = Outcome {
         tokens: tokens.map(|(node, token)| report(params.logprobs, token, row(node))).collect(),
         drafted: proposal.len(),
         accepted: verdict.accepted(),
         prompt,
         ..Outcome::default()
-    }
+    };
+    (outcome, verdict.path)
 }
 
 /// The prompt's tokens behind the rows that tell of them.

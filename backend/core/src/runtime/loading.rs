@@ -52,7 +52,11 @@ impl Loader<'_> {
         let target = self.model(0, &mut memory)?;
         let has_draft = placement.engines.len() > 1;
         let draft = has_draft.then(|| self.model(1, &mut memory)).transpose()?;
-        let lookup = || lookup(&engine.manifest().drafter, policy);
+        let branches = placement.ngram_branches;
+        let lookup = || {
+            let lookup = lookup(&engine.manifest().drafter, policy)?;
+            Some(lookup.with_branches(branches))
+        };
         let drafts = lookup().is_some() || draft.is_some();
         let steps = self.steps(&target, draft.as_ref(), lookup());
 

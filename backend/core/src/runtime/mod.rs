@@ -66,6 +66,8 @@ pub struct Options {
     pub kv_tokens: Option<usize>,
     /// How draft lengths are chosen.
     pub draft_policy: DraftPolicy,
+    /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
+    pub ngram_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
@@ -96,6 +98,7 @@ impl Default for Options {
             kv_free_fraction: None,
             kv_tokens: None,
             draft_policy: DraftPolicy::Adaptive,
+            ngram_branches: 1,
             max_num_tokens: None,
             max_queue: 1024,
             admission: AdmissionPolicy::default(),

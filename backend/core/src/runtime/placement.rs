@@ -41,6 +41,7 @@ pub(super) struct Placement<'a> {
     pub(super) pool: Arc<Pool>,
     pub(super) prefill: Prefill,
     pub(super) launch_ahead: bool,
+    pub(super) ngram_branches: usize,
     pub(super) open: OpenGpu<'a>,
     /// How large steps may be.
     pub(super) bounds: StepBounds,
@@ -87,6 +88,10 @@ impl<'a> Placement<'a> {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
             return Err(Error::Unsupported(message.into()));
         }
+        if options.ngram_branches > 1 && has_gpu {
+            let message = "ngram_branches above 1 on an engine that was built for a gpu";
+            return Err(Error::Unsupported(message.into()));
+        }
         // Only a CPU's engines compute with it.
         let pool = match engines.iter().any(|(_, place)| place.number().is_none()) {
             true => Pool::on_machine(options.threads, options.pinning),
@@ -98,6 +103,7 @@ impl<'a> Placement<'a> {
             pool: Arc::new(pool),
             prefill: options.prefill,
             launch_ahead: options.launch_ahead,
+            ngram_branches: options.ngram_branches.max(1),
             open,
             bounds: step_bounds(target, draft, options),
         })

@@ -12,6 +12,7 @@ mod pool;
 pub mod roofline;
 mod scratch;
 mod simd;
+mod tree;
 mod weights;
 
 pub use arena::{Arena, ArenaSlice};

@@ -9,11 +9,13 @@ use super::kv::KvCache;
 use super::linear::{Prepared, Weight, linear, prepare};
 use super::pool::SyncPtr;
 use super::scratch::Scratch;
+use super::tree::{self, Input, Inputs};
 use super::weights::{Layer, Weights};
 use super::{Isa, Pool, ops};
 use crate::batch::{Forward, Logits, Segment};
 use crate::engine::{Engine, Manifest};
 use crate::model::{ModelConfig, RopeTable};
+use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub struct Model {
     rope: RopeTable,
     weights: Arc<Weights>,
     kv: KvCache,
+    /// Pages for the branches of trees, of one layer: as many as a pass needed at most.
+    branches: Option<KvCache>,
     compute: Compute,
     scratch: Scratch,
     /// Rows that go through the layers together.
@@ -48,13 +52,6 @@ pub struct Resources {
     pub isa: Isa,
     /// Threads to compute on.
     pub pool: Arc<Pool>,
-}
-
-/// One row of a pass.
-struct Input<'a> {
-    token: u32,
-    row: Row<'a>,
-    has_logits: bool,
 }
 
 impl Model {
@@ -81,6 +78,7 @@ impl Model {
             rope: RopeTable::new(&config, manifest.limits.max_seq_len),
             weights,
             kv,
+            branches: None,
             scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
             config,
             compute: Compute { isa, pool },
@@ -101,21 +99,44 @@ impl Model {
         &self.kv
     }
 
+    /// Makes room for the branches of a pass.
+    fn reserve_branches(&mut self, num_pages: usize) -> Result<()> {
+        let has = self.branches.as_ref().map_or(0, KvCache::num_pages);
+        if num_pages > has {
+            let (kv, heads) = (&self.kv, self.kv.num_kv_heads());
+            self.branches = Some(KvCache::new(kv.dtype(), 1, num_pages, heads, kv.head_dim())?);
+        }
+        Ok(())
+    }
+
     /// Runs at most `max_rows` rows through all layers and appends the logits that they want, unless it is given up:
     /// `false` then.
     fn pass(
         &mut self,
+        all: &Inputs<'_>,
         inputs: &[Input<'_>],
         unwanted: &dyn Fn() -> bool,
         logits: &mut Logits,
     ) -> bool {
-        let Self { config, rope, weights, kv, compute, scratch, max_rows: _ } = self;
-        let rows: Vec<Row<'_>> = inputs.iter().map(|input| input.row).collect();
+        let Self { config, rope, weights, kv, branches, compute, scratch, max_rows: _ } = self;
+        let branches = branches.as_ref().map(|own| (all, own));
+        let rows = all.attended(inputs);
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
         let decoder = &weights.decoder;
         embed(&decoder.embed, inputs, &mut scratch.residual);
         for (idx, layer) in decoder.layers.iter().enumerate() {
-            let stage = Stage { config, rope, kv, compute, layer, layer_idx: idx, rows: &rows };
+            let layer_idx = idx;
+            let stage = Stage {
+                config,
+                rope,
+                kv,
+                branches,
+                compute,
+                layer,
+                layer_idx,
+                inputs,
+                rows: &rows,
+            };
             if unwanted() {
                 return false;
             }
@@ -132,6 +153,20 @@ impl Model {
 }
 
 impl Forward for Model {
+    fn takes_trees(&self) -> bool {
+        true
+    }
+
+    fn keep(&mut self, pages: &[PageId], first_draft: usize, path: &[usize]) -> Result<()> {
+        for (from, to) in tree::moves(first_draft, path) {
+            for layer in 0..self.config.num_layers {
+                // SAFETY: nothing else runs meanwhile.
+                unsafe { self.kv.copy(layer, pages, to, &self.kv, layer, pages, from) };
+            }
+        }
+        Ok(())
+    }
+
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
         let logits = self.forward_unless(segments, &|| false)?;
         Ok(logits.expect("nobody gives it up"))
@@ -146,17 +181,18 @@ impl Forward for Model {
         segments: &[Segment<'_>],
         unwanted: &dyn Fn() -> bool,
     ) -> Result<Option<Logits>> {
-        let inputs: Vec<Input<'_>> = segments.iter().flat_map(inputs).collect();
+        let mut inputs = Inputs::new(segments);
         let vocab_size = self.config.vocab_size;
-        if let Some(input) = inputs.iter().find(|input| input.token as usize >= vocab_size) {
+        if let Some(input) = inputs.rows.iter().find(|input| input.token as usize >= vocab_size) {
             let message =
                 format!("token {} is outside of the vocabulary of {vocab_size}", input.token);
             return Err(Error::bad_request("input_ids", message));
         }
-        let num_logits = inputs.iter().filter(|input| input.has_logits).count();
+        self.reserve_branches(inputs.place(self.kv.num_pages()))?;
+        let num_logits = inputs.rows.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
-        for inputs in inputs.chunks(self.max_rows) {
-            if !self.pass(inputs, unwanted, &mut logits) {
+        for rows in inputs.rows.chunks(self.max_rows) {
+            if !self.pass(&inputs, rows, unwanted, &mut logits) {
                 return Ok(None);
             }
         }
@@ -164,18 +200,9 @@ impl Forward for Model {
     }
 }
 
-fn inputs<'a>(segment: &Segment<'a>) -> impl Iterator<Item = Input<'a>> {
-    let Segment { tokens, first_position, pages, num_logits } = *segment;
-    let first_with_logits = tokens.len() - num_logits;
-    tokens.iter().enumerate().map(move |(idx, &token)| Input {
-        token,
-        row: Row { pages, position: first_position + idx },
-        has_logits: idx >= first_with_logits,
-    })
-}
-
 fn attention_tasks(config: &ModelConfig, kv: &KvCache, isa: Isa, rows: &[Row<'_>]) -> Vec<Task> {
-    Attention { isa, kv, layer: 0, num_heads: config.num_heads, scale: 1.0, q: &[], rows }.tasks()
+    let num_heads = config.num_heads;
+    Attention { isa, kv, layer: 0, branches: None, num_heads, scale: 1.0, q: &[], rows }.tasks()
 }
 
 fn embed(embed: &Weight, inputs: &[Input<'_>], residual: &mut Vec<f32>) {
@@ -190,9 +217,13 @@ struct Stage<'a> {
     config: &'a ModelConfig,
     rope: &'a RopeTable,
     kv: &'a KvCache,
+    /// The pass, and the pages of its branches.
+    branches: Option<(&'a Inputs<'a>, &'a KvCache)>,
     compute: &'a Compute,
     layer: &'a Layer,
     layer_idx: usize,
+    inputs: &'a [Input<'a>],
+    /// What each row attends to.
     rows: &'a [Row<'a>],
 }
 
@@ -203,6 +234,7 @@ impl Stage<'_> {
         compute.norm(&s.residual, &part.norm, self.config.rms_norm_eps, &mut s.normed);
         compute.multiply(&part.qkv, &s.normed, rows, &mut s.prepared, &mut s.qkv);
         self.rotate_and_store(s);
+        self.copy_branches();
         self.attention(s, tasks);
         compute.multiply(&part.out, &s.attended, rows, &mut s.prepared, &mut s.projected);
         compute.add(&mut s.residual, &s.projected, self.config.hidden_size);
@@ -230,7 +262,7 @@ impl Stage<'_> {
         s.queries.resize(self.rows.len() * q_size, 0.0);
         let queries = SyncPtr(s.queries.as_mut_ptr());
         self.compute.rows(&mut s.qkv, config.qkv_size(), |idx, qkv| {
-            let Row { pages, position } = self.rows[idx];
+            let Input { pages, slot, position, .. } = self.inputs[idx];
             let (cos, sin) = self.rope.at(position);
             let (q, kv) = qkv.split_at_mut(q_size);
             let (key, value) = kv.split_at_mut(kv_size);
@@ -238,12 +270,20 @@ impl Stage<'_> {
             let k_norm = part.k_norm.as_deref().map(|weight| (weight, eps));
             ops::qk_norm_rope(isa, q, q_norm, cos, sin);
             ops::qk_norm_rope(isa, key, k_norm, cos, sin);
-            // SAFETY: every row has its own (sequence, position), each visited once; nothing reads the
+            // SAFETY: every row has its own (sequence, slot), each visited once; nothing reads the
             // layer's pages before all rows are done. The queries' ranges do not overlap and lie inside.
             unsafe {
-                self.kv.write(self.layer_idx, pages, position, key, value);
+                self.kv.write(self.layer_idx, pages, slot, key, value);
                 queries.get().add(idx * q_size).copy_from_nonoverlapping(q.as_ptr(), q_size);
             }
+        });
+    }
+
+    fn copy_branches(&self) {
+        let Some((inputs, own)) = self.branches else { return };
+        self.compute.pool.for_each(inputs.num_branches(), |idx| {
+            // SAFETY: the layer's keys and values are stored already, and every branch has pages of its own.
+            unsafe { inputs.copy_branch(idx, self.kv, self.layer_idx, own) };
         });
     }
 
@@ -253,6 +293,7 @@ impl Stage<'_> {
             isa: self.compute.isa,
             kv: self.kv,
             layer: self.layer_idx,
+            branches: self.branches.map(|(_, own)| own),
             num_heads: self.config.num_heads,
             scale: 1.0 / (self.config.head_dim as f32).sqrt(),
             q: &s.queries,

@@ -125,8 +125,9 @@ fn gather<'a, E: Element>(
     let pages = &attention.rows[run.task.rows.start].pages[first..last];
     let mut chunk = Chunk { keys: [&[]; CHUNK_PAGES], values: [&[]; CHUNK_PAGES], vectors };
     for (idx, &page) in pages.iter().enumerate() {
-        chunk.keys[idx] = attention.kv.keys(attention.layer, page, run.task.kv_head);
-        chunk.values[idx] = attention.kv.values(attention.layer, page, run.task.kv_head);
+        let (kv, layer, page) = attention.page(page);
+        chunk.keys[idx] = kv.keys(layer, page, run.task.kv_head);
+        chunk.values[idx] = kv.values(layer, page, run.task.kv_head);
     }
     chunk
 }

@@ -54,6 +54,8 @@ pub struct Attention<'a> {
     pub kv: &'a KvCache,
     /// Which layer of `kv`.
     pub layer: usize,
+    /// What pages numbered behind those of `kv` stand for: pages of this layer alone.
+    pub branches: Option<&'a KvCache>,
     /// Query heads; a multiple of the cache's heads.
     pub num_heads: usize,
     /// What scores are multiplied by, `1 / sqrt(head_dim)`.
@@ -109,6 +111,14 @@ impl Attention<'_> {
             Dtype::Fp32 => dispatch(self.isa, Typed::<f32>::new(run)),
             Dtype::Fp16 => dispatch(self.isa, Typed::<u16>::new(run)),
             _ => dispatch(self.isa, Typed::<u8>::new(run)),
+        }
+    }
+
+    /// The cache, layer and number of a page.
+    fn page(&self, page: PageId) -> (&KvCache, usize, PageId) {
+        match (page.checked_sub(self.kv.num_pages() as PageId), self.branches) {
+            (Some(own), Some(branches)) => (branches, 0, own),
+            _ => (self.kv, self.layer, page),
         }
     }
 

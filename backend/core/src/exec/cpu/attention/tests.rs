@@ -111,7 +111,16 @@ impl World {
 
     fn attention<'a>(&'a self, isa: Isa, q: &'a [f32], rows: &'a [Row<'a>]) -> Attention<'a> {
         let scale = 1.0 / (self.kv.head_dim() as f32).sqrt();
-        Attention { isa, kv: &self.kv, layer: LAYER, num_heads: self.num_heads, scale, q, rows }
+        Attention {
+            isa,
+            kv: &self.kv,
+            layer: LAYER,
+            branches: None,
+            num_heads: self.num_heads,
+            scale,
+            q,
+            rows,
+        }
     }
 
     fn run(&self, isa: Isa) -> Vec<f32> {

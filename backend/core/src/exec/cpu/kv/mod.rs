@@ -167,6 +167,70 @@ impl KvCache {
         }
     }
 
+    /// Stores at a position what another cache of the same shape holds at a slot of a layer, to the bit.
+    ///
+    /// # Safety
+    /// As for `write`; and nobody writes to that slot of the other cache.
+    #[expect(clippy::too_many_arguments, reason = "two places of three coordinates each")]
+    pub(super) unsafe fn copy(
+        &self,
+        layer: usize,
+        pages: &[PageId],
+        position: usize,
+        other: &Self,
+        other_layer: usize,
+        other_pages: &[PageId],
+        slot: usize,
+    ) {
+        assert_eq!(
+            (self.dtype, self.num_kv_heads, self.head_dim),
+            (other.dtype, other.num_kv_heads, other.head_dim),
+            "shapes of the caches"
+        );
+        let to = (layer, pages[position / PAGE_TOKENS], position % PAGE_TOKENS);
+        let from = (other_layer, other_pages[slot / PAGE_TOKENS], slot % PAGE_TOKENS);
+        // SAFETY: the caller's promise is the same.
+        unsafe {
+            match self.dtype {
+                Dtype::Fp32 => self.copy_as::<f32>(to, other, from),
+                Dtype::Fp16 => self.copy_as::<u16>(to, other, from),
+                _ => self.copy_as::<u8>(to, other, from),
+            }
+        }
+    }
+
+    /// [`KvCache::copy`] for a known element type; places are layer, page and place in the page.
+    ///
+    /// # Safety
+    /// As for `copy`.
+    unsafe fn copy_as<E: Element>(
+        &self,
+        to: (usize, PageId, usize),
+        other: &Self,
+        from: (usize, PageId, usize),
+    ) {
+        for head in 0..self.num_kv_heads {
+            let keys: *mut E = self.keys.at(self.key_offset(to.0, to.1, head), self.key_block());
+            let others: *mut E =
+                other.keys.at(other.key_offset(from.0, from.1, head), self.key_block());
+            for element in 0..self.head_dim {
+                // SAFETY: blocks have `head_dim` vectors of 16 positions, places are less than 16, and nobody
+                // touches them: the caller's promise.
+                unsafe {
+                    let key = others.add(element * PAGE_TOKENS + from.2).read();
+                    keys.add(element * PAGE_TOKENS + to.2).write(key);
+                }
+            }
+            let stride = self.value_stride();
+            let values: *mut E =
+                self.values.at(self.value_offset(to.0, to.1, head), self.value_block());
+            let others: *mut E =
+                other.values.at(other.value_offset(from.0, from.1, head), self.value_block());
+            // SAFETY: blocks have 16 rows of the stride; the rows are two different ones, or the same bytes.
+            unsafe { values.add(to.2 * stride).copy_from(others.add(from.2 * stride), stride) };
+        }
+    }
+
     /// The keys of a head in a page: one vector of positions for each element of the head.
     pub(super) fn keys<E: Element>(
         &self,

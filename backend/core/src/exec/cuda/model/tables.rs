@@ -110,7 +110,8 @@ impl Tables {
     }
 
     fn add(&mut self, sequence: usize, part: &Part<'_>, tile_rows: usize) {
-        let Segment { tokens, first_position, pages, num_logits } = *part.segment;
+        let Segment { tokens, first_position, pages, num_logits, tree } = *part.segment;
+        assert!(tree.is_empty(), "a tree of {} drafts, but chains were promised", tree.len());
         let first_row = self.rows.len();
         for idx in part.first..part.first + part.len {
             if idx >= tokens.len() - num_logits {
@@ -144,7 +145,11 @@ mod tests {
             let segments: Vec<Segment<'_>> = lens
                 .iter()
                 .map(|&(len, first_position, logits)| Segment {
-                    tokens: &tokens[..len], first_position, pages: &pages, num_logits: logits.min(len),
+                    tokens: &tokens[..len],
+                    first_position,
+                    pages: &pages,
+                    num_logits: logits.min(len),
+                    tree: &[],
                 })
                 .collect();
             let passes = passes(&segments, &Bounds { rows, many: None, sequences, group });
@@ -186,6 +191,7 @@ mod tests {
             first_position: 0,
             pages: &pages,
             num_logits,
+            tree: &[],
         };
         let cut = |segments: &[Segment<'_>]| -> Vec<(usize, bool)> {
             passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.is_many)).collect()
@@ -205,7 +211,8 @@ mod tests {
     fn without_a_library_no_pass_is_large() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
         let bounds = Bounds { rows: 256, many: None, sequences: 8, group: 4 };
-        let segment = Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1 };
+        let segment =
+            Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &[] };
         let passes = passes(&[segment], &bounds);
         assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));
     }

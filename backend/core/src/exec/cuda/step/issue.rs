@@ -113,6 +113,7 @@ impl Steps {
                 first_position: *first,
                 pages: part.entry.pages,
                 num_logits: 0,
+                tree: &[],
             });
             let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
             draft.model.run_without_logits(&segments, &mut **device)?;
@@ -125,6 +126,7 @@ impl Steps {
                 first_position: entry.computed,
                 pages: entry.pages,
                 num_logits: 0,
+                tree: &[],
             }
         });
         let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
