@@ -75,13 +75,17 @@ fn prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
     candidates.into_iter().find(|prompt| repeats(prompt)).expect("one in a few hundred does")
 }
 
-/// A prompt behind whose continuation two tokens stood that may both follow again: look-up proposes both.
+/// A prompt behind whose continuation two tokens stood that may both follow again: look-up proposes both. The one that
+/// stood earlier, which a chain leaves out, follows often.
 fn forked_prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
     const LAST: u32 = 5;
+    /// Of all texts: many times what chance makes of a difference.
+    const OFTEN: f64 = 0.1;
     let mut model = golden::model(engine, 4);
-    let mut may_follow = |text: &[u32], token| {
+    let mut chance = |text: &[u32], token| {
         let logits = golden::all_logits(&mut model, text);
-        draws(logits.row(text.len() - 1), params).iter().any(|&(id, _)| id == token)
+        let draws = draws(logits.row(text.len() - 1), params);
+        draws.iter().find(|&&(id, _)| id == token).map_or(0.0, |&(_, chance)| chance)
     };
     let ids = 0..tiny::END;
     let candidates = ids.clone().flat_map(|a| {
@@ -92,7 +96,7 @@ fn forked_prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
     let mut forks = |&(a, b, c): &(u32, u32, u32)| {
         let prompt = prompt((a, b, c));
         let text = [&prompt[..], &[a]].concat();
-        b != c && may_follow(&prompt, a) && may_follow(&text, b) && may_follow(&text, c)
+        b != c && chance(&prompt, a) * chance(&text, b) > OFTEN && chance(&text, c) > 0.0
     };
     let found = candidates.into_iter().find(|candidate| forks(candidate));
     prompt(found.expect("one in some thousand does"))

@@ -81,7 +81,8 @@ impl Ngram {
     /// lies first.
     fn tree(&self, index: &Index, tokens: &[u32], max: usize) -> Proposal {
         let mut tree = Proposal::default();
-        let share = max / (2 * self.branches);
+        // Rounded to the nearest, which leaves the first branch a draft at least.
+        let share = (max + self.branches) / (2 * self.branches);
         let mut num_branches = 0;
         for len in self.lengths().rev().filter(|&len| len < tokens.len()) {
             let last = &tokens[tokens.len() - len..];
@@ -314,7 +315,9 @@ mod tests {
             let tree = trees_of(branches, &tokens, max);
             prop_assert!(tree.len() <= max);
             let chain = naive(&tokens, 3, 2, max);
-            let first = (max - max / (2 * branches) * (branches - 1)).min(chain.len());
+            let share = (max + branches) / (2 * branches);
+            let first = (max - share * (branches - 1)).min(chain.len());
+            prop_assert!(first > 0 || chain.is_empty());
             prop_assert_eq!(&tree.tokens[..first], &chain[..first]);
             prop_assert!((0..first).all(|node| tree.parents[node] == node.checked_sub(1)));
             prop_assert_eq!(tree.is_empty(), chain.is_empty());
