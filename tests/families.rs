@@ -8,6 +8,7 @@ use common::models::Recipe;
 use common::small::in_parts;
 use common::{data, golden, tiny};
 use safetensors::SafeTensors;
+use spec_core::batch::{Forward, Segment};
 use spec_core::engine::Engine;
 use spec_core::exec::cpu::{self, Isa, Pool};
 use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};
@@ -43,21 +44,20 @@ fn engine(family: &str, dtype: Dtype, device: &str) -> (TempDir, Engine) {
     (dir, engine)
 }
 
-/// The prompt, and the reference's logits behind each of its tokens.
-fn recorded(family: &str) -> (Vec<u32>, Vec<f32>) {
+/// The prompt, and what the reference says to each of its tokens: logits, or hidden states behind each number of layers.
+fn recorded(family: &str, name: &str) -> (Vec<u32>, Vec<f32>) {
     let bytes = data::bytes(&format!("families/{family}/golden.safetensors"));
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let logits = golden::floats(&tensors.tensor("logits").unwrap());
-    (data::ids(&data::json("families/prompt.json")), logits)
+    let values = golden::floats(&tensors.tensor(name).unwrap());
+    (data::ids(&data::json("families/prompt.json")), values)
 }
 
-fn check(what: &str, found: &[Vec<f32>], expected: &[f32], most: f32) {
-    let found = found.concat();
+fn check(what: &str, found: &[f32], expected: &[f32], most: f32) {
     assert_eq!(found.len(), expected.len());
     let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
     let largest = differences.fold(0.0, f32::max);
-    eprintln!("{what}: logits within {largest:.1e}");
-    assert!(largest <= most, "{what}: a logit differs by {largest}");
+    eprintln!("{what}: within {largest:.1e}");
+    assert!(largest <= most, "{what}: a value differs by {largest}");
 }
 
 #[test]
@@ -76,27 +76,67 @@ fn every_recorded_family_is_checked() {
 #[test]
 fn logits_on_a_cpu_are_those_of_the_reference() {
     for family in FAMILIES {
-        let (prompt, expected) = recorded(family);
+        let (prompt, expected) = recorded(family, "logits");
         let (_dir, engine) = engine(family, Dtype::Fp32, "cpu");
         for isa in Isa::supported() {
             let pool = Arc::new(Pool::new(1));
             let mut model = cpu::Model::load(&engine, NUM_PAGES, isa, pool).unwrap();
             let parts = [prompt.len() - 5, 1, 4];
-            let found = in_parts(&mut model, &prompt, &parts);
+            let found = in_parts(&mut model, &prompt, &parts).concat();
             check(&format!("{family} {isa}"), &found, &expected, FP32_ERROR);
         }
     }
 }
 
 #[test]
+fn hidden_states_on_a_cpu_are_those_of_the_reference() {
+    for family in FAMILIES {
+        let (prompt, expected) = recorded(family, "hidden_states");
+        let (_dir, engine) = engine(family, Dtype::Fp32, "cpu");
+        let num_layers = engine.manifest().model.num_layers;
+        let pool = Arc::new(Pool::new(1));
+        let mut model = cpu::Model::load(&engine, NUM_PAGES, Isa::detect(), pool).unwrap();
+        model.tap(&Vec::from_iter(0..=num_layers)).unwrap();
+        let segment = |first: usize, len| Segment {
+            tokens: &prompt[first..first + len],
+            first_position: first,
+            pages: &[2, 0],
+            num_logits: 0,
+            tree: &[],
+        };
+        let mut found = Vec::new();
+        for (first, len) in [(0, 19), (19, 1), (20, prompt.len() - 20)] {
+            model.forward(&[segment(first, len)]).unwrap();
+            found.extend_from_slice(model.taps().unwrap());
+        }
+        check(&format!("{family}, hidden states"), &found, &expected, FP32_ERROR);
+    }
+}
+
+#[test]
+fn layers_that_are_not_there_are_not_tapped() {
+    let (_dir, engine) = engine("llama", Dtype::Fp32, "cpu");
+    let mut model =
+        cpu::Model::load(&engine, NUM_PAGES, Isa::detect(), Arc::new(Pool::new(1))).unwrap();
+    let error = model.tap(&[1, 3]).unwrap_err().to_string();
+    assert!(error.contains("behind layer 3 of a model of 2"), "{error}");
+    let (_dir, engine) = self::engine("llama", Dtype::Fp16, "cuda:sm_90a");
+    let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
+    let model = Model::load_with(&engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
+    let mut model = OnHost::new(Arc::new(model.unwrap()), gpu);
+    assert!(model.tap(&[]).is_ok());
+    assert!(model.tap(&[1]).unwrap_err().to_string().contains("layers [1]"));
+}
+
+#[test]
 fn logits_on_an_emulated_gpu_are_those_of_the_reference() {
     for family in FAMILIES {
-        let (prompt, expected) = recorded(family);
+        let (prompt, expected) = recorded(family, "logits");
         let (_dir, engine) = engine(family, Dtype::Fp16, "cuda:sm_90a");
         let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
         let model = Model::load_with(&engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
         let mut model = OnHost::new(Arc::new(model.unwrap()), gpu);
-        let found = in_parts(&mut model, &prompt, &[prompt.len() - 5, 1, 4]);
+        let found = in_parts(&mut model, &prompt, &[prompt.len() - 5, 1, 4]).concat();
         check(&format!("{family} on sm_90a"), &found, &expected, FP16_ERROR);
     }
 }

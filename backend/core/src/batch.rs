@@ -1,10 +1,10 @@
 //! What the scheduler hands to an executor for one step, and what comes back; and one level below,
 //! the rows of a single forward pass. Data only: `scheduler` and `exec` share nothing else.
 
-use crate::Result;
 use crate::pages::PageId;
 use crate::sampling::Sampler;
 use crate::sequence::SequenceId;
+use crate::{Error, Result};
 use std::time::Duration;
 
 /// One sequence's part in a step. The executor computes the rows `computed .. computed + chunk` of
@@ -78,7 +78,7 @@ pub struct Outcome {
     pub prompt: Vec<Emitted>,
     /// Forward passes of a drafter model that they took.
     pub draft_passes: usize,
-    /// Positions whose drafter KV is valid now.
+    /// Positions whose drafter KV is valid now; a drafter without a cache does not count them.
     pub draft_computed: usize,
 }
 
@@ -196,6 +196,22 @@ pub trait Forward: Send {
         let _ = (pages, first_draft);
         debug_assert!(path.iter().copied().eq(0..path.len()), "a branch of a tree: {path:?}");
         Ok(())
+    }
+
+    /// Has the passes from now on keep the residual stream of every row behind so many layers each; a model that cannot
+    /// refuses to.
+    fn tap(&mut self, layers: &[usize]) -> Result<()> {
+        match layers {
+            [] => Ok(()),
+            _ => Err(Error::Unsupported(format!(
+                "hidden states of layers {layers:?} on this device"
+            ))),
+        }
+    }
+
+    /// What was kept of the last pass: `[row][layer][hidden]`.
+    fn taps(&mut self) -> Result<&[f32]> {
+        Ok(&[])
     }
 
     /// Whether a pass can be given up.

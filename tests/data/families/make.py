@@ -40,15 +40,21 @@ def make(family, own):
             deviation = 0.1 if value.dim() == 1 else 1.5 / value.shape[-1] ** 0.5
             value.normal_(1.0 if name.endswith("norm.weight") else 0.0, deviation)
             value.copy_(value.bfloat16().float())
-        logits = model(torch.tensor([PROMPT])).logits[0]
+        last = []
+        model.model.layers[-1].register_forward_hook(lambda layer, inputs, output: last.append(output))
+        output = model(torch.tensor([PROMPT]), output_hidden_states=True)
+    # The residual stream behind 0, 1, ... layers; the library's own last one is behind the final norm.
+    behind = [*output.hidden_states[:-1], last[0][0] if isinstance(last[0], tuple) else last[0]]
+    hidden = torch.stack([states[0] for states in behind], dim=1)
     folder = HERE / family
     folder.mkdir(exist_ok=True)
     stored = {name: value.bfloat16().contiguous() for name, value in model.state_dict().items()}
     save_file(stored, folder / "model.safetensors")
-    save_file({"logits": logits.contiguous()}, folder / "golden.safetensors")
+    golden = {"logits": output.logits[0].contiguous(), "hidden_states": hidden.contiguous()}
+    save_file(golden, folder / "golden.safetensors")
     config.architectures = [type(model).__name__]
     (folder / "config.json").write_text(json.dumps(config.to_dict(), indent=1, default=str) + "\n")
-    print(family, f"{logits.std():.2f} spread of the logits")
+    print(family, f"{output.logits.std():.2f} spread of the logits")
 
 
 print("transformers", transformers.__version__, "torch", torch.__version__)

@@ -1,62 +1,62 @@
-//! Look-up first, a model otherwise: where the text repeats itself, a draft as long as allowed comes for
-//! nothing and the model does not run. It catches up when it is asked again.
+//! Look-up first, another drafter otherwise: where the text repeats itself, a draft as long as allowed comes for
+//! nothing and no model runs. It catches up when it is asked again.
 
-use super::{Drafter, Model, Ngram, Proposal};
+use super::{Drafter, Ngram, Proposal, Verified};
 use crate::Result;
 use crate::batch::Entry;
 use crate::sequence::SequenceId;
-use std::collections::HashSet;
 
 /// Two drafters in turn.
 pub struct Combined {
     lookup: Ngram,
-    model: Model,
-    /// Whose draft in the last step came from the look-up.
-    looked_up: HashSet<SequenceId>,
+    next: Box<dyn Drafter>,
 }
 
 impl Combined {
-    /// Asks `lookup` for every draft, and `model` where it has none.
-    pub fn new(lookup: Ngram, model: Model) -> Self {
-        Self { lookup, model, looked_up: HashSet::new() }
+    /// Asks `lookup` for every draft, and `next` where it has none.
+    pub fn new(lookup: Ngram, next: Box<dyn Drafter>) -> Self {
+        Self { lookup, next }
     }
 }
 
+/// What the first drafter proposes; `None` where it has nothing, and the next one is asked.
+pub(crate) fn ask_first<D: Drafter + ?Sized>(
+    first: &mut D,
+    entries: &[Entry<'_>],
+) -> Result<Vec<Option<Proposal>>> {
+    let proposals = first.propose(entries)?;
+    let found = |proposal: Proposal| Some(proposal).filter(|proposal| !proposal.is_empty());
+    Ok(proposals.into_iter().map(found).collect())
+}
+
 impl Drafter for Combined {
+    fn taps(&self) -> &[usize] {
+        self.next.taps()
+    }
+
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
-        let mut proposals = self.lookup.propose(entries)?;
-        let found = |idx: &usize| !proposals[*idx].is_empty();
-        let (hits, rest): (Vec<usize>, Vec<usize>) = (0..entries.len()).partition(found);
-        self.looked_up = hits.into_iter().map(|idx| entries[idx].id).collect();
-        let others: Vec<Entry<'_>> = rest.iter().map(|&idx| entries[idx]).collect();
-        for (idx, proposal) in rest.into_iter().zip(self.model.propose(&others)?) {
-            proposals[idx] = proposal;
-        }
-        Ok(proposals)
+        let found = ask_first(&mut self.lookup, entries)?;
+        let rest = entries.iter().zip(&found).filter(|(_, found)| found.is_none());
+        let rest: Vec<Entry<'_>> = rest.map(|(entry, _)| *entry).collect();
+        let mut others = self.next.propose(&rest)?.into_iter();
+        let proposal = |found: Option<Proposal>| found.or_else(|| others.next());
+        Ok(found.into_iter().map_while(proposal).collect())
     }
 
-    fn computed_after(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
-        match self.looked_up.contains(&entry.id) {
-            true => entry.draft_computed,
-            false => self.model.computed_after(entry, proposed, accepted),
-        }
-    }
-
-    fn passes(&self, entry: &Entry<'_>, proposed: usize) -> usize {
-        match self.looked_up.contains(&entry.id) {
-            true => 0,
-            false => self.model.passes(entry, proposed),
-        }
+    fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
+        self.lookup.observe(verified)?;
+        self.next.observe(verified)
     }
 
     fn forget(&mut self, id: SequenceId) {
         self.lookup.forget(id);
-        self.model.forget(id);
+        self.next.forget(id);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Cached, Model};
     use super::*;
     use crate::batch::{Forward, Logits, Segment};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
@@ -83,7 +83,7 @@ mod tests {
     fn repeated_text_is_looked_up_and_the_model_catches_up_afterwards() {
         let fed = Arc::new(Mutex::new(Vec::new()));
         let model = Model::new(Box::new(Nine(Arc::clone(&fed))), 10);
-        let mut drafter = Combined::new(Ngram::new(3, 2), model);
+        let mut drafter = Combined::new(Ngram::new(3, 2), Box::new(model));
         let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
         let entry = |tokens, draft_computed| Entry {
             id: 7,
@@ -103,14 +103,15 @@ mod tests {
         };
         let repeats = entry(&[1, 2, 3, 4, 1, 2][..], 4);
         let found = drafter.propose(&[repeats]).unwrap().remove(0);
-        assert_eq!(found.tokens, [3, 4, 1]);
+        assert_eq!((&found.tokens[..], found.passes, found.cached), (&[3, 4, 1][..], 0, None));
         assert!(fed.lock().unwrap().is_empty(), "the model must not run");
-        assert_eq!((drafter.passes(&repeats, 3), drafter.computed_after(&repeats, 3, 3)), (0, 4));
 
         let fresh = entry(&[1, 2, 3, 4, 1, 2, 5][..], 4);
         let drafted = drafter.propose(&[fresh]).unwrap().remove(0);
         assert_eq!(drafted.tokens, [9, 9, 9]);
         assert_eq!(*fed.lock().unwrap(), [4, 5, 6, 7, 8]);
-        assert_eq!((drafter.passes(&fresh, 3), drafter.computed_after(&fresh, 3, 1)), (3, 8));
+        assert_eq!((drafted.passes, drafted.cached), (3, Some(Cached { known: 7, drafts: 2 })));
+        let after = |accepted| drafted.cached.map(|cached| cached.after(accepted));
+        assert_eq!((after(0), after(1), after(3)), (Some(7), Some(8), Some(9)));
     }
 }

@@ -1,10 +1,16 @@
 //! Where draft tokens come from: the interface and its implementations.
+//!
+//! A step asks for drafts before the target's pass ([`Drafter::propose`]) and says afterwards what has become of them
+//! ([`Drafter::observe`]), with the target's hidden states, if the drafter taps them.
 
+pub(crate) mod catch_up;
 mod combined;
 mod model;
 mod ngram;
 
+pub use catch_up::Cached;
 pub use combined::Combined;
+pub(crate) use combined::ask_first;
 pub use model::Model;
 pub use ngram::Ngram;
 
@@ -23,6 +29,10 @@ pub struct Proposal {
     pub parents: Vec<Option<usize>>,
     /// The distribution each token was drawn from; `None` where the drafter did not draw (one-hot).
     pub q: Vec<Option<Distribution>>,
+    /// Forward passes of a model that it took.
+    pub passes: usize,
+    /// What the drafter's own KV cache has now; `None` where nothing was computed.
+    pub cached: Option<Cached>,
 }
 
 impl Proposal {
@@ -57,17 +67,34 @@ impl Proposal {
     }
 }
 
+/// What a step has computed of a sequence, told to whom may draft for it.
+#[derive(Clone, Debug)]
+pub struct Verified<'a> {
+    /// The sequence as it was before the step.
+    pub entry: &'a Entry<'a>,
+    /// The drafts that were kept, from the first on.
+    pub accepted: Vec<u32>,
+    /// Hidden states of each position that is valid since: of the chunk's, then of the kept drafts'. One layer after the
+    /// other, as [`Drafter::taps`] names them; nothing without any.
+    pub taps: Vec<&'a [f32]>,
+}
+
 /// A source of draft tokens.
 pub trait Drafter: Send {
+    /// The layers of the target whose hidden states it wants: of k the residual stream behind k layers.
+    fn taps(&self) -> &[usize] {
+        &[]
+    }
+
     /// Brings the drafter's state up to each entry's chunk and proposes up to `draft_len` tokens for
     /// each; one proposal an entry, in order, empty where `draft_len` is 0 or nothing is worth proposing.
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>>;
 
-    /// Positions whose drafter state is valid after a step in which `accepted` drafts were kept.
-    fn computed_after(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize;
-
-    /// Forward passes of a model that the entry's proposal took.
-    fn passes(&self, entry: &Entry<'_>, proposed: usize) -> usize;
+    /// Takes in what the target has computed in a step, of every sequence that took part.
+    fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
+        let _ = verified;
+        Ok(())
+    }
 
     /// The sequence has left or lost its pages.
     fn forget(&mut self, id: SequenceId);

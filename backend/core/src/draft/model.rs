@@ -1,13 +1,13 @@
 //! A second, smaller model as the drafter: it keeps a KV cache of its own in the same pages as the
 //! target's and proposes a chain, one forward pass a token, batched over the sequences.
 
+use super::catch_up::{Cached, readable, rows_to_feed};
 use super::{Drafter, Proposal};
 use crate::Result;
-use crate::batch::{Entry, Forward, Segment};
+use crate::batch::{Entry, Forward, Logits, Segment};
 use crate::sampling::{Context, Stream, confidence};
 use crate::sequence::SequenceId;
 use std::borrow::Cow;
-use std::ops::Range;
 
 /// Drafts with a model.
 pub struct Model {
@@ -21,48 +21,64 @@ impl Model {
     pub fn new(model: Box<dyn Forward>, vocab_size: usize) -> Self {
         Self { model, vocab_size }
     }
+}
 
-    /// The entry's tokens to feed. A target may draw a token of its padding, which the drafter may not
-    /// have: any other token does instead, at the cost of a worse draft.
-    fn readable<'a>(&self, entry: &Entry<'a>) -> Cow<'a, [u32]> {
-        let tokens = &entry.tokens[rows_to_feed(entry)];
-        let is_known = |token: u32| (token as usize) < self.vocab_size;
-        if tokens.iter().all(|&token| is_known(token)) {
-            return Cow::Borrowed(tokens);
+impl Model {
+    /// Runs the known tokens that it has not read; logits behind the last one of those who want drafts.
+    fn read_known(&mut self, entries: &[Entry<'_>], proposals: &mut [Proposal]) -> Result<Logits> {
+        let mut tokens: Vec<Cow<'_, [u32]>> = Vec::with_capacity(entries.len());
+        for (entry, proposal) in entries.iter().zip(proposals) {
+            let rows = rows_to_feed(entry);
+            let is_fed = !rows.is_empty();
+            proposal.cached = is_fed.then_some(Cached { known: rows.end, drafts: 0 });
+            tokens.push(readable(&entry.tokens[rows], self.vocab_size));
         }
-        tokens.iter().map(|&token| if is_known(token) { token } else { 0 }).collect()
+        let segments = entries.iter().zip(&tokens).map(|(entry, tokens)| Segment {
+            tokens,
+            first_position: entry.draft_computed,
+            pages: entry.pages,
+            num_logits: usize::from(entry.draft_len > 0),
+            tree: &[],
+        });
+        self.run(segments.filter(|segment| !segment.tokens.is_empty()).collect())
+    }
+
+    /// Runs the last draft of those that go on.
+    fn read_last_drafts(
+        &mut self,
+        drafting: &[usize],
+        entries: &[Entry<'_>],
+        proposals: &mut [Proposal],
+    ) -> Result<Logits> {
+        for &idx in drafting {
+            proposals[idx].cached.iter_mut().for_each(|cached| cached.drafts += 1);
+        }
+        let segments = drafting.iter().map(|&idx| {
+            let drafted = &proposals[idx].tokens;
+            Segment {
+                tokens: &drafted[drafted.len() - 1..],
+                first_position: entries[idx].tokens.len() + drafted.len() - 1,
+                pages: entries[idx].pages,
+                num_logits: 1,
+                tree: &[],
+            }
+        });
+        self.run(segments.collect())
+    }
+
+    fn run(&mut self, segments: Vec<Segment<'_>>) -> Result<Logits> {
+        if segments.is_empty() { Ok(Logits::default()) } else { self.model.forward(&segments) }
     }
 }
 
 impl Drafter for Model {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let mut proposals = vec![Proposal::default(); entries.len()];
-        let active: Vec<usize> =
-            (0..entries.len()).filter(|&idx| !rows_to_feed(&entries[idx]).is_empty()).collect();
-        let fed: Vec<Cow<'_, [u32]>> =
-            active.iter().map(|&idx| self.readable(&entries[idx])).collect();
-        let segments: Vec<Segment<'_>> = active
-            .iter()
-            .zip(&fed)
-            .map(|(&idx, tokens)| {
-                let (entry, rows) = (&entries[idx], rows_to_feed(&entries[idx]));
-                Segment {
-                    tokens,
-                    first_position: rows.start,
-                    pages: entry.pages,
-                    num_logits: usize::from(entry.draft_len > 0),
-                    tree: &[],
-                }
-            })
-            .collect();
-        if segments.is_empty() {
-            return Ok(proposals);
-        }
-        let mut logits = self.model.forward(&segments)?;
-        let mut drafting: Vec<usize> =
-            active.into_iter().filter(|&idx| entries[idx].draft_len > 0).collect();
+        let mut logits = self.read_known(entries, &mut proposals)?;
+        let asks = |&idx: &usize| entries[idx].draft_len > 0 && proposals[idx].cached.is_some();
+        let mut drafting: Vec<usize> = (0..entries.len()).filter(asks).collect();
         let mut likelihood = vec![1.0; entries.len()];
-        loop {
+        while !drafting.is_empty() {
             for (row, &idx) in drafting.iter().enumerate() {
                 let row = &logits.row(row)[..self.vocab_size];
                 extend(&entries[idx], row, &mut proposals[idx]);
@@ -75,47 +91,12 @@ impl Drafter for Model {
                 proposals[idx].len() < entries[idx].draft_len
                     && likelihood[idx] >= entries[idx].min_confidence
             });
-            if drafting.is_empty() {
-                return Ok(proposals);
-            }
-            let segments: Vec<Segment<'_>> = drafting
-                .iter()
-                .map(|&idx| {
-                    let drafted = &proposals[idx].tokens;
-                    Segment {
-                        tokens: &drafted[drafted.len() - 1..],
-                        first_position: entries[idx].tokens.len() + drafted.len() - 1,
-                        pages: entries[idx].pages,
-                        num_logits: 1,
-                        tree: &[],
-                    }
-                })
-                .collect();
-            logits = self.model.forward(&segments)?;
+            logits = self.read_last_drafts(&drafting, entries, &mut proposals)?;
         }
-    }
-
-    fn computed_after(&self, entry: &Entry<'_>, proposed: usize, accepted: usize) -> usize {
-        let fed = rows_to_feed(entry);
-        if fed.is_empty() {
-            return entry.draft_computed;
-        }
-        // The last proposed token was never fed; what follows a rejected one is stale.
-        fed.end + proposed.saturating_sub(1).min(accepted)
-    }
-
-    fn passes(&self, _entry: &Entry<'_>, proposed: usize) -> usize {
-        proposed
+        Ok(proposals)
     }
 
     fn forget(&mut self, _id: SequenceId) {}
-}
-
-/// Known tokens that the drafter runs in this step: none where it is not kept in step, and then it
-/// catches up when it is asked again.
-fn rows_to_feed(entry: &Entry<'_>) -> Range<usize> {
-    let end = entry.computed + entry.chunk;
-    if entry.speculates { entry.draft_computed..end } else { end..end }
 }
 
 /// Draws the next token of the chain from the drafter's own processed distribution.
@@ -127,4 +108,5 @@ fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
     let position = entry.tokens.len() + proposal.len();
     let token = sampler.draw(&q, position, Stream::Draft(proposal.len()));
     proposal.push(token, Some(q));
+    proposal.passes += 1;
 }

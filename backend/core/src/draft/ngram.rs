@@ -137,15 +137,6 @@ impl Drafter for Ngram {
         Ok(entries.iter().map(propose).collect())
     }
 
-    /// There is no cache that could lag behind the target's.
-    fn computed_after(&self, entry: &Entry<'_>, _proposed: usize, accepted: usize) -> usize {
-        entry.computed + entry.chunk + accepted
-    }
-
-    fn passes(&self, _entry: &Entry<'_>, _proposed: usize) -> usize {
-        0
-    }
-
     fn forget(&mut self, id: SequenceId) {
         self.sequences.remove(&id);
     }

@@ -4,7 +4,7 @@
 use crate::batch::{
     Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted,
 };
-use crate::draft::{Drafter, Proposal};
+use crate::draft::{Drafter, Proposal, Verified};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
@@ -40,8 +40,11 @@ pub struct Host {
 
 impl Host {
     /// Without a drafter every step is a plain one.
-    pub fn new(target: Box<dyn Forward>, drafter: Option<Box<dyn Drafter>>) -> Self {
-        Self { target, drafter }
+    pub fn new(mut target: Box<dyn Forward>, drafter: Option<Box<dyn Drafter>>) -> Result<Self> {
+        if let Some(drafter) = &drafter {
+            target.tap(drafter.taps())?;
+        }
+        Ok(Self { target, drafter })
     }
 
     /// Bytes of the machine's memory that a step takes for a while at most, whatever the requests ask for: the logits of
@@ -91,6 +94,31 @@ impl Host {
             .collect();
         self.target.forward_unless(&segments, unwanted)
     }
+
+    /// Tells the drafter what has become of its drafts.
+    fn observe(
+        &mut self,
+        entries: &[Entry<'_>],
+        proposals: &[Proposal],
+        paths: &[Vec<usize>],
+    ) -> Result<()> {
+        let Some(drafter) = &mut self.drafter else { return Ok(()) };
+        let num_rows = entries.iter().zip(proposals).map(|(entry, p)| entry.chunk + p.len());
+        let taps = self.target.taps()?;
+        let width = taps.len() / num_rows.sum::<usize>().max(1);
+        let mut rest = taps.chunks_exact(width.max(1));
+        let mut verified = Vec::with_capacity(entries.len());
+        for ((entry, proposal), path) in entries.iter().zip(proposals).zip(paths) {
+            let own: Vec<&[f32]> = rest.by_ref().take(entry.chunk + proposal.len()).collect();
+            let valid = (0..entry.chunk).chain(path.iter().map(|node| entry.chunk + node));
+            verified.push(Verified {
+                entry,
+                accepted: path.iter().map(|&node| proposal.tokens[node]).collect(),
+                taps: valid.filter_map(|row| own.get(row).copied()).collect(),
+            });
+        }
+        drafter.observe(&verified)
+    }
 }
 
 impl Executor for Host {
@@ -102,18 +130,15 @@ impl Executor for Host {
         };
         let mut first_row = 0;
         let mut outcomes = Vec::with_capacity(entries.len());
+        let mut paths = Vec::with_capacity(entries.len());
         for (entry, proposal) in entries.iter().zip(&proposals) {
-            let (mut outcome, path) = accept(entry, proposal, &logits, first_row);
-            if let Some(drafter) = &self.drafter {
-                // It has seen nothing of a draft that was given.
-                let proposed = proposal.len() - entry.given.len();
-                outcome.draft_passes = drafter.passes(entry, proposed);
-                outcome.draft_computed = drafter.computed_after(entry, proposed, outcome.accepted);
-            }
+            let (outcome, path) = accept(entry, proposal, &logits, first_row);
             first_row += num_logits(entry, proposal);
             outcomes.push(outcome);
             self.target.keep(entry.pages, entry.tokens.len(), &path)?;
+            paths.push(path);
         }
+        self.observe(entries, &proposals, &paths)?;
         Ok(Some(Stepped::as_asked(outcomes, Some(start.elapsed()))))
     }
 
@@ -148,7 +173,8 @@ fn accept(
 ) -> (Outcome, Vec<usize>) {
     let prompt = report_prompt(entry, logits, first_row);
     if !entry.samples() {
-        return (Outcome { prompt, ..Outcome::default() }, Vec::new());
+        let draft_computed = draft_computed(entry, proposal, 0);
+        return (Outcome { prompt, draft_computed, ..Outcome::default() }, Vec::new());
     }
     let first_row = first_row + entry.prompt_rows;
     let row = |node: Option<usize>| logits.row(first_row + node.map_or(0, |node| node + 1));
@@ -165,9 +191,15 @@ fn accept(
         drafted: proposal.len(),
         accepted: verdict.accepted(),
         prompt,
-        ..Outcome::default()
+        draft_passes: proposal.passes,
+        draft_computed: draft_computed(entry, proposal, verdict.accepted()),
     };
     (outcome, verdict.path)
+}
+
+/// Positions that the drafter's cache has once `accepted` drafts were kept: no others where it has computed nothing.
+fn draft_computed(entry: &Entry<'_>, proposal: &Proposal, accepted: usize) -> usize {
+    proposal.cached.map_or(entry.draft_computed, |cached| cached.after(accepted))
 }
 
 /// The prompt's tokens behind the rows that tell of them.

@@ -12,7 +12,7 @@ use crate::engine::DrafterKind;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, Gpu, OnHost, Uploaded};
+use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, OnHost, Uploaded};
 use std::sync::Arc;
 
 /// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
@@ -61,14 +61,15 @@ impl Loader<'_> {
         let steps = self.steps(&target, draft.as_ref(), lookup());
 
         let vocab_size = placement.shared_vocab();
-        let draft = draft.map(|draft| draft::Model::new(draft.forward(), vocab_size));
+        let draft = draft.map(|draft| -> Box<dyn Drafter> {
+            Box::new(draft::Model::new(draft.forward(), vocab_size))
+        });
         let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
-            (Some(lookup), Some(model)) => Some(Box::new(draft::Combined::new(lookup, model))),
+            (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (Some(lookup), None) => Some(Box::new(lookup)),
-            (None, Some(model)) => Some(Box::new(model)),
-            (None, None) => None,
+            (None, draft) => draft,
         };
-        let host = Host::new(target.forward(), drafter);
+        let host = Host::new(target.forward(), drafter)?;
         let executor: Box<dyn Executor> = match steps {
             Some(steps) => Box::new(cuda::Steps::new(engine, steps, host)?),
             None => Box::new(host),
@@ -85,18 +86,19 @@ impl Loader<'_> {
         lookup: Option<draft::Ngram>,
     ) -> Option<cuda::OnGpu> {
         let Model::Gpu(target, number, gpu) = target else { return None };
-        let draft = match draft {
+        let drafter: Option<Box<dyn GraphDrafter>> = match draft {
             None => None,
             Some(Model::Gpu(model, at, _)) if at == number => {
                 let vocab_size = self.placement.shared_vocab();
-                Some(cuda::DraftModel { model: Arc::clone(model), vocab_size })
+                Some(Box::new(DraftModel { model: Arc::clone(model), vocab_size }))
             }
             // Drafts from elsewhere come through the host.
             Some(_) => return None,
         };
         let (gpu, target) = (gpu.clone(), Arc::clone(target));
         let launch_ahead = self.placement.launch_ahead;
-        Some(cuda::OnGpu { gpu, target, lookup, draft, launch_ahead })
+        let first = lookup.map(|lookup| -> Box<dyn Drafter> { Box::new(lookup) });
+        Some(cuda::OnGpu { gpu, target, first, drafter, launch_ahead })
     }
 
     /// Loads an engine, and tells what weights it has.

@@ -54,6 +54,10 @@ impl Scheduler {
         let prompt = std::mem::take(&mut outcome.prompt);
         sequence.tell(part.chunk, prompt.len());
         let emitted = sequence.apply(part.chunk, part.draft_rows > 0, outcome, max_seq_len);
+        if !self.config.drafter_caches {
+            // Nothing could fall behind.
+            sequence.draft_computed = sequence.computed;
+        }
         let (finish, counters) = (sequence.finish, sequence.counters.clone());
         self.give_back(part.key);
         let finished = match finish {

@@ -52,7 +52,7 @@ pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
     let drafter =
         Scripted { model: world.drafter.clone(), vocab: world.drafter_vocab, fed: fed_drafter };
     let drafter = draft::Model::new(Box::new(drafter), world.shared_vocab());
-    let mut host = Host::new(Box::new(target), Some(Box::new(drafter)));
+    let mut host = Host::new(Box::new(target), Some(Box::new(drafter))).unwrap();
     let pages: Vec<[PageId; 1]> = (0..sequences.len()).map(|idx| [idx as PageId]).collect();
     let entries: Vec<_> = sequences
         .iter()

@@ -30,10 +30,35 @@ pub struct Model {
     kv: KvCache,
     /// Pages for the branches of trees, of one layer: as many as a pass needed at most.
     branches: Option<KvCache>,
+    taps: Taps,
     compute: Compute,
     scratch: Scratch,
     /// Rows that go through the layers together.
     max_rows: usize,
+}
+
+/// Hidden states that are kept of a pass.
+#[derive(Default)]
+struct Taps {
+    /// So many layers each are behind them.
+    layers: Vec<usize>,
+    /// `[row][layer][hidden]` of the last pass.
+    values: Vec<f32>,
+}
+
+impl Taps {
+    /// Keeps the residual stream behind `layer` layers, if it is wanted, of the rows from `first` on.
+    fn keep(&mut self, layer: usize, first: usize, residual: &[f32], width: usize) {
+        let row_len = self.layers.len() * width;
+        self.values.resize((first + residual.len() / width) * row_len, 0.0);
+        let places = self.layers.iter().enumerate().filter(|(_, wanted)| **wanted == layer);
+        for (place, _) in places {
+            let rows = self.values[first * row_len..].chunks_exact_mut(row_len);
+            for (row, hidden) in rows.zip(residual.chunks_exact(width)) {
+                row[place * width..][..width].copy_from_slice(hidden);
+            }
+        }
+    }
 }
 
 /// Who computes, and how.
@@ -79,6 +104,7 @@ impl Model {
             weights,
             kv,
             branches: None,
+            taps: Taps::default(),
             scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
             config,
             compute: Compute { isa, pool },
@@ -109,21 +135,25 @@ impl Model {
         Ok(())
     }
 
-    /// Runs at most `max_rows` rows through all layers and appends the logits that they want, unless it is given up:
+    /// Runs at most `max_rows` rows, `first_row` of the pass and those behind it, through all layers and appends the logits that they want, unless it is given up:
     /// `false` then.
     fn pass(
         &mut self,
         all: &Inputs<'_>,
+        first_row: usize,
         inputs: &[Input<'_>],
         unwanted: &dyn Fn() -> bool,
         logits: &mut Logits,
     ) -> bool {
-        let Self { config, rope, weights, kv, branches, compute, scratch, max_rows: _ } = self;
+        let Self { config, rope, weights, kv, branches, taps, compute, scratch, max_rows: _ } =
+            self;
         let branches = branches.as_ref().map(|own| (all, own));
         let rows = all.attended(inputs);
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
         let decoder = &weights.decoder;
+        let (width, first) = (config.hidden_size, first_row);
         embed(&decoder.embed, inputs, &mut scratch.residual);
+        taps.keep(0, first, &scratch.residual, width);
         for (idx, layer) in decoder.layers.iter().enumerate() {
             let layer_idx = idx;
             let stage = Stage {
@@ -145,6 +175,7 @@ impl Model {
                 return false;
             }
             stage.mlp(scratch);
+            taps.keep(idx + 1, first, &scratch.residual, width);
         }
         let (norm, head) = (&decoder.final_norm, decoder.head());
         compute.head(config, norm, head, inputs, scratch, &mut logits.values);
@@ -165,6 +196,20 @@ impl Forward for Model {
             }
         }
         Ok(())
+    }
+
+    fn tap(&mut self, layers: &[usize]) -> Result<()> {
+        let num_layers = self.config.num_layers;
+        if let Some(layer) = layers.iter().find(|&&layer| layer > num_layers) {
+            let message = format!("hidden states behind layer {layer} of a model of {num_layers}");
+            return Err(Error::Unsupported(message));
+        }
+        self.taps.layers = layers.to_vec();
+        Ok(())
+    }
+
+    fn taps(&mut self) -> Result<&[f32]> {
+        Ok(&self.taps.values)
     }
 
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
@@ -191,8 +236,9 @@ impl Forward for Model {
         self.reserve_branches(inputs.place(self.kv.num_pages()))?;
         let num_logits = inputs.rows.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
-        for rows in inputs.rows.chunks(self.max_rows) {
-            if !self.pass(&inputs, rows, unwanted, &mut logits) {
+        self.taps.values.clear();
+        for (idx, rows) in inputs.rows.chunks(self.max_rows).enumerate() {
+            if !self.pass(&inputs, idx * self.max_rows, rows, unwanted, &mut logits) {
                 return Ok(None);
             }
         }

@@ -10,4 +10,4 @@ pub mod step;
 
 pub use device::{Driver, Gpu, SearchPath, is_present};
 pub use model::{Capacity, Model, OnHost, Pass, Prefill, Uploaded, Weights, Workspace};
-pub use step::{DraftModel, OnGpu, Steps};
+pub(crate) use step::{DraftModel, GraphDrafter, OnGpu, Steps};

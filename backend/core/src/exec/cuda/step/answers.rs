@@ -1,7 +1,7 @@
 //! What the device says a step did.
 
 use super::params::StepResult;
-use crate::batch::{Emitted, Entry, Outcome};
+use crate::batch::{Emitted, Outcome};
 
 /// What a step did, place by place.
 pub(super) struct Answers {
@@ -18,14 +18,8 @@ impl Answers {
         tokens[..self.results[place].num_tokens as usize].iter().map(emit).collect()
     }
 
-    /// Of a place with `given` drafts that no model has seen.
-    pub(super) fn outcome(
-        &self,
-        place: usize,
-        entry: &Entry<'_>,
-        given: usize,
-        has_model: bool,
-    ) -> Outcome {
+    /// Of a place with `given` drafts that the graph has not made.
+    pub(super) fn outcome(&self, place: usize, given: usize) -> Outcome {
         let result = &self.results[place];
         let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
         Outcome {
@@ -34,11 +28,7 @@ impl Answers {
             accepted,
             prompt: Vec::new(),
             draft_passes: drafted - given.min(drafted),
-            draft_computed: match has_model {
-                true => result.draft_computed as usize,
-                // Nobody could fall behind.
-                false => entry.tokens.len() + accepted,
-            },
+            draft_computed: result.draft_computed as usize,
         }
     }
 }

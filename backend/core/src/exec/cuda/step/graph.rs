@@ -2,9 +2,10 @@
 
 use super::buffers::StepBuffers;
 use super::code::StepCode;
+use super::drafter::GraphDrafter;
 use super::params::{
-    AcceptParams, MAX_FED, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES,
-    SAMPLE_THREADS, SampleParams, VERIFY,
+    AcceptParams, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS,
+    SampleParams, VERIFY,
 };
 use crate::exec::cuda::device::{Launch, Op};
 use crate::exec::cuda::model::shape::Tiling;
@@ -12,19 +13,19 @@ use crate::exec::cuda::model::{Model, Pass};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
+pub struct Shape {
     /// Places for sequences.
-    pub(super) sequences: usize,
+    pub sequences: usize,
     /// Drafts of each.
-    pub(super) drafts: usize,
-    /// Whether the drafter's passes are part of it.
-    pub(super) drafting: bool,
+    pub drafts: usize,
+    /// Whether a drafter in the graph proposes them.
+    pub drafting: bool,
 }
 
 /// What a step is made of.
-pub(super) struct StepGraph<'a> {
+pub struct StepGraph<'a> {
     pub(super) target: &'a Model,
-    pub(super) draft: Option<&'a Model>,
+    pub(super) drafter: Option<&'a dyn GraphDrafter>,
     /// Tokens that both models have.
     pub(super) draft_vocab: usize,
     pub(super) code: &'a StepCode,
@@ -33,22 +34,35 @@ pub(super) struct StepGraph<'a> {
 }
 
 impl StepGraph<'_> {
-    /// The operations of a step.
+    /// The operations of a step: its draft part, then its verify part. What the one leaves is in memory before the other
+    /// begins, so the host may come between.
     pub(super) fn step(&self, shape: Shape) -> Vec<Op> {
-        let mut ops = Vec::new();
-        if let (Some(draft), true) = (self.draft, shape.drafting) {
-            for pass in 0..shape.drafts {
-                let places = if pass == 0 { MAX_FED } else { 1 };
-                self.pass(draft, shape, pass as u32, places, &mut ops);
-            }
+        [self.draft(shape), self.verify(shape)].concat()
+    }
+
+    fn draft(&self, shape: Shape) -> Vec<Op> {
+        match self.drafter {
+            Some(drafter) if shape.drafting => drafter.ops(shape, self),
+            _ => Vec::new(),
         }
+    }
+
+    fn verify(&self, shape: Shape) -> Vec<Op> {
+        let mut ops = Vec::new();
         self.pass(self.target, shape, VERIFY, shape.drafts + 1, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
         ops
     }
 
     /// One forward pass of `places` rows a sequence, with its tables before and its decisions after it.
-    fn pass(&self, model: &Model, shape: Shape, pass: u32, places: usize, ops: &mut Vec<Op>) {
+    pub(super) fn pass(
+        &self,
+        model: &Model,
+        shape: Shape,
+        pass: u32,
+        places: usize,
+        ops: &mut Vec<Op>,
+    ) {
         let config = model.config();
         let group = config.num_heads / config.num_kv_heads;
         let tiling = Tiling::of(places, group);

@@ -1,7 +1,7 @@
 //! How steps are issued to the device: what it is told of the sequences, the known tokens that run ahead, and the graph.
 
 use super::Steps;
-use super::entry::{DraftSource, StepEntry};
+use super::entry::StepEntry;
 use super::graph::{Shape, StepGraph};
 use super::in_flight::{InFlight, Place};
 use super::input::StepInput;
@@ -11,6 +11,7 @@ use crate::Result;
 use crate::batch::{Entry, Segment};
 use crate::draft::Proposal;
 use crate::exec::cuda::device::Device;
+use std::ops::Range;
 
 /// Entries whose step was issued in this call.
 pub(super) struct Launched<'a> {
@@ -23,7 +24,7 @@ impl Steps {
     /// Issues the step of entries that are not on their way.
     pub(super) fn launch<'a>(
         &mut self,
-        entries: Vec<(&'a Entry<'a>, Proposal)>,
+        entries: Vec<(&'a Entry<'a>, Option<Proposal>)>,
     ) -> Result<Launched<'a>> {
         let mut parts = self.parts(entries);
         let shape = self.shape(&parts);
@@ -66,16 +67,13 @@ impl Steps {
         Ok(Some(next))
     }
 
-    fn parts<'a>(&self, entries: Vec<(&'a Entry<'a>, Proposal)>) -> Vec<StepEntry<'a>> {
-        let has_model = self.on.draft.is_some();
-        let parts = entries.into_iter().map(|(entry, proposal)| {
-            let drafter = match has_model {
-                true if proposal.is_empty() => DraftSource::Model,
-                true => DraftSource::Lookup,
-                false => DraftSource::LookupOnly,
-            };
-            let given = [proposal.tokens, entry.given.to_vec()].concat();
-            StepEntry { entry, given, drafter, num_fed: 0 }
+    fn parts<'a>(&self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
+        let has_drafter = self.on.drafter.is_some();
+        let parts = entries.into_iter().map(|(entry, found)| {
+            let asks_graph = has_drafter && found.is_none();
+            let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
+            let given = [&found, entry.given].concat();
+            StepEntry { entry, given, asks_graph, num_fed: 0 }
         });
         parts.collect()
     }
@@ -99,35 +97,18 @@ impl Steps {
     /// Runs all known tokens but those that the graph runs.
     fn run_known(&self, parts: &[StepEntry<'_>]) -> Result<()> {
         let mut device = self.on.gpu.lock();
-        if let Some(draft) = &self.on.draft {
-            let known = parts.iter().map(|part| {
+        if let Some(drafter) = &self.on.drafter {
+            let segments = parts.iter().map(|part| {
                 let rows = part.drafter_rows();
-                let tokens = &part.entry.tokens[rows.start..rows.end - part.num_fed];
-                let readable =
-                    |&token: &u32| if (token as usize) < draft.vocab_size { token } else { 0 };
-                (part, rows.start, tokens.iter().map(readable).collect::<Vec<u32>>())
+                known(part.entry, rows.start..rows.end - part.num_fed)
             });
-            let known: Vec<_> = known.collect();
-            let segments = known.iter().map(|(part, first, tokens)| Segment {
-                tokens,
-                first_position: *first,
-                pages: part.entry.pages,
-                num_logits: 0,
-                tree: &[],
-            });
-            let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
-            draft.model.run_without_logits(&segments, &mut **device)?;
+            let segments = segments.filter(|segment| !segment.tokens.is_empty());
+            drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
         }
         let segments = parts.iter().map(|part| {
             let entry = part.entry;
             let end = entry.computed + entry.chunk - usize::from(entry.samples());
-            Segment {
-                tokens: &entry.tokens[entry.computed..end],
-                first_position: entry.computed,
-                pages: entry.pages,
-                num_logits: 0,
-                tree: &[],
-            }
+            known(entry, entry.computed..end)
         });
         let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
         self.on.target.run_without_logits(&segments, &mut **device)
@@ -168,10 +149,9 @@ impl Steps {
         let graph = match self.graphs.get(&shape) {
             Some(&graph) => graph,
             None => {
-                let draft = self.on.draft.as_ref();
                 let parts = StepGraph {
                     target: &self.on.target,
-                    draft: draft.map(|draft| &*draft.model),
+                    drafter: self.on.drafter.as_deref(),
                     draft_vocab: self.capacity.draft_vocab,
                     code: &self.code,
                     buffers: &self.buffers,
@@ -185,6 +165,17 @@ impl Steps {
         };
         device.replay(graph)?;
         device.put_mark(self.marks[slot(flight)])
+    }
+}
+
+/// Known tokens of a sequence, whose logits nobody wants.
+fn known<'a>(entry: &Entry<'a>, rows: Range<usize>) -> Segment<'a> {
+    Segment {
+        tokens: &entry.tokens[rows.clone()],
+        first_position: rows.start,
+        pages: entry.pages,
+        num_logits: 0,
+        tree: &[],
     }
 }
 

@@ -8,6 +8,7 @@
 mod answers;
 mod buffers;
 mod code;
+mod drafter;
 mod entry;
 mod graph;
 mod in_flight;
@@ -18,7 +19,7 @@ pub mod params;
 mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, Stepped, Unwanted, WANTED};
-use crate::draft::{Drafter, Ngram, Proposal};
+use crate::draft::{Drafter, Proposal, ask_first};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::exec::cuda::device::{Gpu, Graph, Mark};
@@ -28,8 +29,9 @@ use crate::{Error, Result};
 use answers::Answers;
 use buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use code::StepCode;
-use entry::{DraftSource, StepEntry};
-use graph::Shape;
+pub use drafter::{DraftModel, GraphDrafter};
+use entry::StepEntry;
+pub use graph::{Shape, StepGraph};
 use in_flight::InFlight;
 use input::StepInput;
 use issue::{Launched, slot};
@@ -39,24 +41,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use upload::Uploads;
 
-/// The drafter's model.
-pub struct DraftModel {
-    /// On the same GPU as the target.
-    pub model: Arc<Model>,
-    /// Tokens that both models have.
-    pub vocab_size: usize,
-}
-
 /// What steps need to be on their GPU.
 pub struct OnGpu {
     /// Where everything is.
     pub gpu: Gpu,
     /// The model whose text is wanted.
     pub target: Arc<Model>,
-    /// DraftSource for drafts first.
-    pub lookup: Option<Ngram>,
-    /// DraftSource where the look-up has nothing.
-    pub draft: Option<DraftModel>,
+    /// Asked for drafts first, on the host.
+    pub first: Option<Box<dyn Drafter>>,
+    /// Asked where that has nothing.
+    pub drafter: Option<Box<dyn GraphDrafter>>,
     /// Whether steps may begin before the one before was told.
     pub launch_ahead: bool,
 }
@@ -91,14 +85,14 @@ struct Ran {
     ahead: bool,
 }
 
-/// Where drafts of one in so many sequences were looked up, steps wait for the host to say so. Fewer go on with drafts of
-/// the model: all would have to wait for them.
+/// Where the host has drafts of one in so many sequences, steps wait for it to say so. Fewer go on with drafts of the
+/// graph: all would have to wait for them.
 const FOUND_SHARE: usize = 4;
 
 impl Steps {
     /// `host` decides about what this cannot, with the same models.
     pub fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
-        let draft_vocab = on.draft.as_ref().map_or(0, |draft| draft.vocab_size);
+        let draft_vocab = on.drafter.as_ref().map_or(0, |drafter| drafter.vocab_size());
         let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
         let mut device = on.gpu.lock();
         let code = StepCode::load(engine, &mut **device)?;
@@ -191,14 +185,14 @@ impl Steps {
     /// what comes next, waits, and tells. `alone` says that the host has no other work for the device.
     fn run(&mut self, entries: &[&Entry<'_>], alone: bool, start: Instant) -> Result<Ran> {
         self.has_recorded = false;
-        let proposals = self.look_up(entries)?;
-        let num_found = proposals.iter().filter(|proposal| !proposal.is_empty()).count();
+        let found = self.ask_first(entries)?;
+        let num_found = found.iter().flatten().count();
         let may_launch_ahead =
             alone && self.lookahead() > 0 && num_found * FOUND_SHARE < entries.len().max(1);
 
         let before = self.in_flight.take();
         let places = self.places_of(entries, before.as_ref());
-        let launched = self.launch_missing(entries, proposals, &places)?;
+        let launched = self.launch_missing(entries, found, &places)?;
         let newest = match &launched {
             Some(launched) => launched.flight.as_ref(),
             None => before.as_ref(),
@@ -228,12 +222,11 @@ impl Steps {
             (false, None) => Some(start),
         };
         let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
-        let has_model = self.on.draft.is_some();
-        let outcome = |(entry, place): (&&Entry<'_>, &Option<usize>)| match (place, &landed) {
-            (Some(place), Some(landed)) => landed.outcome(*place, entry, 0, has_model),
+        let outcome = |place: &Option<usize>| match (place, &landed) {
+            (Some(place), Some(landed)) => landed.outcome(*place, 0),
             _ => launched.next().expect("an outcome of each entry that was launched"),
         };
-        let outcomes = entries.iter().zip(&places).map(outcome).collect();
+        let outcomes = places.iter().map(outcome).collect();
         Ok(Ran { outcomes, ahead: ahead && began.is_some(), began })
     }
 
@@ -252,12 +245,12 @@ impl Steps {
     fn launch_missing<'a>(
         &mut self,
         entries: &[&'a Entry<'a>],
-        proposals: Vec<Proposal>,
+        found: Vec<Option<Proposal>>,
         places: &[Option<usize>],
     ) -> Result<Option<Launched<'a>>> {
-        let missing = entries.iter().zip(proposals).zip(places);
+        let missing = entries.iter().zip(found).zip(places);
         let missing = missing.filter(|(_, place)| place.is_none());
-        let missing: Vec<_> = missing.map(|((&entry, proposal), _)| (entry, proposal)).collect();
+        let missing: Vec<_> = missing.map(|((&entry, found), _)| (entry, found)).collect();
         if missing.is_empty() { Ok(None) } else { self.launch(missing).map(Some) }
     }
 
@@ -271,14 +264,14 @@ impl Steps {
         }
     }
 
-    /// Looks up drafts where that may succeed.
-    fn look_up(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Proposal>> {
-        match &mut self.on.lookup {
-            Some(lookup) => {
+    /// Drafts that are there before the graph runs.
+    fn ask_first(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Option<Proposal>>> {
+        match self.on.first.as_deref_mut() {
+            Some(first) => {
                 let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
-                lookup.propose(&entries)
+                ask_first(first, &entries)
             }
-            None => Ok(vec![Proposal::default(); entries.len()]),
+            None => Ok(vec![None; entries.len()]),
         }
     }
 
@@ -310,8 +303,7 @@ impl Steps {
         let outcome = |part: &StepEntry<'_>| match answers.filter(|_| part.entry.samples()) {
             Some(answers) => {
                 let place = places.next().expect("places do not end");
-                let has_model = part.drafter != DraftSource::LookupOnly;
-                answers.outcome(place, part.entry, part.given.len(), has_model)
+                answers.outcome(place, part.given.len())
             }
             None => Outcome { draft_computed: part.draft_computed(), ..Outcome::default() },
         };
@@ -343,8 +335,8 @@ impl Executor for Steps {
     }
 
     fn forget(&mut self, id: SequenceId) {
-        if let Some(lookup) = &mut self.on.lookup {
-            lookup.forget(id);
+        if let Some(first) = &mut self.on.first {
+            first.forget(id);
         }
         self.host.forget(id);
         // Should it come back, it starts anew.
@@ -356,7 +348,7 @@ impl Executor for Steps {
 
     fn lookahead(&self) -> usize {
         // Where drafts come from texts alone the host wants to see each token before the next step.
-        let looks_up_alone = self.on.lookup.is_some() && self.on.draft.is_none();
+        let looks_up_alone = self.on.first.is_some() && self.on.drafter.is_none();
         let launches_ahead = self.on.launch_ahead && !looks_up_alone;
         // All drafts accepted and a token more, before drafts again.
         if launches_ahead { self.capacity.drafts + 1 } else { 0 }

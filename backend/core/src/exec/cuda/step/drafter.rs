@@ -1,0 +1,54 @@
+//! Drafters inside of a step's graph.
+
+use super::graph::{Shape, StepGraph};
+use super::params::MAX_FED;
+use crate::Result;
+use crate::batch::Segment;
+use crate::draft::catch_up::readable;
+use crate::exec::cuda::device::{Device, Op};
+use crate::exec::cuda::model::Model;
+use std::sync::Arc;
+
+/// A source of drafts that the device runs by itself, ahead of the target's pass.
+pub trait GraphDrafter: Send {
+    /// Tokens of its distributions: those that the target has too.
+    fn vocab_size(&self) -> usize;
+
+    /// Runs known tokens of sequences, all but the last ones, which the graph runs.
+    fn catch_up(&self, segments: &[Segment<'_>], device: &mut dyn Device) -> Result<()>;
+
+    /// What proposes a step's drafts.
+    fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op>;
+}
+
+/// A second, smaller model as the drafter: it proposes a chain, one pass a token.
+pub struct DraftModel {
+    /// On the same GPU as the target.
+    pub model: Arc<Model>,
+    /// Tokens that both models have.
+    pub vocab_size: usize,
+}
+
+impl GraphDrafter for DraftModel {
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    fn catch_up(&self, segments: &[Segment<'_>], device: &mut dyn Device) -> Result<()> {
+        let tokens: Vec<_> =
+            segments.iter().map(|segment| readable(segment.tokens, self.vocab_size)).collect();
+        let segments = segments.iter().zip(&tokens);
+        let segments: Vec<_> =
+            segments.map(|(segment, tokens)| Segment { tokens, ..*segment }).collect();
+        self.model.run_without_logits(&segments, device)
+    }
+
+    fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for pass in 0..shape.drafts {
+            let places = if pass == 0 { MAX_FED } else { 1 };
+            step.pass(&self.model, shape, pass as u32, places, &mut ops);
+        }
+        ops
+    }
+}
