@@ -10,7 +10,10 @@ use spec_core::batch::Logits;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::pages::pages_for;
-use std::process::ExitCode;
+use std::fmt;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
 
 /// From the widest to the narrowest.
 const DTYPES: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
@@ -19,6 +22,14 @@ const MAX_LEN: usize = 256;
 
 fn main() -> ExitCode {
     let mut names: Vec<String> = std::env::args().skip(1).collect();
+    let peers = match names.iter().position(|arg| arg == "--peers") {
+        Some(at) if at + 1 < names.len() => names.drain(at..at + 2).nth(1).map(PathBuf::from),
+        Some(_) => {
+            eprintln!("quality: --peers DIR");
+            return ExitCode::FAILURE;
+        }
+        None => None,
+    };
     if names.is_empty() {
         names = [SMOLLM2, QWEN].map(String::from).into();
     }
@@ -44,6 +55,15 @@ fn main() -> ExitCode {
                 Divergence::of(reference.get_or_insert_with(|| logits.clone()), &logits);
             println!("| {name} | {dtype} | {}", row(&engine, &divergence, &prompts));
         }
+        let gguf = |peers: &PathBuf| peers.join("gguf").join(format!("{name}-q8_0.gguf"));
+        if let (Some(peers), Some(reference)) = (&peers, &reference)
+            && gguf(peers).is_file()
+        {
+            let logits = llama_logits(peers, &gguf(peers), &texts);
+            let divergence = Divergence::of(reference, &logits);
+            let mib = gguf(peers).metadata().expect("its size").len() >> 20;
+            println!("| {name} | llama.cpp Q8_0 | {mib} | {divergence} | | | | |");
+        }
     }
     println!();
     println!(
@@ -62,6 +82,35 @@ fn logits(engine: &Engine, texts: &[Vec<u32>]) -> Vec<Logits> {
     texts.iter().map(|text| golden::all_logits(&mut model, text)).collect()
 }
 
+/// The same of llama.cpp.
+fn llama_logits(peers: &Path, gguf: &Path, texts: &[Vec<u32>]) -> Vec<Logits> {
+    let num_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut child = Command::new(peers.join("llama/build/bin/llama_logits"))
+        .arg(gguf)
+        .arg(num_cores.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("scripts/bench/install-peers has built llama_logits");
+    let counted = texts.iter().flat_map(|text| [&[text.len() as u32][..], text].concat());
+    let input: Vec<u8> = counted.flat_map(u32::to_le_bytes).collect();
+    // What is not read yet is less than a pipe holds.
+    child.stdin.take().expect("a pipe").write_all(&input).expect("it reads all texts");
+    let mut output = Vec::new();
+    child.stdout.take().expect("a pipe").read_to_end(&mut output).expect("its output");
+    assert!(child.wait().expect("its end").success(), "llama_logits has failed");
+    let values: Vec<f32> =
+        output.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let vocab_size = values.len() / texts.iter().map(Vec::len).sum::<usize>();
+    let mut rest = &values[..];
+    let mut take = |text: &Vec<u32>| {
+        let (values, behind) = rest.split_at(text.len() * vocab_size);
+        rest = behind;
+        Logits { vocab_size, values: values.to_vec() }
+    };
+    texts.iter().map(&mut take).collect()
+}
+
 /// Of distributions from those of a reference.
 struct Divergence {
     /// A position each, in nats, ascending.
@@ -73,6 +122,7 @@ impl Divergence {
     fn of(reference: &[Logits], logits: &[Logits]) -> Self {
         let mut divergence = Self { nats: Vec::new(), same_argmax: 0 };
         for (reference, logits) in reference.iter().zip(logits) {
+            assert_eq!(reference.vocab_size, logits.vocab_size, "the same vocabulary");
             for row in 0..reference.values.len() / reference.vocab_size {
                 divergence.add(reference.row(row), logits.row(row));
             }
@@ -93,6 +143,16 @@ impl Divergence {
     }
 }
 
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { nats, same_argmax } = self;
+        let (mean, p99) =
+            (nats.iter().sum::<f64>() / nats.len() as f64, nats[nats.len() * 99 / 100]);
+        let same = 100.0 * *same_argmax as f64 / nats.len() as f64;
+        write!(f, "{mean:.5} | {p99:.4} | {same:.2} %")
+    }
+}
+
 fn row(engine: &Engine, divergence: &Divergence, prompts: &[Prompt]) -> String {
     let distance = Distance::of(engine, prompts);
     let bytes: u64 = engine.manifest().sections.iter().map(|section| section.bytes).sum();
@@ -103,11 +163,8 @@ fn row(engine: &Engine, divergence: &Divergence, prompts: &[Prompt]) -> String {
         .map(|(ours, prompt)| agreement(ours, &prompt.greedy).to_string())
         .collect();
     format!(
-        "{} | {:.5} | {:.4} | {:.2} % | {:.2e} | {:.2e} | {}/{} | {} |",
+        "{} | {divergence} | {:.2e} | {:.2e} | {}/{} | {} |",
         bytes >> 20,
-        divergence.nats.iter().sum::<f64>() / divergence.nats.len() as f64,
-        divergence.nats[divergence.nats.len() * 99 / 100],
-        100.0 * divergence.same_argmax as f64 / divergence.nats.len() as f64,
         distance.mean(),
         distance.p99(),
         distance.same_argmax,
