@@ -15,8 +15,15 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// From the widest to the narrowest.
-const DTYPES: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
+/// From the widest to the narrowest, each with a format of the head if that is not 16-bit by itself.
+const FORMATS: [(Dtype, Option<Dtype>); 6] = [
+    (Dtype::Fp32, None),
+    (Dtype::Fp16, None),
+    (Dtype::Bf16, None),
+    (Dtype::Fp8, None),
+    (Dtype::Int8, None),
+    (Dtype::Int8, Some(Dtype::Int8)),
+];
 /// Tokens of a text.
 const MAX_LEN: usize = 256;
 
@@ -47,13 +54,15 @@ fn main() -> ExitCode {
             .map(|(_, ids)| ids[..ids.len().min(MAX_LEN)].to_vec())
             .collect();
         let mut reference = None;
-        for dtype in DTYPES {
-            let recipe = Recipe::ngram(checkpoint.clone(), dtype);
-            let engine = recipe.engine(&format!("{name}-{dtype}-ngram"));
+        for (dtype, head_dtype) in FORMATS {
+            let recipe = Recipe { head_dtype, ..Recipe::ngram(checkpoint.clone(), dtype) };
+            let head = head_dtype.map_or(String::new(), |dtype| format!(" with {dtype} head"));
+            let label = format!("{name}-{dtype}{}-ngram", head.replace(' ', "-"));
+            let engine = recipe.engine(&label);
             let logits = logits(&engine, &texts);
             let divergence =
                 Divergence::of(reference.get_or_insert_with(|| logits.clone()), &logits);
-            println!("| {name} | {dtype} | {}", row(&engine, &divergence, &prompts));
+            println!("| {name} | {dtype}{head} | {}", row(&engine, &divergence, &prompts));
         }
         let gguf = |peers: &PathBuf| peers.join("gguf").join(format!("{name}-q8_0.gguf"));
         if let (Some(peers), Some(reference)) = (&peers, &reference)

@@ -101,6 +101,8 @@ pub(crate) struct Recipe {
     pub(crate) device: String,
     /// Number format of keys and values, if not the default.
     pub(crate) kv_dtype: Option<Dtype>,
+    /// Number format of the head, if not the default.
+    pub(crate) head_dtype: Option<Dtype>,
 }
 
 /// Longest context of the engines built here: the smallest KV cache that is allowed holds one of it.
@@ -112,7 +114,8 @@ pub(crate) const MAX_DRAFT_LEN: usize = 8;
 
 impl Recipe {
     fn new(target: PathBuf, dtype: Dtype, draft: DraftSource, draft_dtype: Dtype) -> Self {
-        Self { target, dtype, draft, draft_dtype, device: "cpu".into(), kv_dtype: None }
+        let (device, kv_dtype, head_dtype) = ("cpu".into(), None, None);
+        Self { target, dtype, draft, draft_dtype, device, kv_dtype, head_dtype }
     }
 
     /// The same for another device, such as `cuda:sm_90a`.
@@ -148,7 +151,7 @@ impl Recipe {
             max_draft_len: (self.draft != DraftSource::None).then_some(MAX_DRAFT_LEN),
             dtype: self.dtype,
             draft_dtype: Some(self.draft_dtype),
-            head_dtype: None,
+            head_dtype: self.head_dtype,
             kv_dtype: self.kv_dtype,
             device: self.device.clone(),
             cuda_lib: None,
