@@ -9,7 +9,7 @@ use common::running::{self, Done};
 use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
 use common::{data, golden};
-use spec_core::adapt::DraftPolicy::Fixed;
+use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::{Engine, SectionKind};
 use spec_core::exec::cpu::{self, Isa, Pool};
 use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};

@@ -10,7 +10,7 @@ mod common;
 use chi_square::{ALPHA, p_value};
 use common::models::{MAX_BATCH_SIZE, MAX_DRAFT_LEN, Recipe};
 use common::{golden, running, tiny};
-use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::draft_len::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, TARGET_FILE};

@@ -7,7 +7,7 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::tiny::{self, Sizes};
-use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
+use spec_core::draft_len::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::Driver;
 use spec_core::exec::cuda::device::{Device as _, Launch, Op};
@@ -104,7 +104,7 @@ fn code(engine: &Engine, name: &str) -> Vec<u8> {
 }
 
 /// A tenth of a GPU's memory is more than enough.
-fn options(policy: spec_core::adapt::DraftPolicy) -> Options {
+fn options(policy: spec_core::draft_len::DraftPolicy) -> Options {
     Options { kv_tokens: Some(2048), ..running::options(policy) }
 }
 

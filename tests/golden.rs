@@ -8,7 +8,7 @@ mod common;
 use common::golden::{self, Distance, agreement};
 use common::models::{self, QWEN, Recipe, SMOLLM2};
 use common::{data, running, turn};
-use spec_core::adapt::DraftPolicy;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::Request;

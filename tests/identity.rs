@@ -8,7 +8,7 @@ mod common;
 use common::models::{self, MAX_DRAFT_LEN, Recipe, SMOLLM2};
 use common::running::{self, Done};
 use common::{data, turn};
-use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::draft_len::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{AdmissionPolicy, Options, Request, Runtime};

@@ -6,7 +6,7 @@ mod common;
 
 use common::models::Recipe;
 use common::{running, tiny};
-use spec_core::adapt::DraftPolicy::Fixed;
+use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{

@@ -7,7 +7,7 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::{golden, small, tiny};
-use spec_core::adapt::DraftPolicy;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Options, Request, TARGET_FILE};

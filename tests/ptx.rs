@@ -13,7 +13,7 @@ use common::running::{self, Done};
 use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::adapt::DraftPolicy::Fixed;
+use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill, SearchPath};
 use spec_core::model::Dtype;

@@ -8,7 +8,7 @@ use crate::parameters::{Policy, Settings};
 use crate::room::Room;
 use crate::running::Running;
 use crate::triton::{self, Error, Level, Placement, Result, log};
-use spec_core::adapt::DraftPolicy;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::machine::{Cpus, trim_heap};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};

@@ -3,8 +3,8 @@
 use crate::cli::{DraftLen, TryArgs};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use spec_core::adapt::DraftPolicy;
 use spec_core::batch::Emitted;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextRules, TextStream};
 use spec_core::sampling::SamplingParams;
 use spec_core::sequence::{Counters, FinishReason};

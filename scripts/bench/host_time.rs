@@ -14,8 +14,8 @@ use common::models::Recipe;
 use common::running;
 use common::tiny::{self, Sizes};
 use spec_core::Result;
-use spec_core::adapt::DraftPolicy::Fixed;
 use spec_core::batch::{Entry, Executor, Stepped, Unwanted};
+use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::device::{
     Address, Description, Device, Graph, Kernel, Mark, Op, ProductShape, Shared,

@@ -2,8 +2,8 @@
 
 use super::{data, running};
 use safetensors::{SafeTensors, tensor::TensorView};
-use spec_core::adapt::DraftPolicy;
 use spec_core::batch::{Forward, Logits, Segment};
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::exec::cpu::{self, Isa, Pool};
 use spec_core::pages::{PageId, pages_for};

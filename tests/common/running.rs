@@ -1,7 +1,7 @@
 //! Requests through a runtime, to their end.
 
-use spec_core::adapt::DraftPolicy;
 use spec_core::batch::Emitted;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::runtime::{Options, Request, Runtime, Step};
 use spec_core::sampling::SamplingParams;

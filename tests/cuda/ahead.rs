@@ -3,8 +3,8 @@
 
 use crate::common::running::{self, Done};
 use crate::{Drafts, emulator, load_bounded, load_with, requests, target, texts};
-use spec_core::adapt::DraftPolicy::{Adaptive, Fixed};
 use spec_core::batch::{Entry, Executor, Stepped, Unwanted, WANTED};
+use spec_core::draft_len::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::pages::{PAGE_TOKENS, PageId};
 use spec_core::runtime::{Options, Request, Runtime};

@@ -1,11 +1,11 @@
 //! Everything between an engine file and text, without Triton and without the builder.
 //!
 //! Imports go one way: a file uses what stands left of its bar, and files between the same two bars:
-//! `error | engine, machine, model, tokenizer, sampling | sequence, pages, batch | adapt, scheduler, draft, verify | exec | runtime`.
+//! `error | engine, machine, model, tokenizer, sampling | sequence, pages, batch | draft_len, scheduler, draft, verify | exec | runtime`.
 
-pub mod adapt;
 pub mod batch;
 pub mod draft;
+pub mod draft_len;
 pub mod engine;
 pub mod error;
 pub mod exec;

@@ -8,7 +8,7 @@ use crate::logits;
 use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
 use crate::twin::{Findings, Twin};
-use spec_core::adapt::DraftPolicy;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::exec::cuda::Prefill;
 use spec_core::exec::cuda::device::Device;

@@ -11,7 +11,7 @@ use crate::random_engine::{Model, RandomEngines};
 use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
-use spec_core::adapt::DraftPolicy;
+use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Manifest;
 use spec_core::exec::cuda::device::{Device, Launch, Op};
 use spec_core::runtime::{Options, Prefill, Request, Runtime};

@@ -6,7 +6,7 @@ use crate::common::running;
 use crate::gpu::Bed;
 use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
-use spec_core::adapt::DraftPolicy::{self, Adaptive, Fixed};
+use spec_core::draft_len::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
 use spec_core::runtime::{Options, Prefill, Request, Runtime};
 

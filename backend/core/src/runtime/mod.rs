@@ -21,8 +21,8 @@ use ledger::Promise;
 use loading::{Loaded, Loader};
 use placement::Placement;
 
-use crate::adapt::{DraftPolicy, Tuner};
 use crate::batch::{Executor, WANTED};
+use crate::draft_len::{DraftPolicy, Tuner};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::{Isa, Pool};
 use crate::exec::cuda;
@@ -60,7 +60,7 @@ pub struct Options {
     /// counts; without any, a quarter of what is free beside weights and workspace, or nine tenths of it on a GPU.
     /// Never more than is free, and never more than `max_batch_size` sequences of `max_seq_len` need.
     pub kv_bytes: Option<usize>,
-    /// Part of the free memory for the KV caches.
+    /// Scheduled of the free memory for the KV caches.
     pub kv_free_fraction: Option<f64>,
     /// Tokens that the KV caches hold at most.
     pub kv_tokens: Option<usize>,

@@ -13,9 +13,9 @@ use crate::machine::Headroom;
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// Part of the machine's free memory that the KV caches may take where nothing is said.
+/// Scheduled of the machine's free memory that the KV caches may take where nothing is said.
 const CPU_FRACTION: f64 = 0.25;
-/// Part of a GPU's memory beside weights and workspace.
+/// Scheduled of a GPU's memory beside weights and workspace.
 const GPU_FRACTION: f64 = 0.9;
 
 /// Bytes of the machine's memory that nobody plans: requests, responses and what the server around this does.

@@ -1,9 +1,9 @@
 //! How a step ends: its tokens taken in, or its sequences given up; and how a sequence ends or loses
 //! its pages between steps.
 
-use super::{Event, Key, Part, Schedule, Scheduler, lookahead};
-use crate::adapt::Step;
+use super::{Event, Key, Schedule, Scheduled, Scheduler, lookahead};
 use crate::batch::{Outcome, Stepped};
+use crate::draft_len::StepShape;
 use crate::sequence::{FinishReason, Sequence, SequenceId};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ impl Scheduler {
     /// Takes in what a step costs, so that draft lengths follow that. Steps in which the drafter computed more than it
     /// does to draft say nothing about it.
     fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], cost: Duration) {
-        let drafts_only = |part: &Part| {
+        let drafts_only = |part: &Scheduled| {
             let drafts = part.draft_len > 0 && !part.given;
             part.draft_rows == 0 || (part.draft_rows <= 2 && drafts)
         };
@@ -19,7 +19,7 @@ impl Scheduler {
             let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
             let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
             let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
-            let step = Step {
+            let step = StepShape {
                 rows: chunks + drafted,
                 drafting: passes().filter(|&passes| passes > 0).count(),
                 draft_passes: passes().max().unwrap_or(0),
@@ -42,7 +42,7 @@ impl Scheduler {
         each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
     }
 
-    fn commit_part(&mut self, part: &Part, mut outcome: Outcome) -> Option<Event> {
+    fn commit_part(&mut self, part: &Scheduled, mut outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
         let most =
             if self.config.lookahead > 0 { self.config.max_draft_len } else { part.draft_len };
@@ -86,7 +86,7 @@ impl Scheduler {
     /// Ends the sequences of a step that failed, in place of `commit`: what it left in their pages is
     /// not known. All others are as they were before it.
     pub fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {
-        let fail = |part: &Part| {
+        let fail = |part: &Scheduled| {
             let sequence = self.finish(part.id, FinishReason::Failed)?;
             let (prompt, emitted) = (Vec::new(), Vec::new());
             let counters = sequence.counters.clone();

@@ -1,13 +1,13 @@
 //! Pages beyond those of a step, for an executor that begins the next step before it has told of this one. They come
 //! from what a plan has left, kept pages that nobody holds included, and go back as soon as anything else needs them.
 
-use super::{Part, Scheduler};
+use super::{Scheduled, Scheduler};
 use crate::pages::{PagePool, pages_for};
 use crate::sequence::Sequence;
 
 impl Scheduler {
     /// Lends the sequences that generate in this step pages for the executor's lookahead, as far as pages are left.
-    pub(super) fn lend_lookahead(&mut self, parts: &[Part]) {
+    pub(super) fn lend_lookahead(&mut self, parts: &[Scheduled]) {
         for part in parts.iter().filter(|_| self.config.lookahead > 0) {
             let Some(sequence) = self.running.get_mut(&part.key) else { continue };
             let own = sequence.computed + part.chunk + part.draft_len;
@@ -23,7 +23,7 @@ impl Scheduler {
 
     /// Takes those pages back from all sequences, but for what the parts planned so far need. Tells whether there were
     /// any.
-    pub(super) fn take_back_lookahead(&mut self, parts: &[Part]) -> bool {
+    pub(super) fn take_back_lookahead(&mut self, parts: &[Scheduled]) -> bool {
         let before = self.pool.free_pages();
         for (key, sequence) in self.running.iter_mut().filter(|_| self.config.lookahead > 0) {
             let part = parts.iter().find(|part| part.key == *key);

@@ -20,8 +20,8 @@ mod tests;
 use order::Key;
 use reuse::NamedPrompt;
 
-use crate::adapt::Tuner;
 use crate::batch::{Emitted, Entry, LongPrompts};
+use crate::draft_len::Tuner;
 use crate::pages::{PagePool, pages_for};
 use crate::sequence::{Counters, Sequence, SequenceId};
 use crate::{Error, Result};
@@ -68,7 +68,7 @@ pub struct SchedulerConfig {
 
 /// One sequence's part in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct Scheduled {
     /// Whose part it is.
     pub id: SequenceId,
     /// Known tokens to run through the target.
@@ -88,7 +88,7 @@ pub struct Part {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// Who takes part. Empty only when there is nothing to do.
-    pub parts: Vec<Part>,
+    pub parts: Vec<Scheduled>,
     /// Sequences that leave the queue for the first time with this step.
     pub started: Vec<SequenceId>,
     /// Sequences that have left or lost their pages: the executor forgets them before the step.
@@ -228,7 +228,7 @@ impl Scheduler {
 
     /// The step as an executor takes it. Nothing may be removed between `schedule` and this.
     pub fn entries(&self, schedule: &Schedule) -> Vec<Entry<'_>> {
-        let entry = |part: &Part| {
+        let entry = |part: &Scheduled| {
             let sequence = &self.running[&part.key];
             Entry {
                 id: part.id,

@@ -6,9 +6,9 @@
 //! fits alone, so there is always progress.
 
 use super::coming::Coming;
-use super::{AdmissionPolicy, Key, Part, Scheduler, SchedulerConfig};
-use crate::adapt::Candidate;
+use super::{AdmissionPolicy, Key, Scheduled, Scheduler, SchedulerConfig};
 use crate::batch::LongPrompts;
+use crate::draft_len::Candidate;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sequence::{Sequence, SequenceId};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -24,12 +24,12 @@ const MAX_PROMPT_ROWS: usize = 64;
 /// each step, so that steps stay short for them.
 const LONG_STEPS: usize = 4;
 const LONG_CHUNKS: usize = 32;
-/// Part of a step that it gets alone, where a step cannot be given up for who comes.
+/// Scheduled of a step that it gets alone, where a step cannot be given up for who comes.
 const PART_OF_LONG: usize = 4;
 
 /// A step in the making.
 struct Plan {
-    parts: Vec<Part>,
+    parts: Vec<Scheduled>,
     /// Rows left of the target's pass.
     rows_left: usize,
     /// Rows left of the drafter's first pass.
@@ -48,7 +48,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn push(&mut self, part: Part) {
+    fn push(&mut self, part: Scheduled) {
         self.rows_left -= part.chunk + part.draft_len;
         self.draft_rows_left -= part.draft_rows;
         self.prompt_rows_left -= part.prompt_rows;
@@ -74,7 +74,7 @@ impl Plan {
 
 impl Scheduler {
     /// The parts of the next step, and who takes part in one for the first time.
-    pub(super) fn plan(&mut self) -> (Vec<Part>, Vec<SequenceId>) {
+    pub(super) fn plan(&mut self) -> (Vec<Scheduled>, Vec<SequenceId>) {
         let budget = self.config.max_num_tokens;
         let mut plan = Plan {
             parts: Vec::new(),
@@ -102,7 +102,7 @@ impl Scheduler {
         for (&key, sequence) in decoding.take(plan.rows_left) {
             let id = sequence.id;
             let prompt_rows = sequence.prompt_rows(1);
-            plan.push(Part {
+            plan.push(Scheduled {
                 id,
                 chunk: 1,
                 draft_len: 0,
@@ -121,7 +121,8 @@ impl Scheduler {
     /// Drafts, as long as the tuner finds worth while and both passes have rows left. While there
     /// are prompts to compute, half of the rows left are theirs.
     fn plan_drafts(&mut self, plan: &mut Plan) {
-        let candidate = |part: &Part| Candidate { id: part.id, limit: self.draft_limit(part.key) };
+        let candidate =
+            |part: &Scheduled| Candidate { id: part.id, limit: self.draft_limit(part.key) };
         let candidates: Vec<Candidate> = plan.parts.iter().map(candidate).collect();
         let backlog = self.backlog(plan);
         let max_extra = plan.rows_left - backlog.min(plan.rows_left.div_ceil(2));
@@ -179,12 +180,12 @@ impl Scheduler {
     }
 
     /// Pages that a part needs beyond what its sequence has, were it to draft so many tokens.
-    fn page_need(&self, part: &Part, draft_len: usize) -> usize {
+    fn page_need(&self, part: &Scheduled, draft_len: usize) -> usize {
         let sequence = &self.running[&part.key];
         pages_for(sequence.computed + part.chunk + draft_len).saturating_sub(sequence.pages.len())
     }
 
-    fn lend(&mut self, part: &Part) {
+    fn lend(&mut self, part: &Scheduled) {
         if let Some(sequence) = self.running.get_mut(&part.key) {
             let positions = sequence.computed + part.chunk + part.draft_len;
             let held = sequence.pages.len();
@@ -280,7 +281,7 @@ impl Scheduler {
         let draft_rows = if speculates { lag + chunk } else { 0 };
         let prompt_rows = self.running.get(&key).map_or(0, |sequence| sequence.prompt_rows(chunk));
         let part =
-            Part { id, chunk, draft_len, given: draft_len > 0, draft_rows, prompt_rows, key };
+            Scheduled { id, chunk, draft_len, given: draft_len > 0, draft_rows, prompt_rows, key };
         self.lend(&part);
         plan.push(part);
     }
@@ -314,7 +315,7 @@ impl Scheduler {
         sequence.tokens.len() > chunks.min(LONG_STEPS * max_num_tokens)
     }
 
-    pub(super) fn is_part_of_long(&self, part: &Part) -> bool {
+    pub(super) fn is_part_of_long(&self, part: &Scheduled) -> bool {
         part.chunk > 1 && self.is_long(&self.running[&part.key])
     }
 

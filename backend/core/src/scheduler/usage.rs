@@ -1,6 +1,6 @@
 //! How full the scheduler is, in plain numbers: what a server reports about itself.
 
-use super::{Part, Scheduler};
+use super::{Scheduled, Scheduler};
 use crate::pages::PAGE_TOKENS;
 
 /// How full the scheduler is between two steps.
@@ -63,7 +63,7 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn count_rows(&mut self, parts: &[Part]) {
+    pub(super) fn count_rows(&mut self, parts: &[Scheduled]) {
         if parts.is_empty() {
             return;
         }

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::world::{World, config, prompt};
-use crate::adapt::DraftPolicy;
+use crate::draft_len::DraftPolicy;
 use crate::pages::PageKey;
 use crate::scheduler::fake;
 use crate::sequence::{Limits, Shares};

@@ -6,8 +6,8 @@ mod world;
 
 use super::fake::{self, limits};
 use super::*;
-use crate::adapt::DraftPolicy;
 use crate::batch::{Executor, WANTED};
+use crate::draft_len::DraftPolicy;
 use crate::sequence::{FinishReason, Limits};
 use std::collections::BTreeSet;
 use world::{World, config, prompt};

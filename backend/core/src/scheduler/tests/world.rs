@@ -1,8 +1,8 @@
 //! A scheduler with the fake executor, whose every step is checked.
 
 use super::super::*;
-use crate::adapt::DraftPolicy;
 use crate::batch::{Executor, Stepped};
+use crate::draft_len::DraftPolicy;
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::scheduler::fake::{self, Fake};
 use crate::sequence::{Limits, Shares};
@@ -137,7 +137,7 @@ impl World {
 
     fn check(&mut self, schedule: &Schedule) {
         let SchedulerConfig { max_batch_size, max_num_tokens, max_seq_len, .. } = self.config;
-        let sum = |rows: fn(&Part) -> usize| schedule.parts.iter().map(rows).sum::<usize>();
+        let sum = |rows: fn(&Scheduled) -> usize| schedule.parts.iter().map(rows).sum::<usize>();
         assert!(schedule.parts.len() <= max_batch_size);
         assert!(sum(|part| part.chunk + part.draft_len) <= max_num_tokens);
         assert!(sum(|part| part.draft_rows) <= max_num_tokens);

@@ -19,7 +19,7 @@ const MAX_DEVIATIONS: f64 = 4.0;
 
 /// Shape of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub struct StepShape {
     /// Rows of the target pass: chunks and drafts.
     pub rows: usize,
     /// Sequences that draft.
@@ -43,7 +43,7 @@ impl Costs {
     }
 
     /// Milliseconds that a step takes; relative ones until something was measured.
-    pub(super) fn step_ms(&self, step: Step) -> f64 {
+    pub(super) fn step_ms(&self, step: StepShape) -> f64 {
         self.target_ms(step.rows) + self.drafts_ms(step)
     }
 
@@ -61,7 +61,7 @@ impl Costs {
         }
     }
 
-    fn drafts_ms(&self, step: Step) -> f64 {
+    fn drafts_ms(&self, step: StepShape) -> f64 {
         match step.draft_passes {
             0 => 0.0,
             passes => self.pass_ms(step.drafting) * passes as f64,
@@ -75,7 +75,7 @@ impl Costs {
 
     /// Takes in a step that took `ms`. The error is shared between the two passes by how unsure
     /// each is: a Kalman filter whose covariances are left out.
-    pub(super) fn observe(&mut self, step: Step, ms: f64) {
+    pub(super) fn observe(&mut self, step: StepShape, ms: f64) {
         if !ms.is_finite() || ms <= 0.0 || step.rows == 0 {
             return;
         }
@@ -114,20 +114,20 @@ impl Costs {
 mod tests {
     use super::*;
 
-    fn plain(rows: usize) -> Step {
-        Step { rows, drafting: 0, draft_passes: 0 }
+    fn plain(rows: usize) -> StepShape {
+        StepShape { rows, drafting: 0, draft_passes: 0 }
     }
 
-    fn one(draft_len: usize) -> Step {
-        Step { rows: 1 + draft_len, drafting: 1, draft_passes: draft_len }
+    fn one(draft_len: usize) -> StepShape {
+        StepShape { rows: 1 + draft_len, drafting: 1, draft_passes: draft_len }
     }
 
     /// A device: target pass and drafter pass.
-    fn true_ms(step: Step) -> f64 {
+    fn true_ms(step: StepShape) -> f64 {
         5.0 + 0.2 * step.rows as f64 + 0.9 * step.draft_passes as f64
     }
 
-    fn off(costs: &Costs, step: Step) -> f64 {
+    fn off(costs: &Costs, step: StepShape) -> f64 {
         (costs.step_ms(step) / true_ms(step) - 1.0).abs()
     }
 

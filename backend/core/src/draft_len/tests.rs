@@ -15,7 +15,7 @@ const MEMORY_BOUND: World = World { target_ms: 10.0, row_ms: 0.1, draft_ms: 0.8 
 const MAX_DRAFT_LEN: usize = 8;
 
 impl World {
-    fn ms(self, step: Step) -> f64 {
+    fn ms(self, step: StepShape) -> f64 {
         self.target_ms + self.row_ms * step.rows as f64 + self.draft_ms * step.draft_passes as f64
     }
 }
@@ -81,7 +81,8 @@ impl Run {
     /// Tokens per millisecond since the last call of `steps`, relative to plain decoding.
     fn speedup(&self) -> f64 {
         let num = self.rates.len();
-        let plain = num as f64 / self.world.ms(Step { rows: num, drafting: 0, draft_passes: 0 });
+        let plain =
+            num as f64 / self.world.ms(StepShape { rows: num, drafting: 0, draft_passes: 0 });
         self.tokens / self.ms / plain
     }
 

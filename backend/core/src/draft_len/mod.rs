@@ -7,7 +7,7 @@ mod allocate;
 mod cost;
 mod curve;
 
-pub use cost::Step;
+pub use cost::StepShape;
 
 use crate::engine::CostTable;
 use crate::sequence::SequenceId;
@@ -160,7 +160,7 @@ impl Tuner {
     }
 
     /// Takes in the time of a step that ran no prefill through the drafter.
-    pub fn observe(&mut self, step: Step, ms: f64) {
+    pub fn observe(&mut self, step: StepShape, ms: f64) {
         self.costs.observe(step, ms);
     }
 

@@ -1,6 +1,6 @@
 //! Draft lengths for a batch: the ones with the most expected tokens per millisecond.
 
-use super::cost::{Costs, Step};
+use super::cost::{Costs, StepShape};
 
 /// A step to come.
 #[derive(Clone, Copy)]
@@ -15,8 +15,8 @@ pub(super) struct Batch<'a> {
 
 impl Batch<'_> {
     /// The shape of the step with these draft lengths.
-    pub(super) fn step(&self, lens: &[usize]) -> Step {
-        Step {
+    pub(super) fn step(&self, lens: &[usize]) -> StepShape {
+        StepShape {
             rows: self.base_rows + lens.iter().sum::<usize>(),
             drafting: lens.iter().filter(|&&len| len > 0).count(),
             draft_passes: lens.iter().copied().max().unwrap_or(0),
