@@ -88,28 +88,37 @@ fn logits_on_a_cpu_are_those_of_the_reference() {
     }
 }
 
+/// Hidden states behind every number of layers, computed in three parts.
+fn hidden_states(model: &mut dyn Forward, engine: &Engine, prompt: &[u32]) -> Vec<f32> {
+    let num_layers = engine.manifest().model.num_layers;
+    model.tap(&Vec::from_iter(0..=num_layers)).unwrap();
+    let segment = |first: usize, len| Segment {
+        tokens: &prompt[first..first + len],
+        first_position: first,
+        pages: &[2, 0],
+        num_logits: 0,
+        tree: &[],
+    };
+    let mut found = Vec::new();
+    for (first, len) in [(0, 19), (19, 1), (20, prompt.len() - 20)] {
+        model.forward(&[segment(first, len)]).unwrap();
+        found.extend_from_slice(model.taps().unwrap());
+    }
+    found
+}
+
 #[test]
-fn hidden_states_on_a_cpu_are_those_of_the_reference() {
+fn hidden_states_are_those_of_the_reference() {
     for family in FAMILIES {
         let (prompt, expected) = recorded(family, "hidden_states");
-        let (_dir, engine) = engine(family, Dtype::Fp32, "cpu");
-        let num_layers = engine.manifest().model.num_layers;
+        let (_dir, on_cpu) = engine(family, Dtype::Fp32, "cpu");
         let pool = Arc::new(Pool::new(1));
-        let mut model = cpu::Model::load(&engine, NUM_PAGES, Isa::detect(), pool).unwrap();
-        model.tap(&Vec::from_iter(0..=num_layers)).unwrap();
-        let segment = |first: usize, len| Segment {
-            tokens: &prompt[first..first + len],
-            first_position: first,
-            pages: &[2, 0],
-            num_logits: 0,
-            tree: &[],
-        };
-        let mut found = Vec::new();
-        for (first, len) in [(0, 19), (19, 1), (20, prompt.len() - 20)] {
-            model.forward(&[segment(first, len)]).unwrap();
-            found.extend_from_slice(model.taps().unwrap());
-        }
+        let mut model = cpu::Model::load(&on_cpu, NUM_PAGES, Isa::detect(), pool).unwrap();
+        let found = hidden_states(&mut model, &on_cpu, &prompt);
         check(&format!("{family}, hidden states"), &found, &expected, FP32_ERROR);
+        let (_dir, on_gpu) = engine(family, Dtype::Fp16, "cuda:sm_90a");
+        let found = hidden_states(&mut on_emulator(&on_gpu), &on_gpu, &prompt);
+        check(&format!("{family}, hidden states on sm_90a"), &found, &expected, FP16_ERROR);
     }
 }
 
@@ -121,11 +130,14 @@ fn layers_that_are_not_there_are_not_tapped() {
     let error = model.tap(&[1, 3]).unwrap_err().to_string();
     assert!(error.contains("behind layer 3 of a model of 2"), "{error}");
     let (_dir, engine) = self::engine("llama", Dtype::Fp16, "cuda:sm_90a");
+    let error = on_emulator(&engine).tap(&[1, 3]).unwrap_err().to_string();
+    assert!(error.contains("behind layer 3 of a model of 2"), "{error}");
+}
+
+fn on_emulator(engine: &Engine) -> OnHost {
     let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
-    let model = Model::load_with(&engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
-    let mut model = OnHost::new(Arc::new(model.unwrap()), gpu);
-    assert!(model.tap(&[]).is_ok());
-    assert!(model.tap(&[1]).unwrap_err().to_string().contains("layers [1]"));
+    let model = Model::load_with(engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
+    OnHost::new(Arc::new(model.unwrap()), gpu)
 }
 
 #[test]
@@ -133,9 +145,7 @@ fn logits_on_an_emulated_gpu_are_those_of_the_reference() {
     for family in FAMILIES {
         let (prompt, expected) = recorded(family, "logits");
         let (_dir, engine) = engine(family, Dtype::Fp16, "cuda:sm_90a");
-        let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
-        let model = Model::load_with(&engine, NUM_PAGES, Prefill::Exact, &mut **gpu.lock());
-        let mut model = OnHost::new(Arc::new(model.unwrap()), gpu);
+        let mut model = on_emulator(&engine);
         let found = in_parts(&mut model, &prompt, &[prompt.len() - 5, 1, 4]).concat();
         check(&format!("{family} on sm_90a"), &found, &expected, FP16_ERROR);
     }

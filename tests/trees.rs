@@ -1,4 +1,4 @@
-//! Trees of drafts on the CPU: a row has the bits that it has in a chain of its ancestors, and what is kept of a tree is
+//! Trees of drafts on a CPU and on an emulated GPU: a row has the bits that it has in a chain of its ancestors, and what is kept of a tree is
 //! what a chain would have left.
 #![allow(clippy::unwrap_used)]
 
@@ -10,9 +10,11 @@ use common::tiny::{self, Sizes};
 use spec_core::batch::{Forward, Segment};
 use spec_core::engine::Engine;
 use spec_core::exec::cpu::{Isa, Model, Pool};
+use spec_core::exec::cuda::{self, Gpu, OnHost};
 use spec_core::model::Dtype;
 use spec_core::pages::{PageId, pages_for};
 use spec_core::runtime::TARGET_FILE;
+use spec_emu::{Emulator, Schedule};
 use std::sync::Arc;
 
 /// Parents of the drafts: a first branch, forks at several depths, forks of forks, and a second root.
@@ -22,12 +24,24 @@ const TREE: [Option<usize>; 11] =
 /// Drafts whose branches are kept: of the first branch, of forks, and of the second root.
 const KEPT: [usize; 4] = [3, 6, 9, 10];
 
-fn model(sizes: &Sizes, dtype: Dtype, isa: Isa) -> Model {
+/// Pages of a cache that sequences have; as many more are for branches.
+const NUM_PAGES: usize = 64;
+
+fn engine(sizes: &Sizes, dtype: Dtype, device: &str) -> Engine {
     let dir = tempfile::tempdir().unwrap();
     tiny::write_sized(&dir.path().join("hf"), 3, 5, sizes);
-    Recipe::plain(dir.path().join("hf"), dtype).build(&dir.path().join("built"));
-    let engine = Engine::open(dir.path().join("built").join("1").join(TARGET_FILE)).unwrap();
-    Model::load(&engine, 64, isa, Arc::new(Pool::new(2))).unwrap()
+    Recipe::plain(dir.path().join("hf"), dtype).on(device).build(&dir.path().join("built"));
+    Engine::open(dir.path().join("built").join("1").join(TARGET_FILE)).unwrap()
+}
+
+fn on_cpu(engine: &Engine, isa: Isa) -> Model {
+    Model::load(engine, NUM_PAGES, isa, Arc::new(Pool::new(2))).unwrap()
+}
+
+fn on_gpu(engine: &Engine) -> OnHost {
+    let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
+    let model = cuda::Model::load(engine, 2 * NUM_PAGES, &mut **gpu.lock()).unwrap();
+    OnHost::new(Arc::new(model), gpu).with_scratch(64..128)
 }
 
 /// The tokens from the first draft down to a node.
@@ -43,14 +57,14 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// The logits after every token of a text, computed at once from an empty cache.
-fn chain(model: &mut Model, text: &[u32], pages: &[PageId]) -> Vec<Vec<u32>> {
+fn chain(model: &mut dyn Forward, text: &[u32], pages: &[PageId]) -> Vec<Vec<u32>> {
     let len = text.len();
     let segment = Segment { tokens: text, first_position: 0, pages, num_logits: len, tree: &[] };
     let logits = model.forward(&[segment]).unwrap();
     (0..len).map(|row| bits(logits.row(row))).collect()
 }
 
-fn check(model: &mut Model, known: usize, what: &str) {
+fn check(model: &mut dyn Forward, known: usize, what: &str) {
     let text = tokens(known + TREE.len() + 2);
     let (text, drafts) = text.split_at(known);
     let pages = |first: u32| -> Vec<PageId> {
@@ -98,11 +112,30 @@ fn check(model: &mut Model, known: usize, what: &str) {
 fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
     for (sizes, dtype) in [(SMALL, Dtype::Fp32), (NORMED, Dtype::Fp8), (SMALL, Dtype::Int8)] {
         for isa in Isa::supported() {
-            let mut model = model(&sizes, dtype, isa);
+            let mut model = on_cpu(&engine(&sizes, dtype, "cpu"), isa);
             // Drafts that begin a page, cross into the next, and lie behind a chunk of attention.
             for known in [1, 9, 16, 30, 255] {
                 check(&mut model, known, &format!("{isa} {dtype}"));
             }
         }
     }
+    for (sizes, dtype) in [(SMALL, Dtype::Fp16), (NORMED, Dtype::Fp8)] {
+        let mut model = on_gpu(&engine(&sizes, dtype, "cuda:sm_90a"));
+        for known in [1, 16, 30] {
+            check(&mut model, known, &format!("sm_90a {dtype}"));
+        }
+    }
+}
+
+#[test]
+fn trees_without_pages_for_branches_are_refused() {
+    let mut model = on_gpu(&engine(&SMALL, Dtype::Fp16, "cuda:sm_90a"));
+    assert!(model.takes_trees());
+    model = model.with_scratch(64..66);
+    let (tokens, pages) = (tokens(1 + TREE.len()), [0, 1]);
+    let segment =
+        Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &TREE };
+    let error = model.forward(&[segment]).unwrap_err().to_string();
+    assert!(error.contains("a tree of drafts that needs more than 2 pages"), "{error}");
+    assert!(!model.with_scratch(0..0).takes_trees());
 }

@@ -246,6 +246,29 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
 }
 
 #[test]
+fn texts_are_the_same_with_trees_of_looked_up_drafts() {
+    for drafts in [Drafts::Lookup, Drafts::Model] {
+        let (_dir, engine) = target(drafts);
+        let mut requests = requests();
+        for request in &mut requests {
+            // Two tokens that went on in two ways.
+            let forked = [&tokens(4)[..], &tokens(3)[1..], &[40, 41], &tokens(3)[1..]].concat();
+            request.prompt = [&request.prompt[..], &forked].concat().into();
+        }
+        let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
+        let drafted = [1, 3].map(|ngram_branches| {
+            let policy = if drafts == Drafts::Lookup { Fixed } else { Adaptive };
+            let options = Options { ngram_branches, ..running::options(policy) };
+            let mut runtime = load_with(&engine, options, Schedule::PLAIN);
+            let done = running::run(&mut runtime, &requests);
+            assert_eq!(texts(&done), alone, "{drafts:?}, {ngram_branches} branches");
+            done.iter().map(|done| done.counters.drafted).sum::<u64>()
+        });
+        assert!(drafts == Drafts::Model || drafted[1] > drafted[0], "{drafted:?} drafts");
+    }
+}
+
+#[test]
 fn texts_are_the_same_with_any_speculation_when_a_library_multiplies_prompts() {
     let (_dir, engine) = target(Drafts::Model);
     let runtime = |policy| {

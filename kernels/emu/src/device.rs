@@ -96,7 +96,7 @@ impl Emulator {
                     self.run(&std::mem::take(&mut launches))?;
                     product::multiply(&self.arena, &product);
                 }
-                Work::Copy { to, from, bytes } => {
+                Work::Op(Op::Copy { to, from, bytes }) | Work::Copy { to, from, bytes } => {
                     self.run(&std::mem::take(&mut launches))?;
                     let mut copied = vec![0; bytes];
                     self.arena.read(from, &mut copied);

@@ -13,6 +13,8 @@ use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, OnHost, Uploaded};
+use crate::pages::PageId;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
@@ -62,14 +64,16 @@ impl Loader<'_> {
 
         let vocab_size = placement.shared_vocab();
         let draft = draft.map(|draft| -> Box<dyn Drafter> {
-            Box::new(draft::Model::new(draft.forward(), vocab_size))
+            Box::new(draft::Model::new(draft.forward(0..0), vocab_size))
         });
         let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (Some(lookup), None) => Some(Box::new(lookup)),
             (None, draft) => draft,
         };
-        let host = Host::new(target.forward(), drafter)?;
+        let first = self.num_pages as PageId;
+        let scratch = first..first + placement.scratch_pages(0) as PageId;
+        let host = Host::new(target.forward(scratch), drafter)?;
         let executor: Box<dyn Executor> = match steps {
             Some(steps) => Box::new(cuda::Steps::new(engine, steps, host)?),
             None => Box::new(host),
@@ -150,8 +154,9 @@ impl Loader<'_> {
         memory: &mut Memory,
     ) -> Result<cuda::Model> {
         let (engine, prefill) = (self.placement.engines[idx].0, self.placement.prefill);
+        let num_pages = self.num_pages + self.placement.scratch_pages(idx);
         if !device.shares_memory() {
-            return cuda::Model::load_with(engine, self.num_pages, prefill, device);
+            return cuda::Model::load_with(engine, num_pages, prefill, device);
         }
         let key = self.placement.key(idx);
         let found = self.copies.gpu.get(&key);
@@ -165,7 +170,7 @@ impl Loader<'_> {
         };
         let (bytes, place) = (cuda::Weights::bytes(engine), MemoryType::Gpu(number));
         memory.add_weights(WeightCopy { number: copy.number, memory: place, bytes, is_first });
-        cuda::Model::load_sharing(engine, copy.weights, self.num_pages, prefill, device)
+        cuda::Model::load_sharing(engine, copy.weights, num_pages, prefill, device)
     }
 
     /// What was taken besides weights that can be shared.
@@ -200,11 +205,11 @@ fn lookup(kind: &DrafterKind, policy: DraftPolicy) -> Option<draft::Ngram> {
 }
 
 impl Model {
-    /// For the executor on the host.
-    fn forward(self) -> Box<dyn Forward> {
+    /// For the executor on the host. `scratch` is pages of a GPU's cache for branches of trees.
+    fn forward(self, scratch: Range<PageId>) -> Box<dyn Forward> {
         match self {
             Self::Cpu(model) => model,
-            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)),
+            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu).with_scratch(scratch)),
         }
     }
 }

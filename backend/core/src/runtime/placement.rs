@@ -10,6 +10,7 @@ use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{self, Gpu, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
+use crate::pages::{PAGE_TOKENS, pages_for};
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -86,10 +87,6 @@ impl<'a> Placement<'a> {
         let has_gpu = engines.iter().any(|(_, place)| place.number().is_some());
         if options.prefill == Prefill::CublasLt && !has_gpu {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
-            return Err(Error::Unsupported(message.into()));
-        }
-        if options.ngram_branches > 1 && has_gpu {
-            let message = "ngram_branches above 1 on an engine that was built for a gpu";
             return Err(Error::Unsupported(message.into()));
         }
         // Only a CPU's engines compute with it.
@@ -208,7 +205,17 @@ impl<'a> Placement<'a> {
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(engine, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
-        passes + steps
+        passes + steps + self.scratch_pages(idx) * page_bytes(engine)
+    }
+
+    /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.
+    pub(super) fn scratch_pages(&self, idx: usize) -> usize {
+        if idx > 0 || self.engines[idx].1.number().is_none() {
+            return 0;
+        }
+        let StepBounds { sequences, drafts, .. } = self.bounds;
+        // A branch begins with the page that the first draft is in.
+        sequences * (self.ngram_branches - 1) * pages_for(PAGE_TOKENS - 1 + drafts)
     }
 
     /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.

@@ -45,6 +45,7 @@ functions! {
     cuMemFreeHost(host: u64);
     cuMemsetD8Async(to: u64, value: u8, bytes: usize, stream: Handle);
     cuMemcpyHtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle);
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle);
     cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize);
     cuStreamCreate(stream: &mut Handle, flags: u32);
     cuStreamDestroy_v2(stream: Handle);
@@ -157,6 +158,8 @@ fn memory_is_freed_once_and_touched_inside_of_allocations_only() {
     assert_eq!(cuMemcpyHtoDAsync_v2(address + 8, host, 1, stream), INVALID_VALUE);
     assert_eq!(cuMemcpyHtoDAsync_v2(address, host + 1, 8, stream), INVALID_VALUE);
     assert_eq!(cuMemcpyHtoDAsync_v2(address, address, 8, stream), INVALID_VALUE);
+    assert_eq!(cuMemcpyDtoDAsync_v2(address + 4, address, 5, stream), INVALID_VALUE);
+    assert_eq!(cuMemcpyDtoDAsync_v2(address, address + 4, 5, stream), INVALID_VALUE);
     assert_eq!(cuMemcpyDtoH_v2(ptr::null_mut(), address - 1, 1), INVALID_VALUE);
     assert_eq!(cuMemFree_v2(host), INVALID_VALUE);
     assert_eq!(cuMemFreeHost(address), INVALID_VALUE);

@@ -198,6 +198,10 @@ impl device::Device for Device {
                 let ProductShape { m, n, .. } = product.shape;
                 self.pull(product.output, m * n * size_of::<f32>())
             }
+            &Op::Copy { to, bytes, .. } => {
+                self.emulator.issue(op)?;
+                self.pull(to, bytes)
+            }
         }
     }
 

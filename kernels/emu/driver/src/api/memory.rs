@@ -95,6 +95,15 @@ unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     })
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Handle) -> Status {
+    in_context("cuMemcpyDtoDAsync", |context, _| {
+        context.memory.check(to, bytes)?;
+        context.memory.check(from, bytes)?;
+        context.streams.get_mut(stream)?.push(Work::Copy { to, from, bytes })
+    })
+}
+
 /// Does not wait for streams that were made not to block.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) -> Status {

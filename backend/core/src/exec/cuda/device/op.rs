@@ -1,4 +1,4 @@
-//! What can be issued to a device, and recorded: kernels of this project, and products of a library.
+//! What can be issued to a device, and recorded: kernels of this project, products of a library, and copies.
 
 use super::pod::{Pod, bytes_of};
 use super::{Address, Kernel};
@@ -11,6 +11,15 @@ pub enum Op {
     Launch(Launch),
     /// A product of a library.
     Product(Product),
+    /// A copy within the device's memory, between ranges that do not overlap.
+    Copy {
+        /// Where it begins.
+        from: Address,
+        /// Where it goes.
+        to: Address,
+        /// How much.
+        bytes: usize,
+    },
 }
 
 impl Op {
@@ -18,7 +27,7 @@ impl Op {
     pub fn as_launch(&self) -> Option<&Launch> {
         match self {
             Self::Launch(launch) => Some(launch),
-            Self::Product(_) => None,
+            Self::Product(_) | Self::Copy { .. } => None,
         }
     }
 }

@@ -2,25 +2,80 @@
 
 use super::Model;
 use super::tables::passes;
+use super::taps::Taps;
+use super::trees::Chains;
 use crate::batch::{Forward, Logits, Segment};
 use crate::exec::cuda::device::{Address, Device, Gpu};
+use crate::pages::PageId;
 use crate::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A model on a GPU, as the executor on the host uses it.
 pub struct OnHost {
     model: Arc<Model>,
     gpu: Gpu,
+    /// Pages of its cache for branches of trees.
+    scratch: Range<PageId>,
+    /// Of the last pass.
+    chains: Chains,
+    taps: Option<Taps>,
+    /// `[row][layer][hidden]` of the last pass.
+    tapped: Vec<f32>,
 }
 
 impl OnHost {
     /// `model` is on `gpu`.
     pub fn new(model: Arc<Model>, gpu: Gpu) -> Self {
-        Self { model, gpu }
+        Self {
+            model,
+            gpu,
+            scratch: 0..0,
+            chains: Chains::default(),
+            taps: None,
+            tapped: Vec::new(),
+        }
+    }
+
+    /// With pages of the model's cache that no sequence has, for branches of trees.
+    pub fn with_scratch(self, scratch: Range<PageId>) -> Self {
+        Self { scratch, ..self }
+    }
+
+    fn copy_pages(&self, pages: &[(PageId, PageId)]) -> Result<()> {
+        let mut device = self.gpu.lock();
+        pages.iter().try_for_each(|&(from, to)| self.model.copy_page(from, to, &mut **device))
     }
 }
 
 impl Forward for OnHost {
+    fn takes_trees(&self) -> bool {
+        !self.scratch.is_empty()
+    }
+
+    fn keep(&mut self, pages: &[PageId], first_draft: usize, path: &[usize]) -> Result<()> {
+        self.copy_pages(&self.chains.kept(pages, first_draft, path))
+    }
+
+    fn tap(&mut self, layers: &[usize]) -> Result<()> {
+        let config = self.model.config();
+        if let Some(layer) = layers.iter().find(|&&layer| layer > config.num_layers) {
+            let num_layers = config.num_layers;
+            let message = format!("hidden states behind layer {layer} of a model of {num_layers}");
+            return Err(Error::Unsupported(message));
+        }
+        let (rows, hidden) = (self.model.capacity().rows, config.hidden_size);
+        self.taps = match layers {
+            [] => None,
+            _ => Some(Taps::alloc(layers, rows, hidden, &mut **self.gpu.lock())?),
+        };
+        Ok(())
+    }
+
+    fn taps(&mut self) -> Result<&[f32]> {
+        Ok(&self.tapped)
+    }
+
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
         let vocab_size = self.model.config().vocab_size;
         let mut tokens = segments.iter().flat_map(|segment| segment.tokens);
@@ -28,15 +83,50 @@ impl Forward for OnHost {
             let message = format!("token {token} is outside of the vocabulary of {vocab_size}");
             return Err(Error::bad_request("input_ids", message));
         }
+        self.chains = Chains::new(segments, self.scratch.clone())?;
+        self.copy_pages(&self.chains.copies)?;
+        self.tapped.clear();
+        let chains = self.chains.segments(segments);
         let mut logits = Logits { vocab_size, values: Vec::new() };
         let mut device = self.gpu.lock();
-        for tables in passes(segments, &self.model.bounds()) {
-            self.model.issue(&tables, &mut **device)?;
+        for tables in passes(&chains, &self.model.bounds()) {
+            self.model.issue(&tables, self.taps.as_ref(), &mut **device)?;
             let count = tables.logit_rows.len() * vocab_size;
             download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;
+            if let Some(taps) = &self.taps {
+                taps.read(tables.rows.len(), &mut **device, &mut self.tapped)?;
+            }
+        }
+        if chains.len() > segments.len() {
+            let wants = chains
+                .iter()
+                .flat_map(|s| (0..s.tokens.len()).map(|row| s.tokens.len() - row <= s.num_logits));
+            let wants: Vec<bool> = wants.collect();
+            logits.values =
+                pick(&logits.values, vocab_size, logit_order(&self.chains.order, &wants));
+            if !self.tapped.is_empty() {
+                let width = self.tapped.len() / wants.len();
+                self.tapped = pick(&self.tapped, width, self.chains.order.iter().copied());
+            }
         }
         Ok(logits)
     }
+}
+
+/// The rows of `width` values each in another order, or some of them.
+fn pick(values: &[f32], width: usize, order: impl Iterator<Item = usize>) -> Vec<f32> {
+    order.flat_map(|row| &values[row * width..(row + 1) * width]).copied().collect()
+}
+
+/// Where the logits of rows stand among those that were computed, for the rows of `order` that want any.
+fn logit_order<'a>(order: &'a [usize], wants: &'a [bool]) -> impl Iterator<Item = usize> + 'a {
+    let mut before: Vec<usize> = Vec::with_capacity(wants.len());
+    let mut num_logits = 0;
+    for &wants in wants {
+        before.push(num_logits);
+        num_logits += usize::from(wants);
+    }
+    order.iter().filter(|&&row| wants[row]).map(move |&row| before[row])
 }
 
 /// Appends `count` values; waits for the device.

@@ -13,6 +13,8 @@ pub mod params;
 mod pass;
 pub mod shape;
 mod tables;
+mod taps;
+mod trees;
 mod weights;
 mod workspace;
 
@@ -27,12 +29,14 @@ use crate::engine::{Engine, Precision};
 use crate::exec::cuda::device::pod::bytes_of;
 use crate::exec::cuda::device::{Address, Description, Device, Op, upload};
 use crate::model::{Dtype, ModelConfig, RopeTable};
+use crate::pages::PageId;
 use code::Code;
 use many::Many;
 use pass::PassOps;
 use shape::{TILE_OUTPUTS, Tiling};
 use std::sync::Arc;
 use tables::{Bounds, Tables, passes};
+use taps::Taps;
 
 /// A model on a device.
 #[derive(Debug)]
@@ -169,7 +173,7 @@ impl Model {
         device: &mut dyn Device,
     ) -> Result<()> {
         for tables in passes(segments, &self.bounds()) {
-            self.issue(&tables, device)?;
+            self.issue(&tables, None, device)?;
         }
         Ok(())
     }
@@ -181,8 +185,8 @@ impl Model {
         Bounds { rows, many, sequences, group }
     }
 
-    /// Uploads the tables of a pass and runs it; does not wait.
-    fn issue(&self, tables: &Tables, device: &mut dyn Device) -> Result<()> {
+    /// Uploads the tables of a pass and runs it, and keeps hidden states in `taps`; does not wait.
+    fn issue(&self, tables: &Tables, taps: Option<&Taps>, device: &mut dyn Device) -> Result<()> {
         let work = &self.workspace;
         upload(device, work.rows, &tables.rows)?;
         upload(device, work.tiles, &tables.tiles)?;
@@ -197,17 +201,26 @@ impl Model {
             max_pages: tables.max_pages,
         };
         let many = self.many.as_ref().filter(|_| tables.is_many);
-        PassOps::new(self, &pass, many).all().iter().try_for_each(|op| device.issue(op))
+        PassOps::new(self, &pass, many, taps).all().iter().try_for_each(|op| device.issue(op))
     }
 
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.
     pub fn pass(&self, pass: &Pass) -> Vec<Op> {
-        PassOps::new(self, pass, None).all()
+        PassOps::new(self, pass, None, None).all()
     }
 
     /// The cache of one layer.
     fn layer_cache(&self, idx: usize) -> Address {
         self.cache + (idx * self.layer_bytes) as Address
+    }
+
+    /// Copies a page of the cache onto another one, in all layers; does not wait.
+    fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
+        let bytes = kv::page_bytes(self.precision.kv, &self.config) / self.config.num_layers;
+        (0..self.config.num_layers).try_for_each(|layer| {
+            let at = |page: PageId| self.layer_cache(layer) + (page as usize * bytes) as Address;
+            device.issue(&Op::Copy { from: at(from), to: at(to), bytes })
+        })
     }
 
     /// Bytes of a row of [`Workspace::squares`].

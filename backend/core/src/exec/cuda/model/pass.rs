@@ -5,6 +5,7 @@ use super::few;
 use super::many::Many;
 use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
 use super::shape;
+use super::taps::Taps;
 use super::weights::{Attention, Matrix, Mlp};
 use super::{Model, Pass};
 use crate::exec::cuda::device::pod::Pod;
@@ -40,22 +41,31 @@ pub(super) struct PassOps<'a> {
     pub(super) pass: &'a Pass,
     /// Who multiplies, where that is a library.
     many: Option<&'a Many>,
+    /// Hidden states to keep.
+    taps: Option<&'a Taps>,
     ops: Vec<Op>,
 }
 
 impl<'a> PassOps<'a> {
     /// Nothing yet.
-    pub(super) fn new(model: &'a Model, pass: &'a Pass, many: Option<&'a Many>) -> Self {
-        Self { model, pass, many, ops: Vec::new() }
+    pub(super) fn new(
+        model: &'a Model,
+        pass: &'a Pass,
+        many: Option<&'a Many>,
+        taps: Option<&'a Taps>,
+    ) -> Self {
+        Self { model, pass, many, taps, ops: Vec::new() }
     }
 
     /// Embedding, layers, head.
     pub(super) fn all(mut self) -> Vec<Op> {
         let decoder = &self.model.weights.decoder;
         self.embed(&decoder.embed);
+        self.tap(0);
         for (idx, layer) in decoder.layers.iter().enumerate() {
             self.attend(&layer.attention, self.model.layer_cache(idx));
             self.mlp(&layer.mlp);
+            self.tap(idx + 1);
         }
         let input = Input::Normed(decoder.final_norm);
         // Few rows want logits, whatever the pass.
@@ -75,6 +85,16 @@ impl<'a> PassOps<'a> {
         let activated = Output::Activated { next: &part.down };
         self.multiply(&part.gate_up, Input::Normed(part.norm), activated);
         self.multiply(&part.down, Input::Activated, Output::Residual);
+    }
+
+    /// Keeps the residual stream behind `layer` layers, if it is wanted.
+    fn tap(&mut self, layer: usize) {
+        let Some(taps) = self.taps else { return };
+        let from = self.model.workspace.residual;
+        let bytes = self.pass.num_rows * taps.row_bytes();
+        for to in taps.places(layer) {
+            self.push(Op::Copy { from, to, bytes });
+        }
     }
 
     fn multiply(&mut self, matrix: &Matrix, input: Input, output: Output<'_>) {

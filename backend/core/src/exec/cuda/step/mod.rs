@@ -3,7 +3,8 @@
 //!
 //! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
 //! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
-//! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host.
+//! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host, and so are trees of
+//! drafts.
 
 mod answers;
 mod buffers;
@@ -121,14 +122,15 @@ impl Steps {
         StepBuffers::bytes(&StepCapacity::of(target, draft_vocab))
     }
 
-    /// Whether the device can decide about each of the entries, in order.
-    fn split(&self, entries: &[Entry<'_>]) -> Vec<bool> {
+    /// Whether the device can decide about each of the entries, in order. `found` is the drafts that there are already.
+    fn split(&self, entries: &[Entry<'_>], found: &[Option<Proposal>]) -> Vec<bool> {
         let mut words = 0;
-        let takes = entries.iter().map(|entry| {
+        let takes = entries.iter().zip(found).map(|(entry, found)| {
             let more = if entry.samples() { StepInput::num_words(entry) } else { 0 };
             // Without a drafter there is no room for drafts, and requests may bring some.
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
-            let is_taken = has_room && decides_about(entry);
+            let is_chain = found.as_ref().is_none_or(Proposal::is_chain);
+            let is_taken = has_room && is_chain && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
         });
@@ -138,19 +140,26 @@ impl Steps {
     /// The step of all entries, on the device or on the host.
     fn step_all(&mut self, entries: &[Entry<'_>]) -> Result<Stepped> {
         let start = Instant::now();
-        let takes = self.split(entries);
-        let pairs = || entries.iter().zip(&takes);
-        let on_device: Vec<&Entry<'_>> =
-            pairs().filter(|(_, takes)| **takes).map(|(entry, _)| entry).collect();
-        let on_host: Vec<Entry<'_>> =
-            pairs().filter(|(_, takes)| !**takes).map(|(entry, _)| *entry).collect();
+        let found = match self.on.first.as_deref_mut() {
+            Some(first) => ask_first(first, entries)?,
+            None => vec![None; entries.len()],
+        };
+        let takes = self.split(entries, &found);
+        let mut on_device = Vec::new();
+        let mut on_host: Vec<Entry<'_>> = Vec::new();
+        for ((entry, found), &takes) in entries.iter().zip(found).zip(&takes) {
+            match takes {
+                true => on_device.push((entry, found)),
+                false => on_host.push(*entry),
+            }
+        }
         let ran = match on_device.is_empty() {
             // Pages may change hands before somebody asks for a step that is on its way.
             true => {
                 self.in_flight = None;
                 Ran { outcomes: Vec::new(), began: Some(start), ahead: false }
             }
-            false => self.run(&on_device, on_host.is_empty(), start)?,
+            false => self.run(on_device, on_host.is_empty(), start)?,
         };
         let mut device = ran.outcomes.into_iter();
         let mut host = self.on_host(&on_host)?.into_iter();
@@ -183,9 +192,15 @@ impl Steps {
 
     /// The step of all entries on the device: takes what is on its way already, launches what is missing, launches ahead
     /// what comes next, waits, and tells. `alone` says that the host has no other work for the device.
-    fn run(&mut self, entries: &[&Entry<'_>], alone: bool, start: Instant) -> Result<Ran> {
+    fn run(
+        &mut self,
+        entries: Vec<(&Entry<'_>, Option<Proposal>)>,
+        alone: bool,
+        start: Instant,
+    ) -> Result<Ran> {
         self.has_recorded = false;
-        let found = self.ask_first(entries)?;
+        let (entries, found): (Vec<_>, Vec<_>) = entries.into_iter().unzip();
+        let entries = &entries[..];
         let num_found = found.iter().flatten().count();
         let may_launch_ahead =
             alone && self.lookahead() > 0 && num_found * FOUND_SHARE < entries.len().max(1);
@@ -261,17 +276,6 @@ impl Steps {
             // So that the step takes the time that it takes, and fails itself if it fails.
             Some(_) => self.on.gpu.lock().wait().map(|()| None),
             None => Ok(None),
-        }
-    }
-
-    /// Drafts that are there before the graph runs.
-    fn ask_first(&mut self, entries: &[&Entry<'_>]) -> Result<Vec<Option<Proposal>>> {
-        match self.on.first.as_deref_mut() {
-            Some(first) => {
-                let entries: Vec<Entry<'_>> = entries.iter().map(|&&entry| entry).collect();
-                ask_first(first, &entries)
-            }
-            None => Ok(vec![None; entries.len()]),
         }
     }
 

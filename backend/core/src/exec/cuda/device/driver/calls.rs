@@ -112,6 +112,12 @@ functions! {
         bytes: usize,
         stream: sys::CUstream,
     ) -> Status;
+    cuMemcpyDtoDAsync_v2(
+        to: sys::CUdeviceptr,
+        from: sys::CUdeviceptr,
+        bytes: usize,
+        stream: sys::CUstream,
+    ) -> Status;
     cuMemcpyDtoH_v2(to: *mut c_void, from: sys::CUdeviceptr, bytes: usize) -> Status;
     cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) -> Status;
     cuModuleUnload(module: sys::CUmodule) -> Status;

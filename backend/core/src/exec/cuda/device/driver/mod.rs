@@ -140,6 +140,11 @@ impl Driver {
                 let products = self.products.as_ref().expect("products have been enabled");
                 products.multiply(product, self.stream.cast())
             }
+            &Op::Copy { from, to, bytes } => {
+                // SAFETY: addresses of this device's memory, which the stream's order keeps apart from other work.
+                let status = unsafe { calls::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
+                self.check("cuMemcpyDtoDAsync", status)
+            }
         }
     }
 
