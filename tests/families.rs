@@ -27,6 +27,8 @@ const NUM_PAGES: usize = 4;
 const FP32_ERROR: f32 = 2e-5;
 /// Weights are exact in FP16, as BF16 of this size is; activations and keys are rounded to it in every layer.
 const FP16_ERROR: f32 = 2e-2;
+/// The same of the residual stream, which is up to 18.
+const FP16_HIDDEN_ERROR: f32 = 4e-2;
 
 /// An engine of a recorded checkpoint, which has no tokenizer of its own.
 fn engine(family: &str, dtype: Dtype, device: &str) -> (TempDir, Engine) {
@@ -118,7 +120,7 @@ fn hidden_states_are_those_of_the_reference() {
         check(&format!("{family}, hidden states"), &found, &expected, FP32_ERROR);
         let (_dir, on_gpu) = engine(family, Dtype::Fp16, "cuda:sm_90a");
         let found = hidden_states(&mut on_emulator(&on_gpu), &on_gpu, &prompt);
-        check(&format!("{family}, hidden states on sm_90a"), &found, &expected, FP16_ERROR);
+        check(&format!("{family}, hidden states on sm_90a"), &found, &expected, FP16_HIDDEN_ERROR);
     }
 }
 

@@ -16,6 +16,7 @@ use spec_core::pages::{PageId, pages_for};
 use spec_core::runtime::TARGET_FILE;
 use spec_emu::{Emulator, Schedule};
 use std::sync::Arc;
+use tempfile::TempDir;
 
 /// Parents of the drafts: a first branch, forks at several depths, forks of forks, and a second root.
 const TREE: [Option<usize>; 11] =
@@ -27,11 +28,12 @@ const KEPT: [usize; 4] = [3, 6, 9, 10];
 /// Pages of a cache that sequences have; as many more are for branches.
 const NUM_PAGES: usize = 64;
 
-fn engine(sizes: &Sizes, dtype: Dtype, device: &str) -> Engine {
+fn engine(sizes: &Sizes, dtype: Dtype, device: &str) -> (TempDir, Engine) {
     let dir = tempfile::tempdir().unwrap();
     tiny::write_sized(&dir.path().join("hf"), 3, 5, sizes);
     Recipe::plain(dir.path().join("hf"), dtype).on(device).build(&dir.path().join("built"));
-    Engine::open(dir.path().join("built").join("1").join(TARGET_FILE)).unwrap()
+    let engine = Engine::open(dir.path().join("built").join("1").join(TARGET_FILE)).unwrap();
+    (dir, engine)
 }
 
 fn on_cpu(engine: &Engine, isa: Isa) -> Model {
@@ -112,7 +114,8 @@ fn check(model: &mut dyn Forward, known: usize, what: &str) {
 fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
     for (sizes, dtype) in [(SMALL, Dtype::Fp32), (NORMED, Dtype::Fp8), (SMALL, Dtype::Int8)] {
         for isa in Isa::supported() {
-            let mut model = on_cpu(&engine(&sizes, dtype, "cpu"), isa);
+            let (_dir, engine) = engine(&sizes, dtype, "cpu");
+            let mut model = on_cpu(&engine, isa);
             // Drafts that begin a page, cross into the next, and lie behind a chunk of attention.
             for known in [1, 9, 16, 30, 255] {
                 check(&mut model, known, &format!("{isa} {dtype}"));
@@ -120,7 +123,8 @@ fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
         }
     }
     for (sizes, dtype) in [(SMALL, Dtype::Fp16), (NORMED, Dtype::Fp8)] {
-        let mut model = on_gpu(&engine(&sizes, dtype, "cuda:sm_90a"));
+        let (_dir, engine) = engine(&sizes, dtype, "cuda:sm_90a");
+        let mut model = on_gpu(&engine);
         for known in [1, 16, 30] {
             check(&mut model, known, &format!("sm_90a {dtype}"));
         }
@@ -129,7 +133,8 @@ fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
 
 #[test]
 fn trees_without_pages_for_branches_are_refused() {
-    let mut model = on_gpu(&engine(&SMALL, Dtype::Fp16, "cuda:sm_90a"));
+    let (_dir, engine) = engine(&SMALL, Dtype::Fp16, "cuda:sm_90a");
+    let mut model = on_gpu(&engine);
     assert!(model.takes_trees());
     model = model.with_scratch(64..66);
     let (tokens, pages) = (tokens(1 + TREE.len()), [0, 1]);

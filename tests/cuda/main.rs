@@ -234,9 +234,7 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
                 let mut runtime = load(&engine, policy, Schedule::PLAIN);
                 let done = running::run(&mut runtime, &requests);
                 assert_eq!(texts(&done), alone, "{policy:?}, {draft_len} drafts");
-                let count = |count: fn(&Done) -> u64| done.iter().map(count).sum::<u64>();
-                let drafted = count(|done| done.counters.drafted);
-                let accepted = count(|done| done.counters.accepted);
+                let (drafted, accepted) = totals(&done);
                 // Of what is looked up in random text hardly any is right.
                 engaged |= drafted > accepted && (drafts == Drafts::Lookup || accepted > 0);
             }
@@ -245,15 +243,22 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
     }
 }
 
+/// Drafts, and those that were accepted.
+fn totals(done: &[Done]) -> (u64, u64) {
+    let sum = |count: fn(&Done) -> u64| done.iter().map(count).sum();
+    (sum(|done| done.counters.drafted), sum(|done| done.counters.accepted))
+}
+
 #[test]
 fn texts_are_the_same_with_trees_of_looked_up_drafts() {
     for drafts in [Drafts::Lookup, Drafts::Model] {
         let (_dir, engine) = target(drafts);
         let mut requests = requests();
         for request in &mut requests {
-            // Two tokens that went on in two ways.
-            let forked = [&tokens(4)[..], &tokens(3)[1..], &[40, 41], &tokens(3)[1..]].concat();
-            request.prompt = [&request.prompt[..], &forked].concat().into();
+            // Texts of three tokens: what came before has gone on in every way.
+            request.sampling.logit_bias = [40, 41, 42].map(|token| (token, 90.0)).into();
+            let prompt = tokens(24).into_iter().map(|token| 40 + token % 3);
+            request.prompt = prompt.collect::<Vec<_>>().into();
         }
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
         let drafted = [1, 3].map(|ngram_branches| {
@@ -262,9 +267,13 @@ fn texts_are_the_same_with_trees_of_looked_up_drafts() {
             let mut runtime = load_with(&engine, options, Schedule::PLAIN);
             let done = running::run(&mut runtime, &requests);
             assert_eq!(texts(&done), alone, "{drafts:?}, {ngram_branches} branches");
-            done.iter().map(|done| done.counters.drafted).sum::<u64>()
+            totals(&done)
         });
-        assert!(drafts == Drafts::Model || drafted[1] > drafted[0], "{drafted:?} drafts");
+        eprintln!("{drafts:?}: {drafted:?} drafts and accepted ones of chains and of trees");
+        let [(_, of_chains), (drafted, of_trees)] = drafted;
+        // What is drafted beside a model follows what steps cost.
+        let is_better = of_chains < of_trees && of_trees < drafted;
+        assert!(drafts == Drafts::Model || is_better, "a second branch is accepted, too");
     }
 }
 
