@@ -7,7 +7,6 @@ use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId};
 use crate::metrics::Slot;
 use crate::responder::{Gain, News};
 use crate::room::Place;
-use crate::triton::{Error, Level, log, monotonic_ns, panic_message};
 use crate::watch::{Verdict, Watch};
 use spec_core::runtime::{Event, Runtime, Step};
 use spec_core::sequence::{FinishReason, Sequence, SequenceId};
@@ -15,6 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use triton_backend::{Error, Level, log, monotonic_ns, panic_message};
 
 /// How often the gauges are set while steps run, in nanoseconds.
 const PUBLISH_PERIOD: u64 = 100_000_000;

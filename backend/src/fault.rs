@@ -7,7 +7,6 @@
 //!   without running any. While there is `MODEL.stuck` a step that has begun does not end; while there is
 //!   `MODEL.load` the model is being loaded.
 
-use crate::triton::{Error, Result};
 use spec_core::batch::{Entry, Executor, LongPrompts, Stepped, Unwanted};
 use spec_core::runtime::Runtime;
 use spec_core::sequence::SequenceId;
@@ -15,6 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
+use triton_backend::{Error, Result};
 
 /// How often a thread that is held looks whether it may go on.
 const LOOK: Duration = Duration::from_millis(1);

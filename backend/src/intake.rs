@@ -2,11 +2,11 @@
 //! leaves them here, so that none of them, however large, keeps it from the next. Large ones are read by a thread of
 //! their own, behind which small ones never stand. Those whose clients leave, or whose time is up, are found here too.
 
-use crate::triton::{Error, monotonic_ns};
 use crate::watch::{Verdict, Watch};
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use triton_backend::{Error, monotonic_ns};
 
 /// Requests of more bytes are large. Reading fewer takes some milliseconds.
 const SMALL_BYTES: usize = 16 << 10;

@@ -1,9 +1,9 @@
 //! `libtriton_spec.so`: serves the engines of `spec-build` from NVIDIA Triton.
 //!
-//! `triton` is a safe layer over Triton's C interface, `contract` and `parameters` are what clients and operators
-//! say; the rest is the life of a request: `serving` takes it, `intake` holds it until it is read, `mailbox` until the
-//! engine thread takes it, `engine` computes it, `responder` and `ticket` answer it. While it waits it has a place in
-//! the `room`, and a `watch` looks after its client and its time.
+//! `contract` and `parameters` are what clients and operators say; the rest is the life of a request: `serving` takes
+//! it, `intake` holds it until it is read, `mailbox` until the engine thread takes it, `engine` computes it, `responder`
+//! and `ticket` answer it. While it waits it has a place in the `room`, and a `watch` looks after its client and its
+//! time. All that is Triton's is behind `triton_backend`.
 
 pub mod contract;
 mod engine;
@@ -20,13 +20,12 @@ mod room;
 mod running;
 mod serving;
 mod ticket;
-pub mod triton;
 mod watch;
 
 use crate::model::Model;
 use crate::serving::Serving;
-use crate::triton::{Backend, Instance, Placement, Request, Result};
 use std::sync::Arc;
+use triton_backend::{Backend, Instance, Request, Result};
 
 /// The backend "spec".
 struct Spec;
@@ -35,11 +34,7 @@ impl Backend for Spec {
     type Model = Model;
     type Instance = Serving;
 
-    fn placements() -> Vec<Placement> {
-        vec![Placement::Cpu]
-    }
-
-    fn load(model: &triton::Model<'_>) -> Result<Model> {
+    fn load(model: &triton_backend::Model<'_>) -> Result<Model> {
         Model::load(model)
     }
 
@@ -60,4 +55,4 @@ impl Backend for Spec {
     }
 }
 
-export_backend!(Spec);
+triton_backend::export_backend!(Spec);

@@ -2,13 +2,13 @@
 //! held for moments; the engine thread never waits for anybody but for work.
 
 use crate::room::Place;
-use crate::triton::{Error, monotonic_ns};
 use crate::watch::Watch;
 use spec_core::runtime::Request;
 use spec_core::sequence::FinishReason;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use triton_backend::{Error, monotonic_ns};
 
 /// How long others go before an engine whose step has failed.
 const AVOIDED: Duration = Duration::from_secs(1);
@@ -256,7 +256,7 @@ mod tests {
         mailbox.die("the engine thread ended by a panic: oh");
         let message = refusal(&mailbox).message;
         assert_eq!(message, "the engine thread ended by a panic: oh; reload the model");
-        assert_eq!(mailbox.health().unwrap_err().code, crate::triton::Code::Unavailable);
+        assert_eq!(mailbox.health().unwrap_err().code, triton_backend::Code::Unavailable);
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         mailbox.close();
         assert!(mailbox.collect(true).is_none());
         assert!(mailbox.collect(false).is_some(), "work that is there is finished");
-        assert_eq!(refusal(&mailbox).code, crate::triton::Code::Unavailable);
+        assert_eq!(refusal(&mailbox).code, triton_backend::Code::Unavailable);
     }
 
     #[test]

@@ -1,18 +1,17 @@
 //! An instance's memory, as it is reported to Triton.
 
-use crate::triton;
 use spec_core::runtime::{Memory, MemoryType};
 
 /// Bytes of each memory that go with an instance. Weights that it shares are reported by the instance that loaded them.
-pub(crate) fn reported(memory: &Memory) -> Vec<(triton::Memory, usize)> {
+pub(crate) fn reported(memory: &Memory) -> Vec<(triton_backend::Memory, usize)> {
     let first = memory.weights.iter().filter(|copy| copy.is_first);
     let weights = first.map(|copy| (copy.memory, copy.bytes));
-    let mut sums: Vec<(triton::Memory, usize)> = Vec::new();
+    let mut sums: Vec<(triton_backend::Memory, usize)> = Vec::new();
     for (of, bytes) in memory.own.iter().copied().chain(weights) {
         let of = match of {
-            MemoryType::Cpu => triton::Memory::Cpu,
-            MemoryType::Pinned => triton::Memory::Pinned,
-            MemoryType::Gpu(number) => triton::Memory::Gpu(number as i64),
+            MemoryType::Cpu => triton_backend::Memory::Cpu,
+            MemoryType::Pinned => triton_backend::Memory::Pinned,
+            MemoryType::Gpu(number) => triton_backend::Memory::Gpu(number as i64),
         };
         match sums.iter_mut().find(|(other, _)| *other == of) {
             Some((_, sum)) => *sum += bytes,
@@ -39,10 +38,10 @@ mod tests {
             ],
         };
         let expected = [
-            (triton::Memory::Cpu, 1),
-            (triton::Memory::Gpu(2), 1010),
-            (triton::Memory::Pinned, 100),
-            (triton::Memory::Gpu(3), 10_000),
+            (triton_backend::Memory::Cpu, 1),
+            (triton_backend::Memory::Gpu(2), 1010),
+            (triton_backend::Memory::Pinned, 100),
+            (triton_backend::Memory::Gpu(3), 10_000),
         ];
         assert_eq!(reported(&memory), expected);
     }

@@ -7,13 +7,13 @@ use crate::metrics::{Metrics, Sweeper};
 use crate::parameters::{Policy, Settings};
 use crate::room::Room;
 use crate::running::Running;
-use crate::triton::{self, Error, Level, Placement, Result, log};
 use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::machine::{Cpus, trim_heap};
 use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use triton_backend::{Error, Level, Placement, Result, log};
 
 /// Rows of a step on a CPU.
 const CPU_STEP_ROWS: usize = 128;
@@ -49,7 +49,7 @@ impl Drop for Trimmer {
 
 impl Model {
     /// Opens the model's folder, completes its configuration and reads its parameters.
-    pub(crate) fn load(model: &triton::Model<'_>) -> Result<Self> {
+    pub(crate) fn load(model: &triton_backend::Model<'_>) -> Result<Self> {
         let (name, version) = (model.name()?, model.version()?);
         fault::hold_load(&name);
         let named = |error: String| Error::internal(format!("model '{name}': {error}"));

@@ -1,7 +1,7 @@
 //! What stands in the place of `fault.rs` in a backend that is not built for tests: nothing ever breaks or is held.
 
-use crate::triton::Result;
 use spec_core::runtime::Runtime;
+use triton_backend::Result;
 
 pub(crate) fn inject(_model: &str, runtime: Runtime) -> Result<Runtime> {
     Ok(runtime)

@@ -4,10 +4,10 @@
 //! key of TensorRT-LLM that can mean nothing here is an error that says why; an unfilled `${x}` is unset.
 
 use crate::contract::Profile;
-use crate::triton::{Error, Result};
 use serde_json::Value;
 use spec_core::exec::cpu::Isa;
 use spec_core::runtime::{Pinning, Prefill};
+use triton_backend::{Error, Result};
 
 mod keys;
 mod queue;

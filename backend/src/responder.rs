@@ -4,13 +4,13 @@
 use crate::mailbox::{Mailbox, RowId, Stop, TicketId};
 use crate::model::Model;
 use crate::ticket::{Home, Outcome, Ticket};
-use crate::triton::{Error, Instance, Level, log, panic_message};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
+use triton_backend::{Error, Instance, Level, log, panic_message};
 
 /// What the responder is told.
 pub(crate) enum News {

@@ -2,10 +2,10 @@
 //! until a step takes part of it, wherever it waits in between.
 
 use crate::parameters::{QueuePolicy, WhenFull};
-use crate::triton::Error;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use triton_backend::Error;
 
 /// How often a thread that waits for a place looks whether it still wants one.
 const LOOK: Duration = Duration::from_millis(5);

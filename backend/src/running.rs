@@ -4,10 +4,10 @@
 use crate::mailbox::{Job, Mailbox};
 use crate::responder::News;
 use crate::ticket::Ticket;
-use crate::triton::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use triton_backend::Error;
 
 /// The instances of a model that take requests.
 #[derive(Default)]

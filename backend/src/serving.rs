@@ -13,17 +13,17 @@ use crate::responder::{News, Responder, server_ends};
 use crate::room::Place;
 use crate::running::RunningInstance;
 use crate::ticket::{Home, Ticket};
-use crate::triton::{
-    Error, Instance, Level, OnExit, Request, Result, log, lower_thread_priority, monotonic_ns,
-    panic_message,
-};
 use crate::watch::{Verdict, Watch};
+use spec_core::machine::lower_thread_priority;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use triton_backend::{
+    Error, Instance, Level, OnExit, Request, Result, log, monotonic_ns, panic_message,
+};
 
 /// Most bytes of an input or a parameter that is looked at before a request is read: a number for each of as many rows as
 /// a request can have.
@@ -107,7 +107,7 @@ impl Serving {
         let limit = Duration::from_millis(self.door.model.settings.drain_timeout_ms);
         let told = Arc::clone(&self.door);
         let answer = move |limit| told.answer_all(limit);
-        self.on_exit = Some(self.door.instance.on_exit(limit, answer)?);
+        self.on_exit = Some(self.door.instance.on_exit(limit, answer));
         self.door.model.running.add(&self.door.running);
         Ok(())
     }

@@ -6,13 +6,13 @@ use crate::mailbox::TicketId;
 use crate::model::Model;
 use crate::parameters::ResponseStatistics;
 use crate::responder::Gain;
-use crate::triton::{self, Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns};
 use spec_core::batch::Emitted;
 use spec_core::runtime::{TextChunk, TextStream};
 use spec_core::sequence::FinishReason;
 use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use triton_backend::{Error, Instance, Request, ResponseTimes, Tensor, monotonic_ns};
 
 /// A request that was taken on.
 pub(crate) struct Ticket {
@@ -236,7 +236,7 @@ impl Ticket {
         // One that was stopped before its first token has no last one.
         let last_tokens = self.sequences.iter().map(|one| one.next.times.last_token_ns);
         let last_token = last_tokens.max().unwrap_or(now);
-        let times = triton::Times {
+        let times = triton_backend::Times {
             exec_start: start,
             compute_start: start,
             compute_end: last_token.max(start),

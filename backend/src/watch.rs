@@ -1,8 +1,8 @@
 //! What is looked after for as long as a request is open: whether its client is still there, and its time.
 
 use crate::parameters::LevelPolicy;
-use crate::triton::Error;
 use std::time::Duration;
+use triton_backend::Error;
 
 /// Tells whether a client has gone away.
 pub(crate) type Probe = Box<dyn Fn() -> bool + Send>;
@@ -81,7 +81,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::triton::Code;
+    use triton_backend::Code;
 
     const SECOND: Option<Duration> = Some(Duration::from_secs(1));
     const MINUTE: Option<Duration> = Some(Duration::from_secs(60));

@@ -2,9 +2,9 @@
 
 use super::form::Form;
 use super::{Contract, Profile, RowReply};
-use crate::triton::{Error, Result};
 use spec_core::runtime::{Request, TextRules};
 use spec_core::sampling::SamplingParams;
+use triton_backend::{Error, Result};
 
 /// Most texts that one request generates, where it wants several for a prompt.
 pub(super) const MAX_SEQUENCES: usize = 128;

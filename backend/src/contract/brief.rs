@@ -3,8 +3,8 @@
 
 use super::Contract;
 use super::value::{self, Value};
-use crate::triton::{Parameter, Tensor};
 use std::time::Duration;
+use triton_backend::{Parameter, Tensor};
 
 /// What a short look tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
     use crate::contract::Profile;
     use crate::parameters::Settings;
-    use crate::triton::DataType;
     use spec_core::engine::Limits;
+    use triton_backend::DataType;
 
     fn brief(profile: Profile, inputs: &[Tensor], parameters: &[(&str, Parameter)]) -> Brief {
         let limits =

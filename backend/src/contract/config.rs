@@ -1,9 +1,9 @@
 //! A profile's inputs and outputs in a model configuration, which Triton gives and takes as JSON.
 
 use super::Profile;
-use crate::triton::DataType;
-use crate::triton::{Error, Result};
 use serde_json::{Value, json};
+use triton_backend::DataType;
+use triton_backend::{Error, Result};
 
 /// One tensor as a profile declares it.
 struct Declared {

@@ -7,10 +7,10 @@ pub(super) use sampling::Words;
 
 use super::{Contract, Echo, MAX_TOKENS, Profile, Report, Row, VLLM_MAX_TOKENS};
 use crate::parameters::WhenTooLong;
-use crate::triton::{Error, Result};
 use spec_core::runtime::{Request, max_given_len};
 use spec_core::tokenizer::check_stops;
 use std::sync::Arc;
+use triton_backend::{Error, Result};
 
 /// Most single tokens that end a text.
 const MAX_STOP_TOKENS: usize = 1024;

@@ -23,13 +23,13 @@ mod value;
 mod vllm;
 
 use crate::parameters::Settings;
-use crate::triton::{Code, Error, Result};
-use crate::triton::{Parameter, Tensor};
 use spec_core::engine::Limits;
 use spec_core::runtime::{Request, TextRules};
 use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
 use std::time::Duration;
+use triton_backend::{Code, Error, Result};
+use triton_backend::{Parameter, Tensor};
 
 pub use answer::FanOut;
 pub use brief::Brief;

@@ -2,7 +2,7 @@
 
 use super::form::Form;
 use super::table::{Action, Checked, Opt, Wrong};
-use crate::triton::DataType;
+use triton_backend::DataType;
 
 /// Most words of a list, as many as sampling takes.
 const MAX_WORDS: usize = 1024;

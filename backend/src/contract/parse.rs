@@ -4,10 +4,10 @@ use super::form::{Form, Words};
 use super::table::{Action, Checked, Input, Wrong};
 use super::value::{self, Value};
 use super::{Call, Contract, Profile};
-use crate::triton::{Error, Result};
-use crate::triton::{Parameter, Tensor};
 use spec_core::tokenizer::Tokenizer;
 use std::time::Duration;
+use triton_backend::{Error, Result};
+use triton_backend::{Parameter, Tensor};
 
 /// Reads a request for `contract`.
 pub(super) fn parse(

@@ -3,8 +3,8 @@
 use super::form::Form;
 use super::reply::Cell;
 use super::{Call, Profile, Row, RowReply, text, token, vllm};
-use crate::triton::{DataType, Error};
 use spec_core::tokenizer::Tokenizer;
+use triton_backend::{DataType, Error};
 
 /// What a setter makes of a value.
 pub(super) type Checked<T = ()> = Result<T, Wrong>;

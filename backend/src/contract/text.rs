@@ -4,7 +4,7 @@
 use super::options::*;
 use super::reply::outputs::*;
 use super::table::{Input, Output, input};
-use crate::triton::DataType::{Bytes, Fp16, Int32, Uint64};
+use triton_backend::DataType::{Bytes, Fp16, Int32, Uint64};
 
 pub(super) static INPUTS: &[Input] = &[
     input("text_input", TEXT_INPUT),

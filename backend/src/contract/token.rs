@@ -4,7 +4,7 @@ use super::Echo;
 use super::options::*;
 use super::reply::{Cell, outputs::*};
 use super::table::{Action, Checked, Input, Opt, Output, Wrong, input};
-use crate::triton::DataType::{Bool, Bytes, Fp16, Fp32, Int32, Int64, Uint8, Uint64};
+use triton_backend::DataType::{Bool, Bytes, Fp16, Fp32, Int32, Int64, Uint8, Uint64};
 
 /// Most token sequences of one list.
 const MAX_SEQUENCES: usize = 1024;

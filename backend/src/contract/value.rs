@@ -2,9 +2,9 @@
 
 use super::form::{Form, excerpt};
 use super::table::{Action, Checked, Wrong};
-use crate::triton::{DataType, Parameter, Tensor};
-use crate::triton::{Error, Result};
 use serde_json::Value as Json;
+use triton_backend::{DataType, Parameter, Tensor};
+use triton_backend::{Error, Result};
 
 /// The elements of one row of an input.
 #[derive(Clone, Debug, PartialEq)]

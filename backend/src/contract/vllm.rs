@@ -5,10 +5,10 @@ use super::form::{Form, PromptEnd};
 use super::options::*;
 use super::reply::{Cell, logprobs, outputs::*};
 use super::table::{Action, Checked, Input, Layout, Opt, Output, Wrong, input};
-use crate::triton::DataType::{Bytes, Uint32};
 use serde_json::{Value as Json, json};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use triton_backend::DataType::{Bytes, Uint32};
 
 const NO_IMAGES: &str = "only text models are served";
 const NO_EMBEDDINGS_OUT: &str = "embeddings are not built in";

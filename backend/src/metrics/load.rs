@@ -1,9 +1,9 @@
 //! How loaded a model is: the gauges, which add up its instances.
 
-use crate::triton::{Family, Kind, Metric, Result};
 use spec_core::runtime::{Memory, MemoryType, Usage};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+use triton_backend::{Family, Kind, Metric, Result};
 
 /// What a gauge shows of a load.
 type Read = fn(&Load) -> f64;

@@ -6,11 +6,11 @@ mod load;
 pub(crate) use load::Slot;
 
 use crate::contract::Times;
-use crate::triton::{Family, Kind, Metric, Result};
 use load::Gauges;
 use spec_core::sequence::Counters;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use triton_backend::{Family, Kind, Metric, Result};
 
 /// Bounds of the histograms of lengths, in tokens: TensorRT-LLM's.
 const LENGTHS: Kind<'_> = Kind::Histogram(&[10.0, 50.0, 100.0, 500.0, 1000.0]);

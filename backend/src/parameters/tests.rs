@@ -1,8 +1,8 @@
 //! Configurations as Triton gives them.
 
 use super::*;
-use crate::triton::Code;
 use serde_json::json;
+use triton_backend::Code;
 
 fn parse(parameters: &[(&str, &str)]) -> Result<Settings> {
     let parameters: serde_json::Map<String, Value> = parameters

@@ -7,6 +7,7 @@ mod cgroup;
 mod cpus;
 mod heap;
 mod memory;
+mod priority;
 mod resident;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ pub use affinity::ThreadId;
 pub use cpus::{Core, Cpus};
 pub use heap::trim_heap;
 pub use memory::Headroom;
+pub use priority::lower_thread_priority;
 pub use resident::resident_bytes;
 
 use std::path::Path;

@@ -2,8 +2,8 @@
 
 use super::{Form, PromptEnd};
 use crate::contract::{Contract, Profile};
-use crate::triton::{Error, Result};
 use spec_core::tokenizer::{ChatPrompt, Conversation, Tokenizer};
+use triton_backend::{Error, Result};
 
 /// Most bytes of a prompt for each position of the engine: few tokens are longer.
 const MAX_TOKEN_BYTES: usize = 128;

@@ -3,10 +3,10 @@
 use super::{Form, excerpt};
 use crate::contract::{Contract, Profile, VLLM_TEMPERATURE};
 use crate::parameters::TemperatureAlone;
-use crate::triton::{Error, Result};
 use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
+use triton_backend::{Error, Result};
 
 /// Most bytes of words that are split for a request, those of equal lists counted once: a fraction of a second.
 const MAX_BYTES: usize = 256 << 10;

@@ -5,10 +5,10 @@ pub(super) mod outputs;
 
 use super::table::{Layout, Output, Scene};
 use super::{Call, Profile};
-use crate::triton::{DataType, Tensor};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
 use spec_core::tokenizer::Tokenizer;
+use triton_backend::{DataType, Tensor};
 
 pub use logprobs::PromptLogProbs;
 pub(super) use logprobs::logprobs;

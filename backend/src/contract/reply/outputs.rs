@@ -3,8 +3,8 @@
 use super::{Cell, RowReply};
 use crate::contract::Echo;
 use crate::contract::table::{Fill, Layout, Output, Scene};
-use crate::triton::DataType;
 use spec_core::sequence::{Counters, FinishReason};
+use triton_backend::DataType;
 
 /// How a text ended, as clients know it.
 pub(crate) fn reason(finish: FinishReason) -> &'static str {

@@ -13,11 +13,11 @@ mod texts;
 
 use super::{Call, Contract, Profile};
 use crate::parameters::Settings;
-use crate::triton::{Code, DataType, Error, Parameter, Result, Tensor};
 use serde_json::{Value, json};
 use spec_core::engine::Limits;
 use spec_core::tokenizer::Tokenizer;
 use std::sync::LazyLock;
+use triton_backend::{Code, DataType, Error, Parameter, Result, Tensor};
 
 /// The begin token of the test vocabulary, which a text gets in front.
 const BOS: u32 = 256;

@@ -1,8 +1,15 @@
 //! Tensors as they cross the border: typed, shaped, in host memory, nothing about them trusted yet.
 
-use super::error::{Error, Result};
+use crate::error::{Error, Result};
 
 /// Element types of Triton.
+///
+/// ```
+/// use triton_backend::DataType;
+///
+/// // As a model configuration names it: `data_type: TYPE_STRING`.
+/// assert_eq!(DataType::Bytes.config_name(), "STRING");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum DataType {
@@ -82,6 +89,23 @@ impl DataType {
 }
 
 /// A tensor in host memory.
+///
+/// ```
+/// use triton_backend::{DataType, Tensor};
+///
+/// let numbers = [1i32, -1, 7];
+/// let tensor = Tensor {
+///     name: "OUTPUT".into(),
+///     datatype: DataType::Int32,
+///     shape: vec![1, 3],
+///     data: numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
+/// };
+/// assert_eq!(tensor.num_elements(), Ok(3));
+///
+/// // The shape and the elements are what somebody sent: they may be anything.
+/// let odd = Tensor { shape: vec![i64::MAX, 3], ..tensor };
+/// assert!(odd.num_elements().is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     /// Its name in the model configuration.

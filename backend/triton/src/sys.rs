@@ -1,5 +1,6 @@
 //! The C types and the function table, made by scripts/bindings.
 #![allow(
+    dead_code,
     missing_docs,
     missing_debug_implementations,
     non_camel_case_types,
@@ -15,4 +16,4 @@
 include!("bindings.rs");
 
 /// Every function of the table.
-pub const NAMES: &[&str] = include!(concat!(env!("OUT_DIR"), "/functions.rs"));
+pub(crate) const NAMES: &[&str] = include!(concat!(env!("OUT_DIR"), "/functions.rs"));

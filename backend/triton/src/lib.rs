@@ -1,11 +1,11 @@
 //! A safe layer over Triton's C backend interface: enough to write a whole backend without a line of unsafe
-//! code. It knows nothing of models or of speculation.
+//! code.
 //!
 //! Implement [`Backend`] and export it from a cdylib named `libtriton_NAME.so`:
 //!
-//! ```
+//! ```standalone_crate
 //! use std::sync::Arc;
-//! use triton_spec::triton::{Backend, Instance, Model, Placement, Request, Result, Times, monotonic_ns};
+//! use triton_backend::{Backend, Instance, Model, Request, Result, Times, monotonic_ns};
 //!
 //! /// Answers every request with its own inputs.
 //! struct Echo;
@@ -14,9 +14,6 @@
 //!     type Model = ();
 //!     type Instance = Instance;
 //!
-//!     fn placements() -> Vec<Placement> {
-//!         vec![Placement::Cpu]
-//!     }
 //!     fn load(_: &Model<'_>) -> Result<()> {
 //!         Ok(())
 //!     }
@@ -36,12 +33,9 @@
 //!             let _ = instance.report(&request, sent.is_ok(), times);
 //!         }
 //!     }
-//!     fn stop(_: Instance) {}
-//!     fn ready(_: &Instance) -> Result<()> {
-//!         Ok(())
-//!     }
 //! }
-//! # // `export_backend!(Echo)` stands at the root of the cdylib; this library exports its own backend.
+//!
+//! triton_backend::export_backend!(Echo);
 //! ```
 //!
 //! What it sees to:
@@ -56,7 +50,7 @@
 mod api;
 mod backend;
 mod barrier;
-pub mod entry;
+mod entry;
 mod error;
 mod instance;
 mod message;
@@ -65,12 +59,11 @@ mod model;
 mod process;
 mod request;
 mod response;
-mod server;
 mod shutdown;
-pub mod sys;
+mod sys;
 mod tensor;
 
-pub use api::{Level, log, lower_thread_priority, monotonic_ns};
+pub use api::{Level, log, monotonic_ns};
 pub use backend::Backend;
 pub use entry::panic_message;
 pub use error::{Code, Error, Result};
@@ -81,3 +74,16 @@ pub use request::Request;
 pub use response::CancelProbe;
 pub use shutdown::OnExit;
 pub use tensor::{DataType, Parameter, Tensor};
+
+/// What `export_backend!` is made of.
+#[doc(hidden)]
+pub mod __export {
+    pub use crate::entry::{
+        attributes, execute, initialize, instance_finalize, instance_initialize, model_finalize,
+        model_initialize, ready,
+    };
+    pub use crate::sys::{
+        TRITONBACKEND_Backend, TRITONBACKEND_BackendAttribute, TRITONBACKEND_Model,
+        TRITONBACKEND_ModelInstance, TRITONBACKEND_Request, TRITONSERVER_Error,
+    };
+}

@@ -1,6 +1,6 @@
-/* The part of Triton's C interface that this backend uses, written from its documentation: the same names, types
+/* The part of Triton's C interface that the crate uses, written from its documentation: the same names, types
  * and values as triton/core/tritonserver.h and triton/core/tritonbackend.h of API 1.19. scripts/bindings makes
- * src/triton/bindings.rs of it; with TRITON_INCLUDE_DIR it uses the official headers instead. */
+ * src/bindings.rs of it; with TRITON_INCLUDE_DIR it uses the official headers instead. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -117,7 +117,6 @@ struct TRITONSERVER_Error* TRITONSERVER_MessageDelete(struct TRITONSERVER_Messag
 struct TRITONSERVER_Parameter* TRITONSERVER_ParameterNew(
     const char* name, const TRITONSERVER_ParameterType type, const void* value);
 void TRITONSERVER_ParameterDelete(struct TRITONSERVER_Parameter* parameter);
-bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel level);
 struct TRITONSERVER_Error* TRITONSERVER_LogMessage(
     TRITONSERVER_LogLevel level, const char* filename, const int line, const char* msg);
 
@@ -137,7 +136,6 @@ struct TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportMemoryUsage(
 struct TRITONSERVER_Error* TRITONSERVER_MetricFamilyNew(
     struct TRITONSERVER_MetricFamily** family, TRITONSERVER_MetricKind kind, const char* name,
     const char* description);
-struct TRITONSERVER_Error* TRITONSERVER_MetricFamilyDelete(struct TRITONSERVER_MetricFamily* family);
 struct TRITONSERVER_Error* TRITONSERVER_MetricArgsNew(struct TRITONSERVER_MetricArgs** args);
 struct TRITONSERVER_Error* TRITONSERVER_MetricArgsSetHistogram(
     struct TRITONSERVER_MetricArgs* args, const double* buckets, const uint64_t buckets_count);
@@ -156,7 +154,6 @@ struct TRITONSERVER_Error* TRITONSERVER_MetricObserve(struct TRITONSERVER_Metric
 
 /* Backend */
 struct TRITONSERVER_Error* TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor);
-struct TRITONSERVER_Error* TRITONBACKEND_BackendName(struct TRITONBACKEND_Backend* backend, const char** name);
 struct TRITONSERVER_Error* TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
     struct TRITONBACKEND_BackendAttribute* backend_attributes, const TRITONSERVER_InstanceGroupKind kind,
     const uint64_t count, const uint64_t* device_ids, const uint64_t id_count);

@@ -1,12 +1,11 @@
 //! A model instance as Triton knows it: its name, its place, and its statistics.
 #![allow(unsafe_code)]
 
-use super::api::{check, functions, into_raw, text};
-use super::error::{Error, Result};
-use super::request::Request;
-use super::server::Server;
-use super::shutdown::OnExit;
-use super::sys;
+use crate::api::{check, functions, into_raw, text};
+use crate::error::{Code, Error, Result};
+use crate::request::Request;
+use crate::shutdown::OnExit;
+use crate::sys;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -35,6 +34,19 @@ pub enum Memory {
 
 /// An instance. Its statistics can be reported from any thread; once Triton has taken the instance away,
 /// reports go nowhere.
+///
+/// ```no_run
+/// use triton_backend::{Instance, Request, Times, monotonic_ns};
+///
+/// fn answer(instance: &Instance, mut request: Request) {
+///     let start = monotonic_ns();
+///     let sent = request.send(&[], true);
+///     let end = monotonic_ns();
+///     let times = Times { exec_start: start, compute_start: start, compute_end: end, exec_end: end };
+///     // Of interest to Triton's statistics alone, and no reason to fail.
+///     let _ = instance.report(&request, sent.is_ok(), times);
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Instance(Arc<RwLock<Handle>>);
 
@@ -73,12 +85,12 @@ pub struct ResponseTimes {
 impl Instance {
     /// # Safety
     /// `raw` is alive until `end` is called.
-    pub(super) unsafe fn from_raw(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Self {
+    pub(crate) unsafe fn from_raw(raw: *mut sys::TRITONBACKEND_ModelInstance) -> Self {
         Self(Arc::new(RwLock::new(Handle(raw))))
     }
 
     /// Triton is about to free it.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).0 = ptr::null_mut();
     }
 
@@ -124,22 +136,28 @@ impl Instance {
 
     /// Has `answer` called when the server has been ending for `limit`, or for half of the time that it gives itself, if
     /// that is less, and when the process exits. It is to answer all requests that the instance holds within the time
-    /// that it is given, and the instance is to take no more. The result must not outlive the instance.
+    /// that it is given, and the instance is to take no more. It is called as long as the result lives.
     pub fn on_exit(
         &self,
         limit: Duration,
         answer: impl Fn(Duration) + Send + Sync + 'static,
-    ) -> Result<OnExit> {
-        let server = self.with(|raw| {
+    ) -> OnExit {
+        OnExit::new(self.clone(), limit, answer)
+    }
+
+    /// Whether its server has been told to end. Then it does not say any more whether it is live.
+    pub(crate) fn is_server_exiting(&self) -> bool {
+        let live = self.with(|raw| {
             let (mut model, mut server) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the instance is alive, its model with it; the server outlives both.
+            let mut live = false;
+            // SAFETY: the instance is alive, its model and its server with it.
             unsafe {
                 check(functions().TRITONBACKEND_ModelInstanceModel(raw, &mut model))?;
                 check(functions().TRITONBACKEND_ModelServer(model, &mut server))?;
-                Ok(Server::from_raw(server))
+                Ok(check(functions().TRITONSERVER_ServerIsLive(server, &mut live)))
             }
-        })?;
-        Ok(OnExit::new(server, limit, answer))
+        });
+        matches!(live, Ok(Err(Error { code: Code::Unavailable, .. })))
     }
 
     /// Reports a request, before it is released, and the batch that it counts as.

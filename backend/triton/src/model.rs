@@ -1,10 +1,10 @@
 //! What Triton knows of a model while it is loaded.
 #![allow(unsafe_code)]
 
-use super::api::{check, functions, text};
-use super::error::Result;
-use super::message::Message;
-use super::sys;
+use crate::api::{check, functions, text};
+use crate::error::Result;
+use crate::message::Message;
+use crate::sys;
 use serde_json::Value;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -14,6 +14,18 @@ use std::ptr;
 const CONFIG_VERSION: u32 = 1;
 
 /// A model that is being loaded.
+///
+/// ```no_run
+/// use triton_backend::{Error, Model, Result};
+///
+/// /// parameters { key: "max_bytes" value { string_value: "4096" } }
+/// fn max_bytes(model: &Model<'_>) -> Result<usize> {
+///     let config = model.config()?;
+///     let text = config["parameters"]["max_bytes"]["string_value"].as_str().unwrap_or("1024");
+///     let refusal = |_| Error::invalid_arg(format!("parameter 'max_bytes' is '{text}', no number"));
+///     text.parse().map_err(refusal)
+/// }
+/// ```
 pub struct Model<'a> {
     raw: *mut sys::TRITONBACKEND_Model,
     _loading: PhantomData<&'a ()>,
@@ -22,7 +34,7 @@ pub struct Model<'a> {
 impl Model<'_> {
     /// # Safety
     /// `raw` is alive for as long as the result is used.
-    pub(super) unsafe fn from_raw(raw: *mut sys::TRITONBACKEND_Model) -> Self {
+    pub(crate) unsafe fn from_raw(raw: *mut sys::TRITONBACKEND_Model) -> Self {
         Self { raw, _loading: PhantomData }
     }
 
@@ -55,7 +67,7 @@ impl Model<'_> {
         Ok(PathBuf::from(location).join(self.version()?.to_string()))
     }
 
-    /// Its configuration.
+    /// Its configuration, with Triton's defaults filled in.
     pub fn config(&self) -> Result<Value> {
         let mut message = ptr::null_mut();
         // SAFETY: the model is alive; the message is ours.

@@ -1,12 +1,13 @@
-//! What a backend is: the trait to implement; `export_backend!` makes Triton find it.
+//! What a backend is: the trait to implement; `export_backend!` has Triton find it.
 
-use super::error::Result;
-use super::instance::{Instance, Placement};
-use super::model::Model;
-use super::request::Request;
+use crate::error::Result;
+use crate::instance::{Instance, Placement};
+use crate::model::Model;
+use crate::request::Request;
 use std::sync::Arc;
 
-/// A backend: what becomes of models, instances and requests.
+/// A backend: what becomes of models, instances and requests. The [documentation of the crate](crate) has one;
+/// [`export_backend!`](crate::export_backend) has Triton find it.
 pub trait Backend: 'static {
     /// What a loaded model keeps, shared by its instances.
     type Model: Send + Sync + 'static;
@@ -14,9 +15,11 @@ pub trait Backend: 'static {
     type Instance: Send + Sync + 'static;
 
     /// Where instances run if the configuration does not say, the best first.
-    fn placements() -> Vec<Placement>;
+    fn placements() -> Vec<Placement> {
+        vec![Placement::Cpu]
+    }
 
-    /// Loads a model.
+    /// Loads a model. An error keeps it from being served and is what the operator reads.
     fn load(model: &Model<'_>) -> Result<Self::Model>;
 
     /// Starts an instance of a model.
@@ -27,8 +30,12 @@ pub trait Backend: 'static {
     fn execute(instance: &Self::Instance, requests: Vec<Request>);
 
     /// Ends an instance. Requests may be in its hands; all are to be answered before this returns.
-    fn stop(instance: Self::Instance);
+    fn stop(instance: Self::Instance) {
+        drop(instance);
+    }
 
     /// Whether an instance can serve. Called from any thread, beside everything else.
-    fn ready(instance: &Self::Instance) -> Result<()>;
+    fn ready(_instance: &Self::Instance) -> Result<()> {
+        Ok(())
+    }
 }

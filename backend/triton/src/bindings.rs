@@ -191,7 +191,6 @@ pub struct Functions {
         value: *const ::std::os::raw::c_void,
     ) -> *mut TRITONSERVER_Parameter,
     pub TRITONSERVER_ParameterDelete: unsafe extern "C" fn(parameter: *mut TRITONSERVER_Parameter),
-    pub TRITONSERVER_LogIsEnabled: unsafe extern "C" fn(level: TRITONSERVER_LogLevel) -> bool,
     pub TRITONSERVER_LogMessage: unsafe extern "C" fn(
         level: TRITONSERVER_LogLevel,
         filename: *const ::std::os::raw::c_char,
@@ -231,8 +230,6 @@ pub struct Functions {
         name: *const ::std::os::raw::c_char,
         description: *const ::std::os::raw::c_char,
     ) -> *mut TRITONSERVER_Error,
-    pub TRITONSERVER_MetricFamilyDelete:
-        unsafe extern "C" fn(family: *mut TRITONSERVER_MetricFamily) -> *mut TRITONSERVER_Error,
     pub TRITONSERVER_MetricArgsNew:
         unsafe extern "C" fn(args: *mut *mut TRITONSERVER_MetricArgs) -> *mut TRITONSERVER_Error,
     pub TRITONSERVER_MetricArgsSetHistogram: unsafe extern "C" fn(
@@ -271,10 +268,6 @@ pub struct Functions {
     ) -> *mut TRITONSERVER_Error,
     pub TRITONBACKEND_ApiVersion:
         unsafe extern "C" fn(major: *mut u32, minor: *mut u32) -> *mut TRITONSERVER_Error,
-    pub TRITONBACKEND_BackendName: unsafe extern "C" fn(
-        backend: *mut TRITONBACKEND_Backend,
-        name: *mut *const ::std::os::raw::c_char,
-    ) -> *mut TRITONSERVER_Error,
     pub TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup:
         unsafe extern "C" fn(
             backend_attributes: *mut TRITONBACKEND_BackendAttribute,
@@ -548,8 +541,6 @@ impl Functions {
             __library.get(b"TRITONSERVER_ParameterNew\0").map(|sym| *sym)?;
         let TRITONSERVER_ParameterDelete =
             __library.get(b"TRITONSERVER_ParameterDelete\0").map(|sym| *sym)?;
-        let TRITONSERVER_LogIsEnabled =
-            __library.get(b"TRITONSERVER_LogIsEnabled\0").map(|sym| *sym)?;
         let TRITONSERVER_LogMessage =
             __library.get(b"TRITONSERVER_LogMessage\0").map(|sym| *sym)?;
         let TRITONSERVER_BufferAttributesNew =
@@ -566,8 +557,6 @@ impl Functions {
             __library.get(b"TRITONBACKEND_ModelInstanceReportMemoryUsage\0").map(|sym| *sym)?;
         let TRITONSERVER_MetricFamilyNew =
             __library.get(b"TRITONSERVER_MetricFamilyNew\0").map(|sym| *sym)?;
-        let TRITONSERVER_MetricFamilyDelete =
-            __library.get(b"TRITONSERVER_MetricFamilyDelete\0").map(|sym| *sym)?;
         let TRITONSERVER_MetricArgsNew =
             __library.get(b"TRITONSERVER_MetricArgsNew\0").map(|sym| *sym)?;
         let TRITONSERVER_MetricArgsSetHistogram =
@@ -586,8 +575,6 @@ impl Functions {
             __library.get(b"TRITONSERVER_MetricObserve\0").map(|sym| *sym)?;
         let TRITONBACKEND_ApiVersion =
             __library.get(b"TRITONBACKEND_ApiVersion\0").map(|sym| *sym)?;
-        let TRITONBACKEND_BackendName =
-            __library.get(b"TRITONBACKEND_BackendName\0").map(|sym| *sym)?;
         let TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup = __library
             .get(b"TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup\0")
             .map(|sym| *sym)?;
@@ -707,7 +694,6 @@ impl Functions {
             TRITONSERVER_MessageDelete,
             TRITONSERVER_ParameterNew,
             TRITONSERVER_ParameterDelete,
-            TRITONSERVER_LogIsEnabled,
             TRITONSERVER_LogMessage,
             TRITONSERVER_BufferAttributesNew,
             TRITONSERVER_BufferAttributesDelete,
@@ -716,7 +702,6 @@ impl Functions {
             TRITONSERVER_BufferAttributesSetByteSize,
             TRITONBACKEND_ModelInstanceReportMemoryUsage,
             TRITONSERVER_MetricFamilyNew,
-            TRITONSERVER_MetricFamilyDelete,
             TRITONSERVER_MetricArgsNew,
             TRITONSERVER_MetricArgsSetHistogram,
             TRITONSERVER_MetricArgsDelete,
@@ -727,7 +712,6 @@ impl Functions {
             TRITONSERVER_MetricSet,
             TRITONSERVER_MetricObserve,
             TRITONBACKEND_ApiVersion,
-            TRITONBACKEND_BackendName,
             TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup,
             TRITONBACKEND_ModelServer,
             TRITONSERVER_ServerIsLive,
@@ -834,9 +818,6 @@ impl Functions {
     pub unsafe fn TRITONSERVER_ParameterDelete(&self, parameter: *mut TRITONSERVER_Parameter) {
         (self.TRITONSERVER_ParameterDelete)(parameter)
     }
-    pub unsafe fn TRITONSERVER_LogIsEnabled(&self, level: TRITONSERVER_LogLevel) -> bool {
-        (self.TRITONSERVER_LogIsEnabled)(level)
-    }
     pub unsafe fn TRITONSERVER_LogMessage(
         &self,
         level: TRITONSERVER_LogLevel,
@@ -895,12 +876,6 @@ impl Functions {
         description: *const ::std::os::raw::c_char,
     ) -> *mut TRITONSERVER_Error {
         (self.TRITONSERVER_MetricFamilyNew)(family, kind, name, description)
-    }
-    pub unsafe fn TRITONSERVER_MetricFamilyDelete(
-        &self,
-        family: *mut TRITONSERVER_MetricFamily,
-    ) -> *mut TRITONSERVER_Error {
-        (self.TRITONSERVER_MetricFamilyDelete)(family)
     }
     pub unsafe fn TRITONSERVER_MetricArgsNew(
         &self,
@@ -974,13 +949,6 @@ impl Functions {
         minor: *mut u32,
     ) -> *mut TRITONSERVER_Error {
         (self.TRITONBACKEND_ApiVersion)(major, minor)
-    }
-    pub unsafe fn TRITONBACKEND_BackendName(
-        &self,
-        backend: *mut TRITONBACKEND_Backend,
-        name: *mut *const ::std::os::raw::c_char,
-    ) -> *mut TRITONSERVER_Error {
-        (self.TRITONBACKEND_BackendName)(backend, name)
     }
     pub unsafe fn TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
         &self,

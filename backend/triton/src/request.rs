@@ -2,17 +2,49 @@
 //! dropping it unanswered answers it with an error.
 #![allow(unsafe_code)]
 
-use super::api::{check, functions, text};
-use super::error::{Error, Result};
-use super::response::{CancelProbe, ResponseFactory};
-use super::sys;
-use super::tensor::{DataType, Parameter, Tensor};
+use crate::api::{check, functions, text};
+use crate::error::{Error, Result};
+use crate::response::{CancelProbe, ResponseFactory};
+use crate::sys;
+use crate::tensor::{DataType, Parameter, Tensor};
 use std::ffi::{CStr, c_char, c_void};
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
-/// A request that Triton handed over.
+/// A request that Triton handed over. It can be moved to another thread and answered there, with one response or, if the
+/// model is decoupled, with any number of them.
+///
+/// ```no_run
+/// use triton_backend::{DataType, Error, Request, Result, Tensor};
+///
+/// /// Counts down from the number in the first input, one response for each.
+/// fn count_down(mut request: Request) {
+///     if let Err(error) = try_count_down(&mut request) {
+///         request.fail(&error);
+///     }
+/// }
+///
+/// fn try_count_down(request: &mut Request) -> Result<()> {
+///     let (inputs, probe) = (request.inputs()?, request.cancel_probe());
+///     let from = inputs.first().map(|input| input.data.as_slice());
+///     let from = from.and_then(|data| data.try_into().ok()).map(u32::from_le_bytes);
+///     let from = from.ok_or_else(|| Error::invalid_arg("the first input is no single UINT32"))?;
+///     for number in (0..=from).rev() {
+///         if probe.is_cancelled() {
+///             return Err(Error::cancelled());
+///         }
+///         let output = Tensor {
+///             name: "COUNT".into(),
+///             datatype: DataType::Uint32,
+///             shape: vec![1],
+///             data: number.to_le_bytes().to_vec(),
+///         };
+///         request.send(&[output], number == 0)?;
+///     }
+///     Ok(())
+/// }
+/// ```
 pub struct Request {
     raw: NonNull<sys::TRITONBACKEND_Request>,
     factory: ResponseFactory,
@@ -27,7 +59,7 @@ impl Request {
     ///
     /// # Safety
     /// `raw` is a request that Triton handed to `TRITONBACKEND_ModelInstanceExecute` and nobody released.
-    pub(super) unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
+    pub(crate) unsafe fn from_raw(raw: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
         // SAFETY: by the contract of this function.
         match unsafe { ResponseFactory::new(raw) } {
             Ok(factory) => Ok(Self { raw, factory, answered: false }),
@@ -219,11 +251,11 @@ impl Request {
         self.answered
     }
 
-    pub(super) fn factory(&self) -> &ResponseFactory {
+    pub(crate) fn factory(&self) -> &ResponseFactory {
         &self.factory
     }
 
-    pub(super) fn raw(&self) -> *mut sys::TRITONBACKEND_Request {
+    pub(crate) fn raw(&self) -> *mut sys::TRITONBACKEND_Request {
         self.raw.as_ptr()
     }
 }

@@ -1,7 +1,7 @@
 //! The way into Triton's functions, which can be barred for good. When the process exits, Triton's objects are destroyed
 //! under the backend's threads: from then on a thread that wants to call Triton stops here and never goes on.
 
-use super::sys::Functions;
+use crate::sys::Functions;
 use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -24,12 +24,12 @@ pub(crate) struct Calling {
 
 impl Calling {
     /// Begins a call. Does not return once calls are barred, unless this thread is in one already.
-    pub(super) fn new(functions: &'static Functions) -> Self {
+    pub(crate) fn new(functions: &'static Functions) -> Self {
         Self::try_new(functions).unwrap_or_else(|| stop_here())
     }
 
     /// As `new`, but returns in any case.
-    pub(super) fn try_new(functions: &'static Functions) -> Option<Self> {
+    pub(crate) fn try_new(functions: &'static Functions) -> Option<Self> {
         let enters = DEPTH.with(|depth| {
             if depth.get() == 0 {
                 // Sequentially consistent with `close`: either it counts this call, or the call sees it.
@@ -66,24 +66,24 @@ impl Drop for Calling {
 }
 
 /// Whether Triton cannot be called any more.
-pub(super) fn is_barred() -> bool {
+pub(crate) fn is_barred() -> bool {
     BARRED.load(Ordering::SeqCst)
 }
 
 /// Stops a thread of Triton's that would return to it.
-pub(super) fn stop_if_barred() {
+pub(crate) fn stop_if_barred() {
     if is_barred() {
         stop_here();
     }
 }
 
 /// Bars further calls. May be called by a signal handler.
-pub(super) fn close() {
+pub(crate) fn close() {
     BARRED.store(true, Ordering::SeqCst);
 }
 
 /// Waits for the calls in progress, but no longer than `limit`.
-pub(super) fn wait(limit: Duration) {
+pub(crate) fn wait(limit: Duration) {
     let end = Instant::now() + limit;
     while INSIDE.load(Ordering::SeqCst) > 0 && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));

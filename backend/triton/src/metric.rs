@@ -2,9 +2,9 @@
 //! its metrics take values and show nothing.
 #![allow(unsafe_code)]
 
-use super::api::{c_string, check, functions};
-use super::error::{Code, Error, Result};
-use super::sys;
+use crate::api::{c_string, check, functions};
+use crate::error::{Code, Error, Result};
+use crate::sys;
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,13 +20,26 @@ pub enum Kind<'a> {
     Histogram(&'a [f64]),
 }
 
-/// Metrics of one name, that differ by their labels.
+/// Metrics of one name, that differ by their labels. Backends of one server share the names: let them begin with that of
+/// the backend.
+///
+/// ```no_run
+/// use triton_backend::{Family, Kind, Model, Result};
+///
+/// fn load(model: &Model<'_>) -> Result<()> {
+///     let seconds = Kind::Histogram(&[0.1, 1.0, 10.0]);
+///     let family = Family::new(seconds, "echo_seconds", "From arrival to the answer")?;
+///     let metric = family.metric(&[("model", &model.name()?)])?;
+///     metric.observe(0.3);
+///     Ok(())
+/// }
+/// ```
 pub struct Family {
     raw: *mut sys::TRITONSERVER_MetricFamily,
     buckets: Option<Vec<f64>>,
 }
 
-/// One line of the metrics endpoint (several for a histogram).
+/// One line of the metrics endpoint (several for a histogram), which is there until the last of its owners is dropped.
 pub struct Metric {
     raw: *mut sys::TRITONSERVER_Metric,
 }
@@ -43,6 +56,8 @@ unsafe impl Sync for Metric {}
 /// Every family that was made. Triton counts the users of a line by family object: two objects of one name
 /// would take each other's lines away. It keeps families to the end, and so does this.
 static FAMILIES: Mutex<Option<HashMap<String, Arc<Family>>>> = Mutex::new(None);
+/// Held while a line is made or taken away: Triton may give out a line that is on its way out, and free it then.
+static LINES: Mutex<()> = Mutex::new(());
 
 impl Family {
     /// A family; asked for again by the same name it is the same family, whatever kind and help say then.
@@ -80,19 +95,23 @@ impl Family {
         Ok(Self { raw, buckets })
     }
 
-    /// The metric with these labels.
+    /// The metric with these labels: the same line for all who ask for it.
     pub fn metric(&self, labels: &[(&str, &str)]) -> Result<Metric> {
         let mut raw = ptr::null_mut();
         if !self.raw.is_null() {
             let labels = Labels::new(labels);
             let args = self.buckets.as_deref().map(HistogramArgs::new).transpose()?;
             let (base, len) = (labels.0.as_ptr().cast_mut().cast(), labels.0.len() as u64);
+            // In this order: a thread that may go no further holds no lock.
+            let f = functions();
+            let _line = LINES.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: the family is alive; labels and arguments outlive the call, which copies them.
             check(unsafe {
                 match &args {
-                    Some(args) => functions()
-                        .TRITONSERVER_MetricNewWithArgs(&mut raw, self.raw, base, len, args.0),
-                    None => functions().TRITONSERVER_MetricNew(&mut raw, self.raw, base, len),
+                    Some(args) => {
+                        f.TRITONSERVER_MetricNewWithArgs(&mut raw, self.raw, base, len, args.0)
+                    }
+                    None => f.TRITONSERVER_MetricNew(&mut raw, self.raw, base, len),
                 }
             })?;
         }
@@ -148,8 +167,10 @@ impl Metric {
 impl Drop for Metric {
     fn drop(&mut self) {
         if !self.raw.is_null() {
+            let f = functions();
+            let _line = LINES.lock().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: ours, and deleted once; families are never deleted.
-            let _ = check(unsafe { functions().TRITONSERVER_MetricDelete(self.raw) });
+            let _ = check(unsafe { f.TRITONSERVER_MetricDelete(self.raw) });
         }
     }
 }

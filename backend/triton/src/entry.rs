@@ -2,14 +2,14 @@
 //! crosses into C. `export_backend!` gives them their C names.
 #![allow(unsafe_code)]
 
-use super::api::{Level, check, functions, into_raw, log, resolve, try_functions};
-use super::backend::Backend;
-use super::barrier;
-use super::error::{Error, Result};
-use super::instance::{Instance, Placement};
-use super::model::Model;
-use super::request::Request;
-use super::{process, sys};
+use crate::api::{Level, check, functions, into_raw, log, resolve, try_functions};
+use crate::backend::Backend;
+use crate::barrier;
+use crate::error::{Error, Result};
+use crate::instance::{Instance, Placement};
+use crate::model::Model;
+use crate::request::Request;
+use crate::{process, sys};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
@@ -45,7 +45,12 @@ fn exiting() -> Error {
     Error::unavailable("the server is exiting")
 }
 
-/// What a panic said.
+/// What a panic said, as it is told for panics in the functions of [`Backend`].
+///
+/// ```
+/// let panic = std::panic::catch_unwind(|| panic!("no room")).unwrap_err();
+/// assert_eq!(triton_backend::panic_message(&*panic), "panic: no room");
+/// ```
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -255,81 +260,106 @@ pub unsafe fn ready<B: Backend>(
     shield(|| B::ready(&unsafe { started::<B>(raw) }?.state))
 }
 
-/// Exports a backend: the C functions by which Triton finds it. Once in a cdylib.
+/// Exports a backend: the C functions by which Triton finds it. Once in a cdylib, at its root or anywhere else.
+///
+/// ```standalone_crate
+/// use std::sync::Arc;
+/// use triton_backend::{Backend, Error, Instance, Model, Request, Result};
+///
+/// /// Refuses every request.
+/// struct Closed;
+///
+/// impl Backend for Closed {
+///     type Model = ();
+///     type Instance = ();
+///
+///     fn load(_: &Model<'_>) -> Result<()> {
+///         Ok(())
+///     }
+///     fn start(_: &Arc<()>, _: Instance) -> Result<()> {
+///         Ok(())
+///     }
+///     fn execute(_: &(), requests: Vec<Request>) {
+///         for mut request in requests {
+///             request.fail(&Error::unavailable("closed"));
+///         }
+///     }
+/// }
+///
+/// triton_backend::export_backend!(Closed);
+/// ```
 #[macro_export]
 macro_rules! export_backend {
     ($backend:ty) => {
-        /// The C functions that Triton calls.
-        #[allow(unsafe_code, missing_docs, unreachable_pub, clippy::missing_safety_doc)]
-        mod exported {
-            use super::*;
-            use $crate::triton::{entry, sys};
+        #[allow(unsafe_code)]
+        const _: () = {
+            use $crate::__export;
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_Initialize(
-                _: *mut sys::TRITONBACKEND_Backend,
-            ) -> *mut sys::TRITONSERVER_Error {
-                entry::initialize()
+            unsafe extern "C" fn TRITONBACKEND_Initialize(
+                _: *mut __export::TRITONBACKEND_Backend,
+            ) -> *mut __export::TRITONSERVER_Error {
+                __export::initialize()
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_GetBackendAttribute(
-                _: *mut sys::TRITONBACKEND_Backend,
-                attributes: *mut sys::TRITONBACKEND_BackendAttribute,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_GetBackendAttribute(
+                _: *mut __export::TRITONBACKEND_Backend,
+                attributes: *mut __export::TRITONBACKEND_BackendAttribute,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: Triton passes its own object; so below.
-                unsafe { entry::attributes::<$backend>(attributes) }
+                unsafe { __export::attributes::<$backend>(attributes) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(
-                model: *mut sys::TRITONBACKEND_Model,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_ModelInitialize(
+                model: *mut __export::TRITONBACKEND_Model,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::model_initialize::<$backend>(model) }
+                unsafe { __export::model_initialize::<$backend>(model) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(
-                model: *mut sys::TRITONBACKEND_Model,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_ModelFinalize(
+                model: *mut __export::TRITONBACKEND_Model,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::model_finalize::<$backend>(model) }
+                unsafe { __export::model_finalize::<$backend>(model) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
-                instance: *mut sys::TRITONBACKEND_ModelInstance,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
+                instance: *mut __export::TRITONBACKEND_ModelInstance,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::instance_initialize::<$backend>(instance) }
+                unsafe { __export::instance_initialize::<$backend>(instance) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
-                instance: *mut sys::TRITONBACKEND_ModelInstance,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
+                instance: *mut __export::TRITONBACKEND_ModelInstance,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::instance_finalize::<$backend>(instance) }
+                unsafe { __export::instance_finalize::<$backend>(instance) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
-                instance: *mut sys::TRITONBACKEND_ModelInstance,
-                requests: *mut *mut sys::TRITONBACKEND_Request,
+            unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
+                instance: *mut __export::TRITONBACKEND_ModelInstance,
+                requests: *mut *mut __export::TRITONBACKEND_Request,
                 count: u32,
-            ) -> *mut sys::TRITONSERVER_Error {
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::execute::<$backend>(instance, requests, count) }
+                unsafe { __export::execute::<$backend>(instance, requests, count) }
             }
 
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
-                instance: *mut sys::TRITONBACKEND_ModelInstance,
-            ) -> *mut sys::TRITONSERVER_Error {
+            unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
+                instance: *mut __export::TRITONBACKEND_ModelInstance,
+            ) -> *mut __export::TRITONSERVER_Error {
                 // SAFETY: as above.
-                unsafe { entry::ready::<$backend>(instance) }
+                unsafe { __export::ready::<$backend>(instance) }
             }
-        }
+        };
     };
 }

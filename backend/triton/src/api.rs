@@ -4,9 +4,10 @@
 //! extension with private symbols, a wheel with a renamed file), and each of these must work.
 #![allow(unsafe_code)]
 
-use super::barrier::Calling;
-use super::error::{Code, Error, Result};
-use super::sys::{self, Functions};
+use crate::barrier::Calling;
+use crate::error::{Code, Error, Result};
+use crate::process;
+use crate::sys::{self, Functions};
 use libloading::os::unix::{Library, RTLD_NOW};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -30,12 +31,12 @@ pub(crate) fn functions() -> Calling {
 }
 
 /// The function table, unless the process exits. As long as the result lives, `functions` returns.
-pub(super) fn try_functions() -> Option<Calling> {
+pub(crate) fn try_functions() -> Option<Calling> {
     Calling::try_new(FUNCTIONS.get()?)
 }
 
 /// Fills the function table. Called again it does nothing.
-pub(super) fn resolve() -> Result<()> {
+pub(crate) fn resolve() -> Result<()> {
     if FUNCTIONS.get().is_some() {
         return Ok(());
     }
@@ -114,7 +115,7 @@ fn loaded_path() -> Option<CString> {
 }
 
 /// Takes an error from Triton; null is success.
-pub(super) fn check(raw: *mut sys::TRITONSERVER_Error) -> Result<()> {
+pub(crate) fn check(raw: *mut sys::TRITONSERVER_Error) -> Result<()> {
     check_with(&functions(), raw)
 }
 
@@ -132,10 +133,10 @@ fn check_with(functions: &Functions, raw: *mut sys::TRITONSERVER_Error) -> Resul
 }
 
 /// Hands an error to Triton, who owns it then.
-pub(super) fn into_raw(error: &Error) -> *mut sys::TRITONSERVER_Error {
+pub(crate) fn into_raw(error: &Error) -> *mut sys::TRITONSERVER_Error {
     let Some(new) = ERROR_NEW.get() else {
         // Nothing can be told to a host that has no errors, and null would mean success.
-        eprintln!("libtriton_spec: {error}");
+        eprintln!("{}: {error}", process::library_name());
         std::process::abort();
     };
     let message = c_string(&error.message);
@@ -144,7 +145,7 @@ pub(super) fn into_raw(error: &Error) -> *mut sys::TRITONSERVER_Error {
 }
 
 /// For C, up to the first NUL.
-pub(super) fn c_string(text: &str) -> CString {
+pub(crate) fn c_string(text: &str) -> CString {
     let end = text.find('\0').unwrap_or(text.len());
     CString::new(&text[..end]).unwrap_or_default()
 }
@@ -153,7 +154,7 @@ pub(super) fn c_string(text: &str) -> CString {
 ///
 /// # Safety
 /// `raw` is null or a C string.
-pub(super) unsafe fn text(raw: *const c_char) -> String {
+pub(crate) unsafe fn text(raw: *const c_char) -> String {
     if raw.is_null() {
         return String::new();
     }
@@ -161,21 +162,12 @@ pub(super) unsafe fn text(raw: *const c_char) -> String {
     unsafe { CStr::from_ptr(raw) }.to_string_lossy().into_owned()
 }
 
-/// Nanoseconds of the monotonic clock: the clock of Triton's statistics.
+/// Nanoseconds of the monotonic clock: the clock of Triton's statistics, and so of [`Times`](crate::Times).
 pub fn monotonic_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is ours. The call cannot fail for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Lets other threads of the process go before this one, for as long as it lives.
-pub fn lower_thread_priority() {
-    const NICE: i32 = 5;
-    // SAFETY: changes nothing but this thread, whose number Linux takes for that of a process. Refusal does no harm.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as u32, NICE);
-    }
 }
 
 /// Weight of a line in Triton's log.
@@ -190,14 +182,21 @@ pub enum Level {
     Error = 2,
 }
 
-/// Writes a line to Triton's log.
+/// Writes a line to Triton's log, under the backend's name. Outside of Triton, as in unit tests, it does nothing.
+///
+/// ```
+/// use triton_backend::{Level, log};
+///
+/// log(Level::Warn, "model 'echo': the parameter 'colour' is not read");
+/// ```
 pub fn log(level: Level, message: &str) {
     if FUNCTIONS.get().is_none() {
         return;
     }
     let (functions, message) = (functions(), c_string(message));
+    let name = c_string(process::backend_name());
     // SAFETY: both strings outlive the call; an error is deleted by `check` and of no use.
     let _ = check_with(&functions, unsafe {
-        functions.TRITONSERVER_LogMessage(level as u32, c"spec".as_ptr(), 0, message.as_ptr())
+        functions.TRITONSERVER_LogMessage(level as u32, name.as_ptr(), 0, message.as_ptr())
     });
 }

@@ -1,11 +1,13 @@
 //! What a backend needs of the process that it lives in: to hear of its end, and to stay in it until then.
 #![allow(unsafe_code)]
 
-use super::shutdown;
+use crate::shutdown;
 use libc::{c_int, c_void, siginfo_t};
 use std::cell::UnsafeCell;
-use std::ffi::OsStr;
+use std::ffi::{CStr, OsStr};
 use std::mem::{self, MaybeUninit};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Once, OnceLock};
@@ -38,7 +40,7 @@ unsafe extern "C" {
 }
 
 /// Whether this is Triton's own program, which ends as `shutdown` describes. Other hosts have ways of their own.
-pub(super) fn is_triton() -> bool {
+pub(crate) fn is_triton() -> bool {
     static IS_TRITON: OnceLock<bool> = OnceLock::new();
     *IS_TRITON.get_or_init(|| {
         let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
@@ -46,24 +48,46 @@ pub(super) fn is_triton() -> bool {
     })
 }
 
+/// Path of the library that this code is in, as the loader has it.
+fn library() -> Option<&'static CStr> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    let function = library as fn() -> _ as *const c_void;
+    // SAFETY: the address of a function; `info` is ours, and all zeros are a value of it. A name that the loader gives is a
+    // C string that lives as long as the library does.
+    unsafe {
+        libc::dladdr(function, info.as_mut_ptr());
+        let name = info.assume_init().dli_fname;
+        (!name.is_null()).then(|| CStr::from_ptr(name))
+    }
+}
+
+/// Name of the library's file without its suffix: `libtriton_NAME`.
+pub(crate) fn library_name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let path = library().map(|path| Path::new(OsStr::from_bytes(path.to_bytes())));
+        let name = path.and_then(Path::file_stem).unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    })
+}
+
+/// The backend's name: Triton finds the backend NAME in the file `libtriton_NAME.so`.
+pub(crate) fn backend_name() -> &'static str {
+    library_name().strip_prefix("libtriton_").unwrap_or(library_name())
+}
+
 /// Has `shutdown::exit` run when the process exits, before anything is destroyed that is older than this call; and keeps
 /// this library in memory until then, as its threads and handlers may run that long. Called again it does nothing.
-pub(super) fn note_exit() {
+pub(crate) fn note_exit() {
     extern "C" fn exit(status: c_int, _: *mut c_void) {
         shutdown::exit(status);
     }
     static ONCE: Once = Once::new();
-    // SAFETY: the address of a function of this library; `info` is ours. Opening what is loaded already runs no
-    // initialiser. A handler is registered only if it stays in memory.
+    let Some(path) = library() else { return };
+    // SAFETY: opening what is loaded already runs no initialiser. A handler is registered only if it stays in memory.
     ONCE.call_once(|| unsafe {
-        let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-        let function = note_exit as fn() as *const c_void;
-        if libc::dladdr(function, info.as_mut_ptr()) == 0 {
-            return;
-        }
-        let name = (*info.as_ptr()).dli_fname;
         let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        if !libc::dlopen(name, flags).is_null() {
+        if !libc::dlopen(path.as_ptr(), flags).is_null() {
             // Without room for one more handler the process exits as it would without this.
             on_exit(exit, ptr::null_mut());
         }
@@ -71,7 +95,7 @@ pub(super) fn note_exit() {
 }
 
 /// Ends the process now: nothing is destroyed, no handler runs, but what was written to C's streams arrives.
-pub(super) fn end(status: i32) -> ! {
+pub(crate) fn end(status: i32) -> ! {
     // SAFETY: neither uses anything of ours.
     unsafe {
         libc::fflush(ptr::null_mut());
@@ -81,7 +105,7 @@ pub(super) fn end(status: i32) -> ! {
 
 /// Has the signals that end the server noted on their way to it. Its frontends take requests only after it has set its
 /// handlers, so the first request is the time to do this.
-pub(super) fn note_exit_signals() {
+pub(crate) fn note_exit_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if is_triton() {

@@ -1,25 +1,25 @@
 //! JSON on its way to and from Triton.
 #![allow(unsafe_code)]
 
-use super::api::{check, functions};
-use super::error::{Error, Result};
-use super::sys;
+use crate::api::{check, functions};
+use crate::error::{Error, Result};
+use crate::sys;
 use serde_json::Value;
 use std::ptr;
 
 /// A message of ours.
-pub(super) struct Message(*mut sys::TRITONSERVER_Message);
+pub(crate) struct Message(*mut sys::TRITONSERVER_Message);
 
 impl Message {
     /// Takes over a message.
     ///
     /// # Safety
     /// `raw` is a message that the caller owns.
-    pub(super) unsafe fn from_raw(raw: *mut sys::TRITONSERVER_Message) -> Self {
+    pub(crate) unsafe fn from_raw(raw: *mut sys::TRITONSERVER_Message) -> Self {
         Self(raw)
     }
 
-    pub(super) fn from_json(value: &Value) -> Result<Self> {
+    pub(crate) fn from_json(value: &Value) -> Result<Self> {
         let text = value.to_string();
         let mut raw = ptr::null_mut();
         // SAFETY: Triton copies the text.
@@ -33,7 +33,7 @@ impl Message {
         Ok(Self(raw))
     }
 
-    pub(super) fn to_json(&self) -> Result<Value> {
+    pub(crate) fn to_json(&self) -> Result<Value> {
         let (mut base, mut len) = (ptr::null(), 0);
         // SAFETY: the message is alive.
         check(unsafe {
@@ -45,7 +45,7 @@ impl Message {
             .map_err(|e| Error::internal(format!("Triton's model configuration: {e}")))
     }
 
-    pub(super) fn as_raw(&self) -> *mut sys::TRITONSERVER_Message {
+    pub(crate) fn as_raw(&self) -> *mut sys::TRITONSERVER_Message {
         self.0
     }
 }

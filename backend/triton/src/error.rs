@@ -24,7 +24,7 @@ pub enum Code {
 
 impl Code {
     /// The code with this number in Triton's C interface.
-    pub fn from_raw(raw: u32) -> Self {
+    pub(crate) fn from_raw(raw: u32) -> Self {
         match raw {
             1 => Self::Internal,
             2 => Self::NotFound,
@@ -39,6 +39,15 @@ impl Code {
 }
 
 /// What went wrong, for the client or the server's log.
+///
+/// ```
+/// use triton_backend::{Code, Error};
+///
+/// // HTTP 404, gRPC NOT_FOUND.
+/// let error = Error::new(Code::NotFound, "there is no voice 'tenor'");
+/// assert_eq!(error.to_string(), "there is no voice 'tenor'");
+/// assert_eq!(Error::invalid_arg("too long").code, Code::InvalidArg);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -48,7 +57,7 @@ pub struct Error {
     pub message: String,
 }
 
-/// Shorthand for results of this module.
+/// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {

@@ -2,15 +2,15 @@
 //! would keep its model from ever being unloaded, one that dies early would crash the server.
 #![allow(unsafe_code)]
 
-use super::api::{c_string, check, functions, into_raw};
-use super::error::{Error, Result};
-use super::sys;
-use super::tensor::Tensor;
+use crate::api::{c_string, check, functions, into_raw};
+use crate::error::{Error, Result};
+use crate::sys;
+use crate::tensor::Tensor;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 /// Makes the responses of one request.
-pub(super) struct ResponseFactory(Arc<Handle>);
+pub(crate) struct ResponseFactory(Arc<Handle>);
 
 struct Handle(NonNull<sys::TRITONBACKEND_ResponseFactory>);
 
@@ -46,7 +46,7 @@ impl CancelProbe {
 impl ResponseFactory {
     /// # Safety
     /// `request` is alive.
-    pub(super) unsafe fn new(request: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
+    pub(crate) unsafe fn new(request: NonNull<sys::TRITONBACKEND_Request>) -> Result<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: by the contract of this function.
         check(unsafe { functions().TRITONBACKEND_ResponseFactoryNew(&mut raw, request.as_ptr()) })?;
@@ -54,12 +54,12 @@ impl ResponseFactory {
         Ok(Self(Arc::new(Handle(raw))))
     }
 
-    pub(super) fn cancel_probe(&self) -> CancelProbe {
+    pub(crate) fn cancel_probe(&self) -> CancelProbe {
         CancelProbe(Arc::clone(&self.0))
     }
 
     /// A response with these outputs, to be sent.
-    pub(super) fn build(&self, outputs: &[Tensor]) -> Result<Response> {
+    pub(crate) fn build(&self, outputs: &[Tensor]) -> Result<Response> {
         let mut response = self.response()?;
         for output in outputs {
             response.add(output)?;
@@ -68,7 +68,7 @@ impl ResponseFactory {
     }
 
     /// Sends the final response, an error. A client that cannot be told anything gets the final flag alone.
-    pub(super) fn send_error(&self, error: &Error) {
+    pub(crate) fn send_error(&self, error: &Error) {
         let sent = self.response().and_then(|response| response.send(true, Some(error)));
         if sent.is_err() {
             // SAFETY: the factory is alive. If this fails too, Triton itself is at its end.
@@ -78,7 +78,7 @@ impl ResponseFactory {
         }
     }
 
-    pub(super) fn raw(&self) -> *mut sys::TRITONBACKEND_ResponseFactory {
+    pub(crate) fn raw(&self) -> *mut sys::TRITONBACKEND_ResponseFactory {
         self.0.0.as_ptr()
     }
 
@@ -93,7 +93,7 @@ impl ResponseFactory {
 const FINAL: u32 = sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL;
 
 /// A response that has not been sent; dropping it takes it back.
-pub(super) struct Response {
+pub(crate) struct Response {
     raw: *mut sys::TRITONBACKEND_Response,
 }
 
@@ -135,7 +135,7 @@ impl Response {
     }
 
     /// Hands it to Triton, whatever comes of it.
-    pub(super) fn send(self, is_final: bool, error: Option<&Error>) -> Result<()> {
+    pub(crate) fn send(self, is_final: bool, error: Option<&Error>) -> Result<()> {
         let raw_error = error.map_or(ptr::null_mut(), into_raw);
         let flags = if is_final { FINAL } else { 0 };
         let raw = std::mem::ManuallyDrop::new(self).raw;

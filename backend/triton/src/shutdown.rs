@@ -10,9 +10,9 @@
 //!   use it. In other hosts than Triton's own program, whose exit is theirs, those threads stop instead.
 //! * A server that has not ended when its time is over is ended.
 
-use super::api::{Level, log, monotonic_ns};
-use super::server::Server;
-use super::{barrier, process};
+use crate::api::{Level, log, monotonic_ns};
+use crate::instance::Instance;
+use crate::{barrier, process};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,7 +46,7 @@ struct Watched {
 
 struct Entry {
     id: u64,
-    server: Server,
+    instance: Instance,
     /// When its server began to end, if that is known from the server alone.
     begun_at: Option<u64>,
     /// From the beginning of the end.
@@ -58,13 +58,31 @@ struct Entry {
 type Answer = dyn Fn(Duration) + Send + Sync;
 
 /// Something that holds requests: as long as this lives it is told when the server ends.
+///
+/// ```no_run
+/// use std::sync::{Arc, Mutex};
+/// use std::time::Duration;
+/// use triton_backend::{Error, Instance, OnExit, Request};
+///
+/// /// What is being worked on, when the server gives it no more than ten seconds.
+/// fn watch(instance: &Instance, running: &Arc<Mutex<Vec<Request>>>) -> OnExit {
+///     let running = Arc::clone(running);
+///     instance.on_exit(Duration::from_secs(10), move |_limit| {
+///         if let Ok(mut running) = running.lock() {
+///             for mut request in running.drain(..) {
+///                 request.fail(&Error::unavailable("the server is shutting down"));
+///             }
+///         }
+///     })
+/// }
+/// ```
 #[derive(Debug)]
 pub struct OnExit(u64);
 
 impl OnExit {
-    /// As [`Instance::on_exit`](super::Instance::on_exit).
-    pub(super) fn new(
-        server: Server,
+    /// As [`Instance::on_exit`](crate::Instance::on_exit).
+    pub(crate) fn new(
+        instance: Instance,
         limit: Duration,
         answer: impl Fn(Duration) + Send + Sync + 'static,
     ) -> Self {
@@ -73,9 +91,11 @@ impl OnExit {
         watched.num_entries += 1;
         let id = watched.num_entries;
         let answer = Arc::new(answer);
-        watched.entries.push(Entry { id, server, begun_at: None, limit, answer });
+        watched.entries.push(Entry { id, instance, begun_at: None, limit, answer });
         if watched.watcher.is_none() {
-            let watcher = thread::Builder::new().name("spec-watch".into()).spawn(watch);
+            let watcher = thread::Builder::new()
+                .name(format!("{}-watch", process::backend_name()))
+                .spawn(watch);
             // Without the thread there is still the handler of `exit`.
             watched.watcher = watcher.ok().map(|watcher| watcher.thread().clone());
         }
@@ -100,7 +120,7 @@ fn lock() -> MutexGuard<'static, Watched> {
 }
 
 /// The server is about to end. May be called by a signal handler.
-pub(super) fn begin() {
+pub(crate) fn begin() {
     // Of several signals the first one counts.
     let _ = BEGUN_AT.compare_exchange(0, monotonic_ns(), Ordering::AcqRel, Ordering::Acquire);
     if GRACE.get().is_some_and(Duration::is_zero) {
@@ -122,7 +142,7 @@ impl Entry {
     /// Learns from the server that it ends. In Triton's own program that is the end of the process; another one may
     /// start its next server.
     fn ask_server(&mut self) {
-        if ending_for().is_some() || self.begun_at.is_some() || !self.server.is_exiting() {
+        if ending_for().is_some() || self.begun_at.is_some() || !self.instance.is_server_exiting() {
             return;
         }
         match process::is_triton() {
@@ -156,7 +176,6 @@ fn watch() {
         if !watched.watcher.as_ref().is_none_or(is_own) {
             return;
         }
-        // Asked under the lock: a server lives at least as long as its models, and these as their entries.
         watched.entries.iter_mut().for_each(Entry::ask_server);
         let is_empty = watched.entries.is_empty();
         if is_empty && ending_for().is_none() {
@@ -172,8 +191,9 @@ fn watch() {
         answer_all(&answers);
         if process::is_triton() && ending_for().is_some_and(|time| time > grace() + OVERTIME) {
             let status = i32::from(!is_empty);
+            let name = process::backend_name();
             eprintln!(
-                "spec: the server has not ended within its exit timeout: ended with {status}"
+                "{name}: the server has not ended within its exit timeout: ended with {status}"
             );
             process::end(status);
         }
@@ -208,7 +228,7 @@ fn exit_timeout<'a>(mut arguments: impl Iterator<Item = &'a OsStr>) -> Option<u6
 
 /// The process exits: `main` has returned, or somebody has called `exit`. Nothing that was made before the backend was
 /// loaded has been destroyed yet.
-pub(super) fn exit(status: i32) {
+pub(crate) fn exit(status: i32) {
     begin();
     let answers: Vec<_> = lock().entries.iter().map(|entry| Arc::clone(&entry.answer)).collect();
     answer_all(&answers);
