@@ -1,7 +1,25 @@
-//! A safe layer over Triton's C backend interface: enough to write a whole backend without a line of unsafe
-//! code.
+//! Backends for NVIDIA's Triton Inference Server in Rust, without a line of unsafe code: a safe layer over Triton's C
+//! backend interface.
 //!
-//! Implement [`Backend`] and export it from a cdylib named `libtriton_NAME.so`:
+//! # A backend on one page
+//!
+//! A backend named `echo` is a library `libtriton_echo.so`. `Cargo.toml`:
+//!
+//! ```toml
+//! [package]
+//! name = "triton-echo"
+//! version = "0.1.0"
+//! edition = "2024"
+//!
+//! [lib]
+//! name = "triton_echo"
+//! crate-type = ["cdylib"]
+//!
+//! [dependencies]
+//! triton-backend = { path = "../triton-backend" }
+//! ```
+//!
+//! `src/lib.rs`, where [`Backend`] is what it does and [`export_backend!`] has Triton find it:
 //!
 //! ```standalone_crate
 //! use std::sync::Arc;
@@ -17,9 +35,11 @@
 //!     fn load(_: &Model<'_>) -> Result<()> {
 //!         Ok(())
 //!     }
+//!
 //!     fn start(_: &Arc<()>, instance: Instance) -> Result<Instance> {
 //!         Ok(instance)
 //!     }
+//!
 //!     fn execute(instance: &Instance, requests: Vec<Request>) {
 //!         for mut request in requests {
 //!             let start = monotonic_ns();
@@ -27,9 +47,10 @@
 //!             if let Err(error) = &sent {
 //!                 request.fail(error);
 //!             }
-//!             let times = Times { exec_start: start, compute_start: start, ..Times::default() };
 //!             let end = monotonic_ns();
-//!             let times = Times { compute_end: end, exec_end: end, ..times };
+//!             let times =
+//!                 Times { exec_start: start, compute_start: start, compute_end: end, exec_end: end };
+//!             // For Triton's statistics.
 //!             let _ = instance.report(&request, sent.is_ok(), times);
 //!         }
 //!     }
@@ -38,14 +59,43 @@
 //! triton_backend::export_backend!(Echo);
 //! ```
 //!
-//! What it sees to:
-//! * Triton's functions are found at run time in the process that loaded the backend: nothing is linked.
+//! A model that it serves is a folder with a `config.pbtxt` and a folder for each version, which may be empty:
+//!
+//! ```text
+//! backends/echo/libtriton_echo.so
+//! models/parrot/config.pbtxt
+//! models/parrot/1/
+//! ```
+//!
+//! ```text
+//! backend: "echo"
+//! input [ { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] } ]
+//! output [ { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] } ]
+//! instance_group [ { kind: KIND_CPU } ]
+//! ```
+//!
+//! ```text
+//! cargo build --release && cp target/release/libtriton_echo.so backends/echo/
+//! tritonserver --backend-directory=$PWD/backends --model-repository=$PWD/models
+//! curl localhost:8000/v2/models/parrot/infer \
+//!   -d '{"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["hello"]}]}'
+//! ```
+//!
+//! `examples/echo.rs` is one with parameters and metrics.
+//!
+//! # What it sees to
+//!
+//! * Triton's functions are found at run time in the process that loaded the backend: nothing is linked. It takes
+//!   version 1.19 of the interface, as Triton 2.51 has it, or a later 1.x; an older server is refused by name.
 //! * No panic crosses into C. A request gets exactly one final response and is released once, even if it is
 //!   dropped by a panic. A response factory lives as long as anyone can ask it for cancellation.
 //! * An [`Instance`] can be used from any thread, also after Triton has taken it away.
 //! * When the server ends, whoever holds requests is told to answer them ([`OnExit`]); when the process exits, no thread of
 //!   the backend reaches Triton any more.
 //! * Tensors and strings are copied, their memory type is checked, their contents are not trusted.
+//!
+//! The functions that Triton calls are defined by [`export_backend!`] where it stands, not by this crate: any number of
+//! backends can use it in one server, each with its own copy.
 
 mod api;
 mod backend;

@@ -2,6 +2,7 @@
 
 SPEC_BACKEND_DIR        holds spec/libtriton_spec.so
 SPEC_FAULT_BACKEND_DIR  the same, built with the feature `fault-injection`
+SPEC_ECHO_BACKEND_DIR   holds echo/libtriton_echo.so, the example of the crate triton-backend
 SPEC_BUILD              the program spec-build
 SPEC_TRITON_VENV        a Python environment with nvidia-pytriton and tritonclient
 SPEC_MODELS             where scripts/fetch-model leaves models
@@ -35,6 +36,10 @@ def backends():
 
 def fault_backends():
     return place("SPEC_FAULT_BACKEND_DIR", ROOT / "target/backends-fault")
+
+
+def echo_backends():
+    return place("SPEC_ECHO_BACKEND_DIR", ROOT / "target/backends-echo")
 
 
 def spec_build():

@@ -14,7 +14,7 @@ def quoted(value):
 
 @dataclass
 class Model:
-    """A model of a repository. `extra` is put into config.pbtxt as it is."""
+    """A model of a repository. `extra` is put into config.pbtxt as it is. Models of other backends have no engine: None."""
 
     name: str
     engine: Path
@@ -24,11 +24,12 @@ class Model:
     kind: str = "KIND_CPU"
     parameters: dict = field(default_factory=dict)
     extra: str = ""
+    backend: str = "spec"
 
     def config(self):
         lines = [
             f"name: {quoted(self.name)}",
-            'backend: "spec"',
+            f"backend: {quoted(self.backend)}",
             f"max_batch_size: {self.max_batch_size}",
             f"model_transaction_policy {{ decoupled: {str(self.decoupled).lower()} }}",
             f"instance_group [ {{ count: {self.instances} kind: {self.kind} }} ]",
@@ -50,7 +51,7 @@ class Repository:
         folder = self.path / model.name
         version = folder / "1"
         version.mkdir(parents=True, exist_ok=True)
-        for file in (model.engine / "1").iterdir():
+        for file in (model.engine / "1").iterdir() if model.engine else []:
             link = version / file.name
             link.unlink(missing_ok=True)
             os.symlink(file, link)
