@@ -1,12 +1,12 @@
 //! `libtriton_spec.so`: serves the engines of `spec-build` from NVIDIA Triton.
 //!
 //! `contract` and `parameters` are what clients and operators say; the rest is the life of a request: `serving` takes
-//! it, `intake` holds it until it is read, `mailbox` until the engine thread takes it, `engine` computes it, `responder`
+//! it, `intake` holds it until it is read, `mailbox` until the engine thread takes it, `engine_thread` computes it, `responder`
 //! and `ticket` answer it. While it waits it has a place in the `room`, and a `watch` looks after its client and its
 //! time. All that is Triton's is behind `triton_backend`.
 
 pub mod contract;
-mod engine;
+mod engine_thread;
 #[cfg_attr(not(feature = "fault-injection"), path = "no_fault.rs")]
 mod fault;
 mod intake;

@@ -1,9 +1,9 @@
-//! The responder thread of an instance: turns the engine thread's news into text and sends it, so that no step
+//! The responder thread of an instance: turns what the engine thread tells it into text and sends it, so that no step
 //! waits for a client. It owns every request that was taken on.
 
 use crate::mailbox::{Mailbox, RowId, Stop, TicketId};
 use crate::model::Model;
-use crate::ticket::{Home, Outcome, Ticket};
+use crate::ticket::{Outcome, Owner, Ticket};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use triton_backend::{Error, Instance, Level, log, panic_message};
 
 /// What the responder is told.
-pub(crate) enum News {
+pub(crate) enum Update {
     /// A request was taken on; all else about it comes later.
     Opened(Box<Ticket>),
     /// The runtime did not take a row of it.
@@ -32,7 +32,7 @@ pub(crate) enum News {
     End,
 }
 
-impl News {
+impl Update {
     /// The request that it is about, if it is about one.
     fn ticket(&self) -> Option<TicketId> {
         match self {
@@ -73,13 +73,13 @@ impl Responder {
     }
 
     /// Works until the end of the instance. A panic over one ticket fails that ticket.
-    pub(crate) fn run(mut self, news: Receiver<News>) {
-        for news in news {
-            let ticket = news.ticket();
-            if matches!(news, News::End) {
+    pub(crate) fn run(mut self, updates: Receiver<Update>) {
+        for update in updates {
+            let ticket = update.ticket();
+            if matches!(update, Update::End) {
                 return;
             }
-            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(news)));
+            let handled = catch_unwind(AssertUnwindSafe(|| self.handle(update)));
             if let Err(panic) = handled {
                 let error = Error::internal(panic_message(&*panic));
                 log(Level::Error, &format!("a response failed: {error}"));
@@ -90,40 +90,40 @@ impl Responder {
         }
     }
 
-    fn handle(&mut self, news: News) {
-        match news {
-            News::Opened(ticket) if self.exits => self.give_up(*ticket, &server_ends()),
-            News::Opened(ticket) => {
+    fn handle(&mut self, update: Update) {
+        match update {
+            Update::Opened(ticket) if self.exits => self.give_up(*ticket, &server_ends()),
+            Update::Opened(ticket) => {
                 self.tickets.insert(ticket.id, *ticket);
             }
-            News::Refused { ticket, error } => {
+            Update::Refused { ticket, error } => {
                 if let Some(ticket) = self.tickets.remove(&ticket) {
                     self.give_up(ticket, &self.model.contract.error(error));
                 }
             }
-            News::Started { ticket, at } => {
+            Update::Started { ticket, at } => {
                 if let Some(ticket) = self.tickets.get_mut(&ticket) {
                     ticket.start(at);
                 }
             }
-            News::Progress { row, gain } => self.progress(row, gain),
-            News::EndNamed(name) => self.end_named(&name),
-            News::Exit(answered) => {
+            Update::Progress { row, gain } => self.progress(row, gain),
+            Update::EndNamed(name) => self.end_named(&name),
+            Update::Exit(answered) => {
                 self.exits = true;
                 self.give_up_all(&server_ends());
                 // Who asked may have had enough of waiting.
                 let _ = answered.send(());
             }
-            News::Died(error) => self.give_up_all(&error),
-            News::End => {}
+            Update::Died(error) => self.give_up_all(&error),
+            Update::End => {}
         }
     }
 
     fn progress(&mut self, row: RowId, gain: Gain) {
-        // News of a ticket that has failed may still come in.
+        // Update of a ticket that has failed may still come in.
         let Some(ticket) = self.tickets.get_mut(&row.ticket) else { return };
-        let home = Home { model: &self.model, instance: &self.instance };
-        let outcome = ticket.progress(row.row_idx, gain, &home);
+        let owner = Owner { model: &self.model, instance: &self.instance };
+        let outcome = ticket.progress(row.row_idx, gain, &owner);
         if let Ok(Outcome::Stopped) = outcome {
             self.mailbox.stop(Stop::Row(row, FinishReason::StopWord));
         }
@@ -132,7 +132,7 @@ impl Responder {
             return;
         };
         match outcome {
-            Ok(_) => ticket.report(true, &home),
+            Ok(_) => ticket.report(true, &owner),
             Err(error) => self.give_up(ticket, &error),
         }
     }
@@ -144,7 +144,7 @@ impl Responder {
     }
 
     fn give_up(&self, mut ticket: Ticket, error: &Error) {
-        ticket.fail(error, &Home { model: &self.model, instance: &self.instance });
+        ticket.fail(error, &Owner { model: &self.model, instance: &self.instance });
         // Other rows of it may still run.
         self.mailbox.stop(Stop::Ticket(ticket.id));
     }

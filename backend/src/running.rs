@@ -2,7 +2,7 @@
 //! to, since none of them ever keeps Triton waiting.
 
 use crate::mailbox::{Job, Mailbox};
-use crate::responder::News;
+use crate::responder::Update;
 use crate::ticket::Ticket;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
@@ -16,7 +16,7 @@ pub(crate) struct Running(Mutex<Vec<Arc<RunningInstance>>>);
 /// What others need of an instance that runs.
 pub(crate) struct RunningInstance {
     pub(crate) mailbox: Arc<Mailbox>,
-    news: Sender<News>,
+    updates: Sender<Update>,
     /// Requests that it has taken and not ended.
     num_open: Arc<AtomicUsize>,
     /// Ends the requests of a name that it has not read.
@@ -58,17 +58,17 @@ impl Running {
     pub(crate) fn end_named(&self, name: &str) {
         let instances = self.lock().clone();
         instances.iter().for_each(|instance| (instance.end_unread)(name));
-        instances.iter().for_each(|instance| instance.tell(News::EndNamed(name.to_string())));
+        instances.iter().for_each(|instance| instance.tell(Update::EndNamed(name.to_string())));
     }
 }
 
 impl RunningInstance {
     pub(crate) fn new(
         mailbox: Arc<Mailbox>,
-        news: Sender<News>,
+        updates: Sender<Update>,
         end_unread: impl Fn(&str) + Send + Sync + 'static,
     ) -> Self {
-        Self { mailbox, news, num_open: Arc::default(), end_unread: Box::new(end_unread) }
+        Self { mailbox, updates, num_open: Arc::default(), end_unread: Box::new(end_unread) }
     }
 
     fn take(&self, ticket: Box<Ticket>, job: Job) -> Result<(), Box<(Box<Ticket>, Job, Error)>> {
@@ -76,7 +76,7 @@ impl RunningInstance {
         let announce = || {
             if let Some(mut ticket) = ticket.take() {
                 ticket.count_in(&self.num_open);
-                self.tell(News::Opened(ticket));
+                self.tell(Update::Opened(ticket));
             }
         };
         let left = self.mailbox.leave(job, announce);
@@ -87,7 +87,7 @@ impl RunningInstance {
     }
 
     /// The responder lives as long as the instance takes requests.
-    pub(crate) fn tell(&self, news: News) {
-        let _ = self.news.send(news);
+    pub(crate) fn tell(&self, update: Update) {
+        let _ = self.updates.send(update);
     }
 }

@@ -2,17 +2,17 @@
 //! computes, the responder answers.
 
 use crate::contract::{Call, Contract};
-use crate::engine::Engine;
+use crate::engine_thread::EngineThread;
 use crate::fault::Gate;
 use crate::intake::{Intake, Lane, Reading, Unread, Work};
 use crate::mailbox::{Job, Mailbox, TicketId};
 use crate::memory::reported;
 use crate::metrics::Slot;
 use crate::model::Model;
-use crate::responder::{News, Responder, server_ends};
+use crate::responder::{Responder, Update, server_ends};
 use crate::room::Place;
 use crate::running::RunningInstance;
-use crate::ticket::{Home, Ticket};
+use crate::ticket::{Owner, Ticket};
 use crate::watch::{Verdict, Watch};
 use spec_core::machine::lower_thread_priority;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +31,7 @@ const BRIEF_BYTES: usize = 16 << 10;
 
 /// An instance at work, and its threads.
 pub(crate) struct Serving {
-    door: Arc<Door>,
+    ingress: Arc<Ingress>,
     readers: Vec<JoinHandle<()>>,
     engine: JoinHandle<()>,
     responder: JoinHandle<()>,
@@ -39,8 +39,8 @@ pub(crate) struct Serving {
     _slot: Arc<Slot>,
 }
 
-/// Where requests come in.
-struct Door {
+/// Where requests come in: what Execute and the readers share.
+struct Ingress {
     model: Arc<Model>,
     instance: Instance,
     intake: Intake<Arrived>,
@@ -65,30 +65,35 @@ impl Serving {
         // A server that keeps no account of memory says so; it is not needed to serve.
         let _ = instance.report_memory(&reported(&memory));
         let mailbox = Arc::new(Mailbox::new());
-        let (news, receiver) = channel();
+        let (updates, receiver) = channel();
         // Without an engine thread the responder ends with the last of its senders.
         let responder = Responder::new(Arc::clone(model), instance.clone(), Arc::clone(&mailbox));
         let responder = spawn("spec-responder", move || responder.run(receiver))?;
         let slot = Arc::new(Slot::new(&model.metrics, memory));
         let gate = Gate::new(&model.name);
-        let engine =
-            Engine::new(runtime, Arc::clone(&mailbox), news.clone(), Arc::clone(&slot), gate);
+        let engine = EngineThread::new(
+            runtime,
+            Arc::clone(&mailbox),
+            updates.clone(),
+            Arc::clone(&slot),
+            gate,
+        );
         let engine = spawn("spec-engine", move || engine.run())?;
-        let door = Arc::new_cyclic(|door: &Weak<Door>| {
-            let door = Weak::clone(door);
+        let ingress = Arc::new_cyclic(|ingress: &Weak<Ingress>| {
+            let ingress = Weak::clone(ingress);
             let end_unread = move |name: &str| {
-                door.upgrade().iter().for_each(|door| door.end_unread(name));
+                ingress.upgrade().iter().for_each(|ingress| ingress.end_unread(name));
             };
-            Door {
+            Ingress {
                 model: Arc::clone(model),
                 instance,
                 intake: Intake::new(),
-                running: Arc::new(RunningInstance::new(mailbox, news, end_unread)),
+                running: Arc::new(RunningInstance::new(mailbox, updates, end_unread)),
                 exits: AtomicBool::new(false),
             }
         });
         let readers = Vec::new();
-        let mut serving = Self { door, readers, engine, responder, on_exit: None, _slot: slot };
+        let mut serving = Self { ingress, readers, engine, responder, on_exit: None, _slot: slot };
         match serving.open() {
             Ok(()) => Ok(serving),
             Err(error) => {
@@ -101,60 +106,60 @@ impl Serving {
     /// Lets requests in.
     fn open(&mut self) -> Result<()> {
         for (name, lane) in [("spec-read", Lane::Small), ("spec-read-large", Lane::Large)] {
-            let door = Arc::clone(&self.door);
-            self.readers.push(spawn(name, move || door.read_all(lane))?);
+            let ingress = Arc::clone(&self.ingress);
+            self.readers.push(spawn(name, move || ingress.read_all(lane))?);
         }
-        let limit = Duration::from_millis(self.door.model.settings.drain_timeout_ms);
-        let told = Arc::clone(&self.door);
+        let limit = Duration::from_millis(self.ingress.model.settings.drain_timeout_ms);
+        let told = Arc::clone(&self.ingress);
         let answer = move |limit| told.answer_all(limit);
-        self.on_exit = Some(self.door.instance.on_exit(limit, answer));
-        self.door.model.running.add(&self.door.running);
+        self.on_exit = Some(self.ingress.instance.on_exit(limit, answer));
+        self.ingress.model.running.add(&self.ingress.running);
         Ok(())
     }
 
     /// Takes requests on, and returns at once. Whatever is wrong, each is answered.
     pub(crate) fn take(&self, requests: Vec<Request>) {
         for request in requests {
-            guarded(|| self.door.receive(request));
+            guarded(|| self.ingress.receive(request));
         }
     }
 
     /// Answers everything that is in flight, waiting for it as long as is allowed, and ends the threads.
     pub(crate) fn stop(self) {
-        let Self { door, readers, engine, responder, on_exit, _slot } = self;
-        let end = Instant::now() + Duration::from_millis(door.model.settings.drain_timeout_ms);
+        let Self { ingress, readers, engine, responder, on_exit, _slot } = self;
+        let end = Instant::now() + Duration::from_millis(ingress.model.settings.drain_timeout_ms);
         let left = || end.saturating_duration_since(Instant::now());
         // What is not read yet may still go to another instance, or to this one.
-        door.intake.close();
-        door.refuse_all(
-            door.intake.drain(left()),
+        ingress.intake.close();
+        ingress.refuse_all(
+            ingress.intake.drain(left()),
             &Error::unavailable("the model instance was taken away"),
         );
-        door.model.running.remove(&door.running);
-        door.running.mailbox.close();
-        door.running.mailbox.drain(left());
+        ingress.model.running.remove(&ingress.running);
+        ingress.running.mailbox.close();
+        ingress.running.mailbox.drain(left());
         // None of the threads lets a panic out.
         readers.into_iter().for_each(|reader| drop(reader.join()));
         let _ = engine.join();
-        door.running.tell(News::End);
+        ingress.running.tell(Update::End);
         let _ = responder.join();
         drop(on_exit);
     }
 
     /// Whether it can serve.
     pub(crate) fn ready(&self) -> Result<()> {
-        self.door.running.mailbox.health()
+        self.ingress.running.mailbox.health()
     }
 }
 
-impl Door {
+impl Ingress {
     /// Leaves a request to the readers, or answers it.
     fn receive(&self, request: Request) {
         let (id, at) = (self.model.next_ticket(), monotonic_ns());
         match self.look(&request, at) {
             Ok(Look::Stop(name)) => {
                 self.end_named(&name);
-                Ticket::new(id, request, Call::default(), at).finish_empty(&self.home());
+                Ticket::new(id, request, Call::default(), at).finish_empty(&self.owner());
             }
             Ok(Look::Waits { name, level, bytes, watch, place }) => {
                 let content = Arrived { id, request, at, place };
@@ -210,7 +215,7 @@ impl Door {
     /// Ends those that wait here to be read, and marks those that are being read.
     fn end_unread(&self, name: &str) {
         let ended = self.intake.end_named(name);
-        ended.into_iter().for_each(|unread| self.ticket(unread).finish_empty(&self.home()));
+        ended.into_iter().for_each(|unread| self.ticket(unread).finish_empty(&self.owner()));
     }
 
     /// Reads what comes on a lane, until no more can come.
@@ -255,7 +260,7 @@ impl Door {
         self.exits.store(true, Ordering::Release);
         self.refuse_all(self.intake.drain(Duration::ZERO), &server_ends());
         let (told, answered) = channel();
-        self.running.tell(News::Exit(told));
+        self.running.tell(Update::Exit(told));
         // A responder that is gone has answered all it had; one that is stuck cannot be helped.
         let _ = answered.recv_timeout(limit);
     }
@@ -275,11 +280,11 @@ impl Door {
     }
 
     fn fail(&self, mut ticket: Ticket, error: &Error) {
-        ticket.fail(error, &self.home());
+        ticket.fail(error, &self.owner());
     }
 
-    fn home(&self) -> Home<'_> {
-        Home { model: &self.model, instance: &self.instance }
+    fn owner(&self) -> Owner<'_> {
+        Owner { model: &self.model, instance: &self.instance }
     }
 }
 

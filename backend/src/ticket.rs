@@ -47,7 +47,7 @@ struct Progress {
     stopped: bool,
 }
 
-/// What became of a ticket with some news.
+/// What became of a ticket with some updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It goes on.
@@ -117,10 +117,10 @@ impl Ticket {
         &mut self,
         idx: usize,
         gain: Gain,
-        home: &Home<'_>,
+        owner: &Owner<'_>,
     ) -> Result<Outcome, Error> {
         let Gain { prompt, emitted, counters, ending, at } = gain;
-        self.prompt_log_probs.push(&prompt, home.tokenizer());
+        self.prompt_log_probs.push(&prompt, owner.tokenizer());
         let sequence = &mut self.sequences[idx];
         let times = &mut sequence.next.times;
         times.arrival_ns = self.arrival_ns;
@@ -130,9 +130,9 @@ impl Ticket {
             Some(Ok(FinishReason::Stop(token))) => Some(*token),
             _ => None,
         };
-        let met = sequence.take(emitted, end_token, at, home)?;
+        let met = sequence.take(emitted, end_token, at, owner)?;
         if let Some(outcome) = ending {
-            let metrics = &home.model.metrics;
+            let metrics = &owner.model.metrics;
             metrics.count_drafts(&sequence.next.counters);
             sequence.end(outcome)?;
             metrics.count_text(sequence.num_tokens);
@@ -141,7 +141,7 @@ impl Ticket {
             }
         }
         let done = self.sequences.iter().all(Progress::has_ended);
-        self.respond(idx, done, home)?;
+        self.respond(idx, done, owner)?;
         Ok(match (done, met) {
             (true, _) => Outcome::Done,
             (false, true) => Outcome::Stopped,
@@ -150,8 +150,8 @@ impl Ticket {
     }
 
     /// Sends what has come, if it is time to.
-    fn respond(&mut self, idx: usize, done: bool, home: &Home<'_>) -> Result<(), Error> {
-        let each = home.model.contract.answers_each(&self.call);
+    fn respond(&mut self, idx: usize, done: bool, owner: &Owner<'_>) -> Result<(), Error> {
+        let each = owner.model.contract.answers_each(&self.call);
         let sequence = &mut self.sequences[idx];
         let sends = match (self.call.streams, each) {
             (true, _) => sequence.is_settled() && sequence.has_news(),
@@ -167,12 +167,12 @@ impl Ticket {
             true => self.prompt_log_probs.json(),
             false => String::new(),
         };
-        let mut outputs = home.outputs(&self.call, &Reply { rows, prompt_log_probs });
+        let mut outputs = owner.outputs(&self.call, &Reply { rows, prompt_log_probs });
         outputs.retain(|output| self.wanted.is_empty() || self.wanted.contains(&output.name));
         let output_start = monotonic_ns();
         self.request.send(&outputs, done)?;
         let times = ResponseTimes { start, output_start, end: monotonic_ns() };
-        self.count_response(times, done, None, home);
+        self.count_response(times, done, None, owner);
         Ok(())
     }
 
@@ -189,48 +189,48 @@ impl Ticket {
         times: ResponseTimes,
         is_final: bool,
         error: Option<&Error>,
-        home: &Home<'_>,
+        owner: &Owner<'_>,
     ) {
         self.num_responses += 1;
-        let counts = match home.model.settings.response_statistics {
+        let counts = match owner.model.settings.response_statistics {
             ResponseStatistics::Off => false,
             ResponseStatistics::Ends => is_final || self.num_responses == 1,
             ResponseStatistics::All => true,
         };
         if counts {
             // Fails only when the instance is gone, and then there is nobody to count for.
-            let _ = home.instance.report_response(&self.request, times, error);
+            let _ = owner.instance.report_response(&self.request, times, error);
         }
     }
 
     /// Ends it with an error, unless its final response is out.
-    pub(crate) fn fail(&mut self, error: &Error, home: &Home<'_>) {
+    pub(crate) fn fail(&mut self, error: &Error, owner: &Owner<'_>) {
         if !self.request.is_answered() {
             let start = monotonic_ns();
             self.request.fail(error);
             let times = ResponseTimes { start, output_start: 0, end: monotonic_ns() };
-            self.count_response(times, true, Some(error), home);
+            self.count_response(times, true, Some(error), owner);
         }
-        self.report(false, home);
+        self.report(false, owner);
     }
 
     /// Ends it without any output.
-    pub(crate) fn finish_empty(mut self, home: &Home<'_>) {
+    pub(crate) fn finish_empty(mut self, owner: &Owner<'_>) {
         let sent = self.request.send(&[], true);
-        self.report_statistics(sent.is_ok(), home);
+        self.report_statistics(sent.is_ok(), owner);
     }
 
     /// Reports its statistics, once its final response is out.
-    pub(crate) fn report(&self, success: bool, home: &Home<'_>) {
-        let now = self.report_statistics(success, home);
+    pub(crate) fn report(&self, success: bool, owner: &Owner<'_>) {
+        let now = self.report_statistics(success, owner);
         if success {
             let texts = self.sequences.iter().map(|one| (one.next.times, one.num_tokens));
-            home.model.metrics.count_request(self.arrival_ns, now, texts);
+            owner.model.metrics.count_request(self.arrival_ns, now, texts);
         }
     }
 
     /// Reports to Triton and tells the time.
-    fn report_statistics(&self, success: bool, home: &Home<'_>) -> u64 {
+    fn report_statistics(&self, success: bool, owner: &Owner<'_>) -> u64 {
         let now = monotonic_ns();
         let start = self.started_ns.unwrap_or(now);
         // One that was stopped before its first token has no last one.
@@ -243,7 +243,7 @@ impl Ticket {
             exec_end: now,
         };
         // Fails only when the instance is gone.
-        let _ = home.instance.report(&self.request, success, times);
+        let _ = owner.instance.report(&self.request, success, times);
         now
     }
 }
@@ -256,14 +256,14 @@ impl Drop for Ticket {
     }
 }
 
-/// Where a ticket is at home.
+/// The model and the instance that a ticket is of.
 #[derive(Clone, Copy)]
-pub(crate) struct Home<'a> {
+pub(crate) struct Owner<'a> {
     pub(crate) model: &'a Model,
     pub(crate) instance: &'a Instance,
 }
 
-impl Home<'_> {
+impl Owner<'_> {
     fn outputs(&self, call: &Call, reply: &Reply) -> Vec<Tensor> {
         self.model.contract.outputs(call, reply, self.tokenizer())
     }
@@ -297,7 +297,7 @@ impl Progress {
         emitted: Vec<Emitted>,
         end_token: Option<u32>,
         at: u64,
-        home: &Home<'_>,
+        owner: &Owner<'_>,
     ) -> Result<bool, Error> {
         let last = emitted.len().saturating_sub(1);
         for (idx, emitted) in emitted.into_iter().enumerate() {
@@ -307,7 +307,7 @@ impl Progress {
             let is_hidden = idx == last && end_token == Some(emitted.token) && !self.includes_stop;
             let chunk = match &mut self.text {
                 Some(text) if !is_hidden => {
-                    home.read(text.push(home.tokenizer(), emitted.token))?
+                    owner.read(text.push(owner.tokenizer(), emitted.token))?
                 }
                 _ => TextChunk::default(),
             };

@@ -110,10 +110,10 @@ impl Action {
 }
 
 /// The value of an output for a row of a response, if the response has it.
-pub(super) type Fill = fn(&Scene) -> Option<Cell>;
+pub(super) type Fill = fn(&OutputSource) -> Option<Cell>;
 
 /// What an output is made from.
-pub(super) struct Scene<'a> {
+pub(super) struct OutputSource<'a> {
     pub(super) call: &'a Call,
     pub(super) row: &'a Row,
     pub(super) reply: &'a RowReply,

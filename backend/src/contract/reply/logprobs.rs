@@ -1,6 +1,6 @@
 //! Log-probabilities as vLLM's clients read them: in JSON, an object for each token.
 
-use crate::contract::table::Scene;
+use crate::contract::table::OutputSource;
 use serde_json::{Value as Json, json};
 use spec_core::batch::Emitted;
 use spec_core::tokenizer::Tokenizer;
@@ -26,11 +26,11 @@ impl PromptLogProbs {
 }
 
 /// Those of a response's tokens.
-pub(crate) fn logprobs(scene: &Scene) -> String {
-    if scene.row.logprobs.is_none() {
+pub(crate) fn logprobs(source: &OutputSource) -> String {
+    if source.row.logprobs.is_none() {
         return "null".into();
     }
-    let tokens = scene.reply.emitted.iter().map(|token| of_token(token, scene.tokenizer));
+    let tokens = source.reply.emitted.iter().map(|token| of_token(token, source.tokenizer));
     Json::Array(tokens.collect()).to_string()
 }
 

@@ -3,7 +3,7 @@
 mod logprobs;
 pub(super) mod outputs;
 
-use super::table::{Layout, Output, Scene};
+use super::table::{Layout, Output, OutputSource};
 use super::{Call, Profile};
 use spec_core::batch::Emitted;
 use spec_core::sequence::{Counters, FinishReason};
@@ -111,26 +111,27 @@ pub(super) fn outputs(
     tokenizer: &Tokenizer,
 ) -> Vec<Tensor> {
     let prompt_log_probs = reply.prompt_log_probs.as_str();
-    let scenes = reply.rows.iter().map(|row_reply| {
+    let sources = reply.rows.iter().map(|row_reply| {
         let row = call.rows.get(row_reply.row_idx)?;
-        Some(Scene { call, row, reply: row_reply, prompt_log_probs, tokenizer })
+        Some(OutputSource { call, row, reply: row_reply, prompt_log_probs, tokenizer })
     });
-    let Some(scenes) = scenes.collect::<Option<Vec<_>>>() else {
+    let Some(sources) = sources.collect::<Option<Vec<_>>>() else {
         return Vec::new();
     };
     let tensors = profile.outputs().iter();
-    tensors.filter_map(|output| tensor(profile, output, &scenes)).collect()
+    tensors.filter_map(|output| tensor(profile, output, &sources)).collect()
 }
 
 /// An output is there when all sequences have it.
-fn tensor(profile: Profile, output: &Output, scenes: &[Scene]) -> Option<Tensor> {
-    let rows: Vec<&[Scene]> = scenes.chunk_by(|a, b| a.reply.row_idx == b.reply.row_idx).collect();
+fn tensor(profile: Profile, output: &Output, sources: &[OutputSource]) -> Option<Tensor> {
+    let rows: Vec<&[OutputSource]> =
+        sources.chunk_by(|a, b| a.reply.row_idx == b.reply.row_idx).collect();
     let cells: Vec<Cell> = match output.layout {
         Layout::Rows => {
             rows.iter().map(|row| (output.cell)(row.first()?)).collect::<Option<_>>()?
         }
         Layout::Sequences | Layout::Lists | Layout::Flat => {
-            scenes.iter().map(output.cell).collect::<Option<_>>()?
+            sources.iter().map(output.cell).collect::<Option<_>>()?
         }
     };
     let len = cells.iter().map(Cell::len).max()?;

@@ -2,7 +2,7 @@
 
 use super::{Cell, RowReply};
 use crate::contract::Echo;
-use crate::contract::table::{Fill, Layout, Output, Scene};
+use crate::contract::table::{Fill, Layout, Output, OutputSource};
 use spec_core::sequence::{Counters, FinishReason};
 use triton_backend::DataType;
 
@@ -31,8 +31,8 @@ pub(crate) fn count(value: impl TryInto<i64>) -> Option<Cell> {
 }
 
 /// What was counted and measured so far, where perf metrics are wanted.
-fn perf<'a>(scene: &Scene<'a>) -> Option<&'a RowReply> {
-    scene.call.report.perf_metrics.then_some(scene.reply)
+fn perf<'a>(source: &OutputSource<'a>) -> Option<&'a RowReply> {
+    source.call.report.perf_metrics.then_some(source.reply)
 }
 
 /// Steps by the number of draft tokens that they accepted.
@@ -77,10 +77,10 @@ pub(crate) const TEXT_OUTPUT: Output = Output {
     datatype: DataType::Bytes,
     dims: &[-1],
     layout: Layout::Flat,
-    cell: |scene| {
-        let text = scene.reply.text.as_str();
-        Some(Cell::Text(match &scene.row.echo {
-            Echo::Text(prompt) if scene.reply.is_first => format!("{prompt}{text}"),
+    cell: |source| {
+        let text = source.reply.text.as_str();
+        Some(Cell::Text(match &source.row.echo {
+            Echo::Text(prompt) if source.reply.is_first => format!("{prompt}{text}"),
             _ => text.to_string(),
         }))
     },
@@ -90,16 +90,16 @@ pub(crate) const CUM_LOG_PROBS: Output = output(
     "cum_log_probs",
     DataType::Fp32,
     &[-1],
-    |scene| scene.call.report.cum_log_probs.then(|| float(scene.reply.cum_log_prob as f32))?,
+    |source| source.call.report.cum_log_probs.then(|| float(source.reply.cum_log_prob as f32))?,
     "`return_log_probs`: sum of the log-probabilities of all tokens so far",
 );
 pub(crate) const OUTPUT_LOG_PROBS: Output = lists(
     "output_log_probs",
     DataType::Fp32,
     &[-1, -1],
-    |scene| {
-        let log_probs = scene.reply.emitted.iter().map(|emitted| emitted.logprob.unwrap_or(0.0));
-        scene.call.report.log_probs.then(|| Cell::Floats(log_probs.collect()))
+    |source| {
+        let log_probs = source.reply.emitted.iter().map(|emitted| emitted.logprob.unwrap_or(0.0));
+        source.call.report.log_probs.then(|| Cell::Floats(log_probs.collect()))
     },
     "`return_log_probs`: log-probabilities of this response's tokens; shorter rows are filled up with 0",
 );
@@ -107,8 +107,8 @@ pub(crate) const FINISH_REASON: Output = output(
     "finish_reason",
     DataType::Bytes,
     &[-1],
-    |scene| {
-        let finish = scene.reply.finish.filter(|_| scene.call.report.finish_reason)?;
+    |source| {
+        let finish = source.reply.finish.filter(|_| source.call.report.finish_reason)?;
         Some(Cell::Text(reason(finish).into()))
     },
     "`return_finish_reason`: `stop`, `length` or `cancelled`, on the last response",
@@ -117,92 +117,92 @@ pub(crate) const NUM_INPUT_TOKENS: Output = Output {
     layout: Layout::Rows,
     ..one_int(
         "num_input_tokens",
-        |scene| scene.call.report.num_input_tokens.then(|| count(scene.row.prompt_len))?,
+        |source| source.call.report.num_input_tokens.then(|| count(source.row.prompt_len))?,
         "`return_num_input_tokens`: tokens of the prompt",
     )
 };
 pub(crate) const NUM_OUTPUT_TOKENS: Output = one_int(
     "num_output_tokens",
-    |scene| scene.call.report.num_output_tokens.then(|| count(scene.reply.emitted.len()))?,
+    |source| source.call.report.num_output_tokens.then(|| count(source.reply.emitted.len()))?,
     "`return_num_output_tokens`: tokens of this response",
 );
 pub(crate) const BATCH_INDEX: Output = one_int(
     "batch_index",
-    |scene| (scene.call.rows.len() > 1).then(|| count(scene.reply.row_idx))?,
+    |source| (source.call.rows.len() > 1).then(|| count(source.reply.row_idx))?,
     "the row that the response belongs to, from 0, where the request has several",
 );
 pub(crate) const SEQUENCE_INDEX: Output = one_int(
     "sequence_index",
-    |scene| scene.call.has_several().then(|| count(scene.reply.sequence_idx))?,
+    |source| source.call.has_several().then(|| count(source.reply.sequence_idx))?,
     "which of the row's texts the response holds, from 0, where the request has several rows or texts",
 );
 pub(crate) const ACCEPTANCE_RATE: Output = output(
     "acceptance_rate",
     DataType::Fp32,
     &[1],
-    |scene| {
-        let counters = &perf(scene)?.counters;
+    |source| {
+        let counters = &perf(source)?.counters;
         float(counters.accepted as f32 / counters.drafted.max(1) as f32)
     },
     "`return_perf_metrics`: accepted of the draft tokens, 0 to 1; 0 where there were none",
 );
 pub(crate) const TOTAL_ACCEPTED_DRAFT_TOKENS: Output = one_int(
     "total_accepted_draft_tokens",
-    |scene| count(perf(scene)?.counters.accepted),
+    |source| count(perf(source)?.counters.accepted),
     "`return_perf_metrics`: draft tokens that were accepted",
 );
 pub(crate) const TOTAL_DRAFT_TOKENS: Output = one_int(
     "total_draft_tokens",
-    |scene| count(perf(scene)?.counters.drafted),
+    |source| count(perf(source)?.counters.drafted),
     "`return_perf_metrics`: draft tokens that were verified",
 );
 pub(crate) const NUM_SPEC_STEPS: Output = one_int(
     "num_spec_steps",
-    |scene| count(perf(scene)?.counters.steps),
+    |source| count(perf(source)?.counters.steps),
     "`return_perf_metrics`: steps that gave tokens, the prompt's included",
 );
 pub(crate) const ACCEPTANCE_HISTOGRAM: Output = lists(
     "acceptance_histogram",
     DataType::Int32,
     &[-1],
-    |scene| ints(histogram(&perf(scene)?.counters)),
+    |source| ints(histogram(&perf(source)?.counters)),
     "`return_perf_metrics`: steps that accepted exactly 0, 1, 2, ... draft tokens; they add up to `num_spec_steps`",
 );
 pub(crate) const KV_CACHE_ALLOC_NEW_BLOCKS: Output = one_int(
     "kv_cache_alloc_new_blocks",
-    |scene| count(perf(scene)?.counters.new_pages),
+    |source| count(perf(source)?.counters.new_pages),
     "`return_perf_metrics`: KV pages taken from the free ones",
 );
 pub(crate) const KV_CACHE_REUSED_BLOCKS: Output = one_int(
     "kv_cache_reused_blocks",
-    |scene| count(perf(scene)?.counters.reused_pages),
+    |source| count(perf(source)?.counters.reused_pages),
     "`return_perf_metrics`: KV pages shared with earlier prompts",
 );
 pub(crate) const KV_CACHE_ALLOC_TOTAL_BLOCKS: Output = one_int(
     "kv_cache_alloc_total_blocks",
-    |scene| {
-        let counters = &perf(scene)?.counters;
+    |source| {
+        let counters = &perf(source)?.counters;
         count(counters.new_pages + counters.reused_pages)
     },
     "`return_perf_metrics`: KV pages, new and shared",
 );
 pub(crate) const ARRIVAL_TIME_NS: Output = time(
     "arrival_time_ns",
-    |scene| count(perf(scene)?.times.arrival_ns),
+    |source| count(perf(source)?.times.arrival_ns),
     "`return_perf_metrics`: when the request came, in nanoseconds",
 );
 pub(crate) const FIRST_SCHEDULED_TIME_NS: Output = time(
     "first_scheduled_time_ns",
-    |scene| count(perf(scene)?.times.first_scheduled_ns),
+    |source| count(perf(source)?.times.first_scheduled_ns),
     "`return_perf_metrics`: when the first step took part of it",
 );
 pub(crate) const FIRST_TOKEN_TIME_NS: Output = time(
     "first_token_time_ns",
-    |scene| count(perf(scene)?.times.first_token_ns),
+    |source| count(perf(source)?.times.first_token_ns),
     "`return_perf_metrics`: when its first token came",
 );
 pub(crate) const LAST_TOKEN_TIME_NS: Output = time(
     "last_token_time_ns",
-    |scene| count(perf(scene)?.times.last_token_ns),
+    |source| count(perf(source)?.times.last_token_ns),
     "`return_perf_metrics`: when its last token came",
 );

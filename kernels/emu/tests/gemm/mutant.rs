@@ -13,7 +13,7 @@ pub(crate) enum Found {
 
 /// An embedding and products of it that overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scene {
+pub(crate) enum Setup {
     /// Four tiles of eight units in blocks of eleven: whole tiles and parts, a ring that wraps; x is one
     /// segment.
     Short,
@@ -31,7 +31,7 @@ pub(crate) enum Scene {
 pub(crate) struct Mutant {
     pub(crate) name: &'static str,
     pub(crate) found: Found,
-    pub(crate) scene: Scene,
+    pub(crate) setup: Setup,
     pub(crate) file: &'static str,
     pub(crate) text: &'static str,
     pub(crate) replacement: &'static str,
@@ -42,7 +42,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "mbar_wait(&ring.full[at.stage], at.parity);",
         replacement: "",
@@ -50,7 +50,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no wait for an empty stage",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "mbar_wait(&ring.empty[at.stage], at.parity ^ 1);",
         replacement: "",
@@ -58,7 +58,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a warp too few empties a stage",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "mbar_init(&ring.empty[stage], CONSUMER_WARPS)",
         replacement: "mbar_init(&ring.empty[stage], CONSUMER_WARPS - 1)",
@@ -66,7 +66,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a warp too many empties a stage",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "mbar_init(&ring.empty[stage], CONSUMER_WARPS)",
         replacement: "mbar_init(&ring.empty[stage], CONSUMER_WARPS + 1)",
@@ -74,7 +74,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the parity of the ring stays",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "at.parity ^= 1;",
         replacement: "",
@@ -82,7 +82,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier before x is read",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/input.cuh",
         text: "        store_batch(p, place, row, batch, weight, factors, x);\n    }\n    consumer_barrier();",
         replacement: "        store_batch(p, place, row, batch, weight, factors, x);\n    }\n",
@@ -90,7 +90,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier between the factors and x",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/input.cuh",
         text: "    consumer_barrier();\n    store_batch(p, place, place.first_row",
         replacement: "    store_batch(p, place, place.first_row",
@@ -98,7 +98,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier after x was copied",
         found: Found::Race,
-        scene: Scene::Sum,
+        setup: Setup::Sum,
         file: "gemm/input.cuh",
         text: "        copy_rows(p, k_len, place, x);\n        consumer_barrier();",
         replacement: "        copy_rows(p, k_len, place, x);",
@@ -106,7 +106,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no wait for the copies of x",
         found: Found::Wrong,
-        scene: Scene::Sum,
+        setup: Setup::Sum,
         file: "gemm/input.cuh",
         text: "    async_wait<0>();\n",
         replacement: "",
@@ -114,7 +114,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier between two slices",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/tile.cuh",
         text: "        store_sums(sums, half, false);\n    }\n    consumer_barrier();",
         replacement: "        store_sums(sums, half, false);\n    }",
@@ -122,7 +122,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier before the slices' sums are read",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/tile.cuh",
         text: "        store_sums(sums, half, true);\n    }\n    consumer_barrier();",
         replacement: "        store_sums(sums, half, true);\n    }",
@@ -130,7 +130,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no barrier before the next tile's sums",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/gemm.cu",
         text: "    consumer_barrier();\n    reduce_slices",
         replacement: "    reduce_slices",
@@ -138,7 +138,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a part is counted before all warps have written it",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/parts.cuh",
         text: "mbar_init(handover.written, CONSUMER_WARPS)",
         replacement: "mbar_init(handover.written, CONSUMER_WARPS - 1)",
@@ -146,7 +146,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a part is counted before it is written",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/parts.cuh",
         text: "            mbar_wait(handover.written, parity);\n",
         replacement: "",
@@ -154,7 +154,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "nobody waits for the counter",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/parts.cuh",
         text: "    mbar_wait(handover.counted, pending.parity);\n",
         replacement: "",
@@ -162,7 +162,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the parity of the counter stays",
         found: Found::Race,
-        scene: Scene::Long,
+        setup: Setup::Long,
         file: "gemm/parts.cuh",
         text: "    pending.parity ^= 1;\n",
         replacement: "",
@@ -170,7 +170,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a part is counted without order",
         found: Found::Race,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/parts.cuh",
         text: "atomic_add_acq_rel",
         replacement: "atomic_add",
@@ -178,7 +178,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a tile waits for a unit too many",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/parts.cuh",
         text: "before + own == split.k_units",
         replacement: "before + own == split.k_units + 1",
@@ -186,7 +186,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a tile does not wait for its last part",
         found: Found::Wrong,
-        scene: Scene::Long,
+        setup: Setup::Long,
         file: "gemm/parts.cuh",
         text: "before + own == split.k_units",
         replacement: "before + 2 * own >= split.k_units",
@@ -194,7 +194,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the order of the parts depends on who adds them",
         found: Found::Wrong,
-        scene: Scene::Long,
+        setup: Setup::Long,
         file: "gemm/parts.cuh",
         text: "                sums[j][0] = is_part[i] ? sums[j][0] + loaded[i][j][0] : sums[j][0];",
         replacement: "                const uint32_t o = block_index() % 2 ? SUM_PARTS - 1 - i : i;\n                sums[j][0] = is_part[o] ? sums[j][0] + loaded[o][j][0] : sums[j][0];",
@@ -202,7 +202,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the counter stays",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/gemm.cu",
         text: "        p.arrivals[pending.tile] = 0;\n",
         replacement: "",
@@ -210,7 +210,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "a segment of the head forgets those before",
         found: Found::Wrong,
-        scene: Scene::Head,
+        setup: Setup::Head,
         file: "gemm/carry.cuh",
         text: "carried.of[i][j] + tile_sum(",
         replacement: "tile_sum(",
@@ -218,7 +218,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "another swizzle",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "common/image.cuh",
         text: "(row & 7)",
         replacement: "(row & 3)",
@@ -226,7 +226,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the embedding's squares lack a lane's",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "common/squares.cuh",
         text: "LANES / 2",
         replacement: "LANES / 4",
@@ -234,7 +234,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the squares of a tile lack its upper half",
         found: Found::Wrong,
-        scene: Scene::Sum,
+        setup: Setup::Sum,
         file: "gemm/epilogue.cuh",
         text: "fmaf(b, b, a * a)",
         replacement: "a * a",
@@ -242,7 +242,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the squares are those of what is added",
         found: Found::Wrong,
-        scene: Scene::Sum,
+        setup: Setup::Sum,
         file: "gemm/epilogue.cuh",
         text: "    return *to += v;",
         replacement: "    *to += v;\n    return v;",
@@ -250,7 +250,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "no wait for the kernel before",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/gemm.cu",
         text: "    grid_wait();\n    stage(",
         replacement: "    stage(",
@@ -258,7 +258,7 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
     Mutant {
         name: "the input is read before the kernel before has ended",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/gemm.cu",
         text: "    grid_wait();\n    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);\n",
         replacement: "    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);\n    grid_wait();\n",
@@ -270,7 +270,7 @@ pub(crate) const OLD_MUTANTS: [Mutant; 4] = [
     Mutant {
         name: "no barrier before x is replaced",
         found: Found::Race,
-        scene: Scene::Long,
+        setup: Setup::Long,
         file: "gemm/input.cuh",
         text: "    consumer_barrier();\n    store_batch(p, place, place.first_row",
         replacement: "    store_batch(p, place, place.first_row",
@@ -278,7 +278,7 @@ pub(crate) const OLD_MUTANTS: [Mutant; 4] = [
     Mutant {
         name: "no barrier before x is copied over",
         found: Found::Race,
-        scene: Scene::Long,
+        setup: Setup::Long,
         file: "gemm/input.cuh",
         text: "        if (!is_first) {\n            consumer_barrier();\n        }\n",
         replacement: "",
@@ -286,7 +286,7 @@ pub(crate) const OLD_MUTANTS: [Mutant; 4] = [
     Mutant {
         name: "an arrival that does not wait for its copies",
         found: Found::Wrong,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "async_arrive(full);",
         replacement: "mbar_arrive(full);",
@@ -294,7 +294,7 @@ pub(crate) const OLD_MUTANTS: [Mutant; 4] = [
     Mutant {
         name: "a lane too few fills a stage",
         found: Found::Stopped,
-        scene: Scene::Short,
+        setup: Setup::Short,
         file: "gemm/ring.cuh",
         text: "HAS_BULK_COPY ? 1 : 32",
         replacement: "HAS_BULK_COPY ? 1 : 31",

@@ -5,7 +5,7 @@
 use crate::fault::Gate;
 use crate::mailbox::{Job, Mail, Mailbox, RowId, Stop, TicketId};
 use crate::metrics::Slot;
-use crate::responder::{Gain, News};
+use crate::responder::{Gain, Update};
 use crate::room::Place;
 use crate::watch::{Verdict, Watch};
 use spec_core::runtime::{Event, Runtime, Step};
@@ -29,10 +29,10 @@ struct Open {
 }
 
 /// The engine thread's state.
-pub(crate) struct Engine {
+pub(crate) struct EngineThread {
     runtime: Runtime,
     mailbox: Arc<Mailbox>,
-    news: Sender<News>,
+    updates: Sender<Update>,
     slot: Arc<Slot>,
     rows: HashMap<SequenceId, RowId>,
     open: BTreeMap<TicketId, Open>,
@@ -40,18 +40,18 @@ pub(crate) struct Engine {
     gate: Gate,
 }
 
-impl Engine {
+impl EngineThread {
     pub(crate) fn new(
         runtime: Runtime,
         mailbox: Arc<Mailbox>,
-        news: Sender<News>,
+        updates: Sender<Update>,
         slot: Arc<Slot>,
         gate: Gate,
     ) -> Self {
         Self {
             runtime,
             mailbox,
-            news,
+            updates,
             slot,
             rows: HashMap::new(),
             open: BTreeMap::new(),
@@ -122,7 +122,7 @@ impl Engine {
                     self.rows.insert(id, row);
                     open.sequences.push(id);
                 }
-                Err(error) => self.tell(News::Refused { ticket, error }),
+                Err(error) => self.tell(Update::Refused { ticket, error }),
             }
         }
         if !open.sequences.is_empty() {
@@ -169,7 +169,7 @@ impl Engine {
             ending: Some(outcome),
             at: monotonic_ns(),
         };
-        self.tell(News::Progress { row, gain });
+        self.tell(Update::Progress { row, gain });
     }
 
     /// Forgets a sequence, and its request with the last of its rows.
@@ -189,7 +189,7 @@ impl Engine {
         for id in step.started {
             let Some(ticket) = self.rows.get(&id).map(|row| row.ticket) else { continue };
             if self.open.get_mut(&ticket).and_then(|open| open.place.take()).is_some() {
-                self.tell(News::Started { ticket, at: began });
+                self.tell(Update::Started { ticket, at: began });
             }
         }
         let at = monotonic_ns();
@@ -214,20 +214,20 @@ impl Engine {
         };
         if let Some(row) = row {
             let gain = Gain { prompt, emitted, counters, ending, at };
-            self.tell(News::Progress { row, gain });
+            self.tell(Update::Progress { row, gain });
         }
     }
 
     /// The responder outlives this thread, so nobody can be missing at the other end.
-    fn tell(&self, news: News) {
-        let _ = self.news.send(news);
+    fn tell(&self, update: Update) {
+        let _ = self.updates.send(update);
     }
 
     fn die(&mut self, cause: &str) {
         log(Level::Error, cause);
         self.mailbox.die(cause);
         // Also those that it had not seen: none is forgotten, whatever it was doing.
-        self.tell(News::Died(Error::internal(cause)));
+        self.tell(Update::Died(Error::internal(cause)));
         self.rows.clear();
         self.open.clear();
         self.slot.publish_death();
