@@ -88,7 +88,7 @@ pub(crate) static KEYS: &[Key] = &[
         "1",
         |s, v| write(&mut s.ngram_branches, positive(v)),
         "continuations that the look-up drafts side by side where the same tokens went on in several ways: the draft tokens \
-         of a step are then a tree. 1 on a GPU",
+         of a step are then a tree",
     ),
     key(
         "kv_cache_free_gpu_mem_fraction",
