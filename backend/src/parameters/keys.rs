@@ -85,7 +85,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "ngram_branches",
         "number",
-        "1",
+        "`1`",
         |s, v| write(&mut s.ngram_branches, positive(v)),
         "continuations that the look-up drafts side by side where the same tokens went on in several ways: the draft tokens \
          of a step are then a tree",
