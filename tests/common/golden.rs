@@ -19,7 +19,9 @@ const NUM_PROMPTS: usize = 4;
 /// One recorded prompt.
 pub(crate) struct Prompt {
     pub(crate) ids: Vec<u32>,
-    /// Logits after the last token.
+    /// The likeliest tokens after the last one, best first.
+    pub(crate) likeliest: Vec<u32>,
+    /// Their logits.
     pub(crate) logits: Vec<f32>,
     /// The likeliest next token at every position.
     pub(crate) argmax: Vec<u32>,
@@ -37,6 +39,7 @@ pub(crate) fn prompts(model: &str) -> Vec<Prompt> {
         let tensor = |name: &str| tensors.tensor(&format!("{name}_{idx}")).expect("a tensor");
         Prompt {
             ids: ints(&tensor("ids")),
+            likeliest: ints(&tensor("likeliest")),
             logits: floats(&tensor("logits")),
             argmax: ints(&tensor("argmax_all")),
             logsumexp: floats(&tensor("logsumexp_all")),
@@ -76,7 +79,7 @@ pub(crate) fn all_logits(model: &mut cpu::Model, tokens: &[u32]) -> Logits {
 pub(crate) struct Distance {
     /// Differences of the log-probabilities of [`COMPARED_TOKENS`] at each last position, ascending.
     pub(crate) log_probs: Vec<f64>,
-    /// The largest difference of a logit at a last position.
+    /// The largest difference of a recorded logit.
     pub(crate) logit: f64,
     /// The largest difference of a log-sum-exp.
     pub(crate) logsumexp: f64,
@@ -99,15 +102,15 @@ impl Distance {
 
     fn add(&mut self, prompt: &Prompt, logits: &Logits) {
         let last = logits.row(prompt.ids.len() - 1);
-        assert_eq!(last.len(), prompt.logits.len(), "the whole vocabulary is recorded");
-        for (ours, theirs) in last.iter().zip(&prompt.logits) {
-            self.logit = self.logit.max(f64::from((ours - theirs).abs()));
+        let (ours, theirs) = (logsumexp(last), prompt.logsumexp[prompt.ids.len() - 1]);
+        for (idx, (&token, &logit)) in prompt.likeliest.iter().zip(&prompt.logits).enumerate() {
+            let own = last[token as usize];
+            self.logit = self.logit.max(f64::from((own - logit).abs()));
+            if idx < COMPARED_TOKENS {
+                let (own, logit) = (f64::from(own) - ours, f64::from(logit) - f64::from(theirs));
+                self.log_probs.push((own - logit).abs());
+            }
         }
-        let (ours, theirs) = (logsumexp(last), logsumexp(&prompt.logits));
-        let delta = |id: usize| {
-            ((f64::from(last[id]) - ours) - (f64::from(prompt.logits[id]) - theirs)).abs()
-        };
-        self.log_probs.extend(likeliest(&prompt.logits, COMPARED_TOKENS).into_iter().map(delta));
         for (position, (&token, &sum)) in prompt.argmax.iter().zip(&prompt.logsumexp).enumerate() {
             let row = logits.row(position);
             self.positions += 1;
