@@ -73,7 +73,7 @@ pub struct ModelArgs {
     /// llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b or of a config.json, for measurements.
     #[arg(long, value_name = "DIR|FILE.gguf|random:NAME[@SEED]")]
     pub target: PathBuf,
-    /// Where draft tokens come from: a second model, `ngram`, or `none`.
+    /// Where draft tokens come from: a second model, an EAGLE head of the target, `ngram`, or `none`.
     #[arg(long, value_name = "DIR|FILE.gguf|random:NAME|ngram|none", default_value = "none")]
     pub draft: DraftSource,
     /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
@@ -94,6 +94,9 @@ pub struct ModelArgs {
     /// `cpu`, or `cuda:ARCH[,ARCH...]` such as `cuda:sm_90a`.
     #[arg(long, default_value = "cpu")]
     pub device: String,
+    /// The same for the drafter [default: that of the target].
+    #[arg(long, value_name = "DEVICE")]
+    pub draft_device: Option<String>,
     /// Folder of NVRTC, which compiles the kernels [default: SPEC_CUDA_LIB, or found].
     #[arg(long, value_name = "DIR")]
     pub cuda_lib: Option<PathBuf>,

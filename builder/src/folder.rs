@@ -48,11 +48,13 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         let bytes = writer.sections().iter().map(|section| section.bytes).sum();
         if args.quiet { Progress::hidden() } else { Progress::start(label, bytes) }
     };
-    let kernels = Kernels::new(&plan.device, args.model.cuda_lib.as_deref())?;
+    let devices = [&plan.device, &plan.draft_device];
+    let kernels = Kernels::new(devices, args.model.cuda_lib.as_deref())?;
     let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
         let mut manifest = plan.manifest(checkpoint, role, &tokenizer);
         manifest.builder = kernels.built_by(&manifest.builder);
-        if let (Device::Cuda { archs, .. }, false) = (&plan.device, args.quiet) {
+        let device = plan.device_of(role);
+        if let (Device::Cuda { archs, .. }, false) = (device, args.quiet) {
             eprintln!("{file}: compiling kernels for {}", archs.join(", "));
         }
         let code = kernels.compile(&manifest)?;
@@ -60,7 +62,7 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         let path = staging.path().join(file);
         let writer = EngineWriter::with_code(path, manifest, &lengths.collect())?;
         let progress = progress(file, &writer);
-        compile(checkpoint, &plan.device, &code, &writer, &progress)?;
+        compile(checkpoint, device, &code, &writer, &progress)?;
         progress.finish();
         Ok(writer.seal()?)
     };
@@ -79,13 +81,10 @@ pub fn build(args: &BuildArgs) -> Result<()> {
 struct Kernels(Option<Compiler>);
 
 impl Kernels {
-    fn new(device: &Device, cuda_lib: Option<&Path>) -> Result<Self> {
-        Ok(Self(match device {
-            Device::Cpu => None,
-            Device::Cuda { .. } => {
-                Some(Compiler::open(&SearchPath::of_process(cuda_lib), Cache::of_user())?)
-            }
-        }))
+    fn new(devices: [&Device; 2], cuda_lib: Option<&Path>) -> Result<Self> {
+        let have_code = devices.iter().any(|device| matches!(device, Device::Cuda { .. }));
+        let open = || Compiler::open(&SearchPath::of_process(cuda_lib), Cache::of_user());
+        Ok(Self(have_code.then(open).transpose()?))
     }
 
     fn built_by(&self, builder: &str) -> String {
@@ -119,17 +118,24 @@ pub struct Plan {
     pub precision: Precision,
     /// Number formats of the draft.
     pub draft_precision: Precision,
-    /// Where the engines run.
+    /// Where the target runs.
     pub device: Device,
+    /// Where the drafter does.
+    pub draft_device: Device,
 }
 
 impl Plan {
     /// Opens the checkpoints and settles the defaults.
     pub fn new(args: &ModelArgs) -> Result<Self> {
         let device = device::parse(&args.device)?;
+        let draft_device = args.draft_device.as_deref().map(device::parse).transpose()?;
+        let draft_device = draft_device.unwrap_or_else(|| device.clone());
         let target = Checkpoint::open(&args.target).context("target")?;
         let draft = match &args.draft {
-            DraftSource::Model(path) => Some(Checkpoint::open(path).context("draft")?),
+            DraftSource::Model(path) => {
+                let shares = device == draft_device;
+                Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
+            }
             DraftSource::None | DraftSource::Ngram => None,
         };
         let drafter = match &args.draft {
@@ -142,12 +148,29 @@ impl Plan {
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
         let (precision, draft_precision) =
-            (precision(args, args.dtype, &device)?, precision(args, draft_dtype, &device)?);
+            (precision(args, args.dtype, &device)?, precision(args, draft_dtype, &draft_device)?);
         device.validate(&target.config, &precision).context("target")?;
         if let Some(draft) = &draft {
-            device.validate(&draft.config, &draft_precision).context("draft")?;
+            draft_device.validate(&draft.config, &draft_precision).context("draft")?;
         }
-        Ok(Self { precision, draft_precision, target, draft, drafter, limits, device })
+        Ok(Self {
+            precision,
+            draft_precision,
+            target,
+            draft,
+            drafter,
+            limits,
+            device,
+            draft_device,
+        })
+    }
+
+    /// Where one of the engines runs.
+    pub fn device_of(&self, role: Role) -> &Device {
+        match role {
+            Role::Target => &self.device,
+            Role::Draft => &self.draft_device,
+        }
     }
 
     /// The manifest of one of the engines; its sections follow from model and precision.
@@ -156,7 +179,7 @@ impl Plan {
         Manifest {
             builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
             kernels: spec_kernels::HASH.into(),
-            device: self.device.clone(),
+            device: self.device_of(role).clone(),
             role,
             identity: String::new(),
             drafter: match role {

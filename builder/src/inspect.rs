@@ -5,6 +5,7 @@ use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
 use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
+use spec_core::model::{EagleConfig, EagleKind};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -110,6 +111,9 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
     fact("built by", format!("{builder}, kernels {kernels}"))?;
     fact("device", shown_device(device))?;
     fact("model", shape(engine.manifest()))?;
+    if let Some(eagle) = &engine.manifest().model.eagle {
+        fact("head", head(eagle))?;
+    }
     fact("parameters", table::count(sizes.parameters))?;
     fact(
         "precision",
@@ -168,6 +172,26 @@ fn shown_device(device: &Device) -> String {
             format!("cuda:{}, driver {min_driver} or newer", archs.join(","))
         }
     }
+}
+
+/// What a head reads and drafts.
+fn head(eagle: &EagleConfig) -> String {
+    let EagleConfig { kind, taps, draft_vocab, own_embed, own_head, .. } = eagle;
+    let kind = match kind {
+        EagleKind::Eagle1 => "EAGLE-1",
+        EagleKind::Eagle3 => "EAGLE-3",
+    };
+    let shared = match (own_embed, own_head) {
+        (true, true) => "nothing",
+        (true, false) => "the head",
+        (false, true) => "the token vectors",
+        (false, false) => "token vectors and head",
+    };
+    let window = eagle.window.map_or(String::new(), |window| format!(", window {window}"));
+    format!(
+        "{kind} on the hidden states behind layers {taps:?}, drafts {draft_vocab} tokens{window}, has \
+         {shared} of its target"
+    )
 }
 
 fn shape(manifest: &Manifest) -> String {

@@ -41,7 +41,7 @@ impl Group {
         match section.matrix {
             Some(MatrixKind::Embed) => Self::Embedding,
             Some(MatrixKind::Qkv | MatrixKind::Out) => Self::Attention,
-            Some(MatrixKind::GateUp | MatrixKind::Down) => Self::Mlp,
+            Some(MatrixKind::GateUp | MatrixKind::Down | MatrixKind::Fc) => Self::Mlp,
             Some(MatrixKind::Head) => Self::Head,
             None => Self::Vectors,
         }

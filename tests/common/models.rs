@@ -99,10 +99,14 @@ pub(crate) struct Recipe {
     pub(crate) draft_dtype: Dtype,
     /// As on the command line.
     pub(crate) device: String,
+    /// The same for the drafter, if it is another one.
+    pub(crate) draft_device: Option<String>,
     /// Number format of keys and values, if not the default.
     pub(crate) kv_dtype: Option<Dtype>,
     /// Number format of the head, if not the default.
     pub(crate) head_dtype: Option<Dtype>,
+    /// Tokens of a sequence.
+    pub(crate) max_seq_len: usize,
 }
 
 /// Longest context of the engines built here: the smallest KV cache that is allowed holds one of it.
@@ -115,12 +119,34 @@ pub(crate) const MAX_DRAFT_LEN: usize = 8;
 impl Recipe {
     fn new(target: PathBuf, dtype: Dtype, draft: DraftSource, draft_dtype: Dtype) -> Self {
         let (device, kv_dtype, head_dtype) = ("cpu".into(), None, None);
-        Self { target, dtype, draft, draft_dtype, device, kv_dtype, head_dtype }
+        let draft_device = None;
+        let max_seq_len = MAX_SEQ_LEN;
+        Self {
+            target,
+            dtype,
+            draft,
+            draft_dtype,
+            device,
+            draft_device,
+            kv_dtype,
+            head_dtype,
+            max_seq_len,
+        }
     }
 
     /// The same for another device, such as `cuda:sm_90a`.
     pub(crate) fn on(self, device: &str) -> Self {
         Self { device: device.into(), ..self }
+    }
+
+    /// The same for texts of up to so many tokens.
+    pub(crate) fn up_to(self, max_seq_len: usize) -> Self {
+        Self { max_seq_len, ..self }
+    }
+
+    /// The same with a drafter for another device.
+    pub(crate) fn draft_on(self, device: &str) -> Self {
+        Self { draft_device: Some(device.into()), ..self }
     }
 
     /// The same with another format of keys and values.
@@ -154,9 +180,10 @@ impl Recipe {
             head_dtype: self.head_dtype,
             kv_dtype: self.kv_dtype,
             device: self.device.clone(),
+            draft_device: self.draft_device.clone(),
             cuda_lib: None,
             max_batch_size: MAX_BATCH_SIZE,
-            max_seq_len: Some(MAX_SEQ_LEN),
+            max_seq_len: Some(self.max_seq_len),
             max_num_tokens: 2048,
         };
         let args = BuildArgs { model, output: output.into(), quiet: true };

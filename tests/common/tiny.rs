@@ -1,7 +1,7 @@
 //! Tiny random checkpoints as Hugging Face folders: whole models that need no download.
 
 use safetensors::tensor::{Dtype, TensorView};
-use serde_json::json;
+use serde_json::{Value, json};
 use spec_build::tokenizer::GgufTokenizer;
 use std::fs;
 use std::path::Path;
@@ -50,9 +50,48 @@ pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Size
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 1024,
         "rope_theta": 10000.0, "tie_word_embeddings": false, "bos_token_id": null, "eos_token_id": END,
     });
+    write_random(dir, &config, shapes(num_layers, sizes), seed);
+    tokenizer().build().expect("builds").write(dir).expect("writes");
+}
+
+/// An EAGLE-3 head in the original layout, for a model of these sizes whose last layers it reads. It drafts every token.
+pub(crate) fn write_head(dir: &Path, num_layers: usize, seed: u64, sizes: &Sizes) {
+    fs::create_dir_all(dir).expect("a new folder");
+    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, .. } = *sizes;
+    let config = json!({
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": VOCAB,
+        "hidden_size": hidden, "intermediate_size": ff, "num_hidden_layers": 1,
+        "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 1024,
+        "rope_theta": 10000.0, "eagle_aux_hidden_state_layer_ids": [0, num_layers - 1, num_layers],
+    });
+    let by_inputs = |inputs: usize| 1.0 / (inputs as f64).sqrt();
+    let wide =
+        |name: &str, shape: [usize; 2]| (name.to_string(), shape.to_vec(), by_inputs(shape[1]));
+    let norm = |name: &str| (name.to_string(), vec![hidden], 0.0);
+    let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let shapes = vec![
+        wide("fc.weight", [hidden, 3 * hidden]),
+        norm("midlayer.input_layernorm.weight"),
+        norm("midlayer.hidden_norm.weight"),
+        wide("midlayer.self_attn.q_proj.weight", [q, 2 * hidden]),
+        wide("midlayer.self_attn.k_proj.weight", [kv, 2 * hidden]),
+        wide("midlayer.self_attn.v_proj.weight", [kv, 2 * hidden]),
+        wide("midlayer.self_attn.o_proj.weight", [hidden, q]),
+        norm("midlayer.post_attention_layernorm.weight"),
+        wide("midlayer.mlp.gate_proj.weight", [ff, hidden]),
+        wide("midlayer.mlp.up_proj.weight", [ff, hidden]),
+        wide("midlayer.mlp.down_proj.weight", [hidden, ff]),
+        norm("norm.weight"),
+    ];
+    write_random(dir, &config, shapes, seed);
+}
+
+/// A folder of random weights. Of each tensor name, shape and standard deviation; norms are ones.
+fn write_random(dir: &Path, config: &Value, shapes: Vec<(String, Vec<usize>, f64)>, seed: u64) {
     fs::write(dir.join("config.json"), config.to_string()).expect("writes");
     let mut normal = Normal(seed);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes(num_layers, sizes)
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
         .into_iter()
         .map(|(name, shape, deviation)| {
             let num: usize = shape.iter().product();
@@ -68,7 +107,6 @@ pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Size
         (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("the sizes fit"))
     });
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("writes");
-    tokenizer().build().expect("builds").write(dir).expect("writes");
 }
 
 /// Name, shape and standard deviation of every tensor; norms are ones.

@@ -22,7 +22,7 @@ use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::Tokenizer;
 use spec_emu::{Emulator, Schedule};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 /// Against the CPU executor with fp16 weights, whose activations stay f32: those of the kernels have 11 bits.
@@ -162,6 +162,10 @@ enum Drafts {
     Model,
     Lookup,
     None,
+    /// The same model, on the CPU.
+    ModelOnCpu,
+    /// An EAGLE head, on the CPU.
+    HeadOnCpu,
 }
 
 fn target(drafts: Drafts) -> (TempDir, Engine) {
@@ -173,6 +177,13 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
         Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
         Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp8),
         Drafts::None => Recipe::plain(path("big"), Dtype::Fp8),
+        Drafts::ModelOnCpu => {
+            Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Int8).draft_on("cpu")
+        }
+        Drafts::HeadOnCpu => {
+            tiny::write_head(&path("head"), 2, 1, &SMALL);
+            Recipe::model(path("big"), Dtype::Fp8, path("head"), Dtype::Int8).draft_on("cpu")
+        }
     };
     recipe.on("cuda:sm_90a").build(&path("built"));
     let engine = open(dir.path(), "built");
@@ -249,17 +260,52 @@ fn totals(done: &[Done]) -> (u64, u64) {
     (sum(|done| done.counters.drafted), sum(|done| done.counters.accepted))
 }
 
+/// What came before has gone on in every way, and whatever is drafted is right now and then.
+fn requests_of_three_tokens() -> Vec<Request> {
+    let mut requests = requests();
+    for request in &mut requests {
+        request.sampling.logit_bias = [40, 41, 42].map(|token| (token, 90.0)).into();
+        let prompt = tokens(24).into_iter().map(|token| 40 + token % 3);
+        request.prompt = prompt.collect::<Vec<_>>().into();
+    }
+    requests
+}
+
+#[test]
+fn texts_are_the_same_with_a_drafter_elsewhere() {
+    for (drafts, draft_gpu) in
+        [(Drafts::ModelOnCpu, None), (Drafts::HeadOnCpu, None), (Drafts::Model, Some(1))]
+    {
+        let (_dir, engine) = target(drafts);
+        let requests = requests_of_three_tokens();
+        let plain: Vec<Request> = requests
+            .iter()
+            .map(|request| Request { draft_len: Some(0), ..request.clone() })
+            .collect();
+        let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &plain);
+        for policy in [Fixed, Adaptive] {
+            let opened = Mutex::new(Vec::new());
+            let open = |number| {
+                opened.lock().unwrap().push(number);
+                Ok(Box::new(emulator(Schedule::PLAIN)) as _)
+            };
+            let options = Options { kv_tokens: Some(2048), draft_gpu, ..running::options(policy) };
+            let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
+            let gpus = opened.into_inner().unwrap();
+            assert_eq!((gpus.contains(&0), gpus.contains(&1)), (true, draft_gpu.is_some()));
+            let done = running::run(&mut runtime, &requests);
+            assert_eq!(texts(&done), alone, "{drafts:?}, {policy:?}");
+            let (drafted, accepted) = totals(&done);
+            assert!(drafted > accepted && accepted > 0, "{drafts:?}: {accepted} of {drafted}");
+        }
+    }
+}
+
 #[test]
 fn texts_are_the_same_with_trees_of_looked_up_drafts() {
     for drafts in [Drafts::Lookup, Drafts::Model] {
         let (_dir, engine) = target(drafts);
-        let mut requests = requests();
-        for request in &mut requests {
-            // Texts of three tokens: what came before has gone on in every way.
-            request.sampling.logit_bias = [40, 41, 42].map(|token| (token, 90.0)).into();
-            let prompt = tokens(24).into_iter().map(|token| 40 + token % 3);
-            request.prompt = prompt.collect::<Vec<_>>().into();
-        }
+        let requests = requests_of_three_tokens();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
         let drafted = [1, 3].map(|ngram_branches| {
             let policy = if drafts == Drafts::Lookup { Fixed } else { Adaptive };

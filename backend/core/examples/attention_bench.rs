@@ -48,7 +48,7 @@ fn time(isa: Isa, dtype: Dtype, batch: usize, context: usize, num_rows: usize) {
     let rows: Vec<Row<'_>> = tables
         .iter()
         .flat_map(|&pages| {
-            (context - num_rows..context).map(move |position| Row { pages, position })
+            (context - num_rows..context).map(move |position| Row { pages, first: 0, position })
         })
         .collect();
     let q = vec![0.01; rows.len() * HEADS * HEAD_DIM];

@@ -47,6 +47,19 @@ impl Object {
         if path.try_exists()? { Self::open(path).map(Some) } else { Ok(None) }
     }
 
+    /// The same without a field.
+    pub(super) fn without(&self, key: &str) -> Self {
+        let mut fields = self.fields.clone();
+        fields.remove(key);
+        Self { place: self.place.clone(), fields }
+    }
+
+    /// The same with a field of this value.
+    pub(super) fn with(mut self, key: &str, value: Value) -> Self {
+        self.fields.insert(key.into(), value);
+        self
+    }
+
     /// What errors call it, such as `config.json` or `config.json: rope_scaling`.
     pub(super) fn place(&self) -> &str {
         &self.place

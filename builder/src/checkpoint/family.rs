@@ -70,6 +70,11 @@ pub(crate) const FAMILIES: [FamilyRow; 5] = [
     FamilyRow { family: Family::Phi3, model_type: "phi3", class: "Phi3ForCausalLM", gguf: Some("phi3"), fused: true, window: Window::IfSized, ..COMMON },
 ];
 
+/// Whether a family goes by this `model_type`.
+pub(crate) fn is_known(model_type: &str) -> bool {
+    FAMILIES.iter().any(|row| row.model_type == model_type)
+}
+
 /// The row of a family.
 pub(crate) fn row(family: Family) -> &'static FamilyRow {
     // Every variant has its row, in the order of the enum: tested below.

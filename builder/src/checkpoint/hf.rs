@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Bytes of `model.safetensors.index.json` at most.
 const MAX_INDEX: u64 = 64 << 20;
 
-type Stock = BTreeMap<String, Stored>;
+pub(super) type Stock = BTreeMap<String, Stored>;
 
 pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     let config = Object::open(&folder.join("config.json"))?;
@@ -59,7 +59,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
 }
 
 /// Takes an expected tensor and its scales out of the stock.
-fn take(
+pub(super) fn take(
     stock: &mut Stock,
     name: &str,
     shape: &[usize],
@@ -81,7 +81,7 @@ fn take(
     Ok(tensor)
 }
 
-fn tensor(stored: Stored) -> Result<Tensor> {
+pub(super) fn tensor(stored: Stored) -> Result<Tensor> {
     let Some(encoding) = Encoding::from_safetensors(&stored.dtype) else {
         bail!("dtype {} is not supported: expected BF16, F16, F32, F8_E4M3 or I8", stored.dtype);
     };
@@ -96,7 +96,7 @@ fn tensor(stored: Stored) -> Result<Tensor> {
 
 /// Tensors that models carry along but that do not change what is computed here: rotary tables, and
 /// scales of activations and of the KV cache, which are chosen anew.
-fn is_ignorable(name: &str) -> bool {
+pub(super) fn is_ignorable(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     let rotary = name.contains("rotary_emb.");
     let scales = ["input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "kv_scale"];
@@ -104,7 +104,7 @@ fn is_ignorable(name: &str) -> bool {
 }
 
 /// Every tensor of the folder's safetensors, by name.
-fn stock(folder: &Path) -> Result<Stock> {
+pub(super) fn stock(folder: &Path) -> Result<Stock> {
     let single = folder.join("model.safetensors");
     let index = folder.join("model.safetensors.index.json");
     let (shards, places) = if index.try_exists()? {

@@ -4,6 +4,7 @@
 
 mod bounded;
 mod dequant;
+mod eagle;
 mod encoding;
 pub(crate) mod family;
 mod fp8;
@@ -108,6 +109,17 @@ impl Checkpoint {
             Ok(_) => Err(anyhow::anyhow!("it is neither a Hugging Face folder nor a GGUF file")),
         };
         opened.with_context(|| format!("checkpoint {}", path.display()))
+    }
+
+    /// Opens what drafts for `target`: a model, or a head on its hidden states, which may leave to it what both have if
+    /// it `shares`.
+    pub fn open_draft(path: &Path, target: &Self, shares: bool) -> Result<Self> {
+        let head = match path.join("config.json").is_file() {
+            true => eagle::open(path, target, shares)
+                .with_context(|| format!("checkpoint {}", path.display()))?,
+            false => None,
+        };
+        head.map_or_else(|| Self::open(path), Ok)
     }
 
     /// Every tensor of the model by canonical name, sorted.

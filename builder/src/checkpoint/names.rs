@@ -4,7 +4,7 @@
 use spec_core::Result;
 use spec_core::model::ModelConfig;
 use spec_core::model::decoder::{
-    Decoder, Linear, Load, MatrixKind, TensorId, TensorRole as Role, Vector,
+    self, Linear, Load, MatrixKind, TensorId, TensorRole as Role, Vector,
 };
 use std::ops::Range;
 
@@ -14,6 +14,11 @@ pub const EMBED: &str = "model.embed_tokens.weight";
 pub const FINAL_NORM: &str = "model.norm.weight";
 /// Canonical name of an untied head, [vocabulary, hidden].
 pub const HEAD: &str = "lm_head.weight";
+
+/// Canonical name of what norms the taps of an EAGLE head.
+pub const TAPS_NORM: &str = "input_norm.weight";
+/// Canonical name of how far the token of each row of an EAGLE head is away.
+pub const VOCAB_MAP: &str = "d2t";
 
 /// Tensors of a layer, without `model.layers.N.` or `blk.N.`, and without `.weight` and `.bias`.
 const LAYER: [(Role, &str, &str); 11] = [
@@ -45,14 +50,22 @@ const FUSED: [(MatrixKind, &str, &str); 2] = [
 
 /// Canonical name of a tensor's weight.
 pub fn weight(tensor: TensorId) -> String {
-    match tensor.layer {
-        Some(layer) => in_layer(layer, stem(&LAYER, tensor.role), "weight"),
-        None => stem(&GLOBAL, tensor.role).into(),
+    match (tensor.role, tensor.layer) {
+        (Role::TapsNorm, _) => TAPS_NORM.into(),
+        (Role::TapNorm, Some(tap)) => format!("fc_norm.{tap}.weight"),
+        (Role::Fc, _) => "fc.weight".into(),
+        (Role::VocabMap, _) => VOCAB_MAP.into(),
+        (Role::HiddenNorm, Some(layer)) => in_layer(layer, "hidden_norm", "weight"),
+        (role, Some(layer)) => in_layer(layer, stem(&LAYER, role), "weight"),
+        (role, None) => stem(&GLOBAL, role).into(),
     }
 }
 
-/// Canonical name of a tensor's bias, which only those of layers may have.
+/// Canonical name of a tensor's bias, which only those of layers, and `fc`, may have.
 pub fn bias(tensor: TensorId) -> String {
+    if tensor.role == Role::Fc {
+        return "fc.bias".into();
+    }
     let layer = tensor.layer.expect("tensors outside of layers have no bias");
     in_layer(layer, stem(&LAYER, tensor.role), "bias")
 }
@@ -81,7 +94,7 @@ pub struct Expected {
 /// another.
 pub fn expected(config: &ModelConfig, fused: bool) -> Vec<Expected> {
     let mut tensors = Tensors { fused, list: Vec::new() };
-    Decoder::of(config).load(&mut tensors).expect("a list takes everything");
+    decoder::walk(config, &mut tensors).expect("a list takes everything");
     tensors.list
 }
 

@@ -110,8 +110,7 @@ fn tensor(name: &str, shape: Vec<usize>, seed: u64) -> Tensor {
 }
 
 fn constant(shape: Vec<usize>, value: f32) -> Tensor {
-    let source = Source::Constant(value);
-    Tensor { source, shape, encoding: Encoding::F32, order: RowOrder::Plain, scale: None }
+    Tensor::of_values(Source::Constant(value), shape)
 }
 
 /// The random e4m3 bytes of a tensor from `start` on.

@@ -75,6 +75,8 @@ pub(super) enum Source {
     Random(u64),
     /// One value everywhere: f32.
     Constant(f32),
+    /// Made when the checkpoint was opened: f32.
+    Values(Arc<[f32]>),
 }
 
 /// A tensor of a checkpoint.
@@ -88,6 +90,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// One of f32 that is no part of a file.
+    pub(super) fn of_values(source: Source, shape: Vec<usize>) -> Self {
+        Self { source, shape, encoding: Encoding::F32, order: RowOrder::Plain, scale: None }
+    }
+
     /// Sizes, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
@@ -121,6 +128,10 @@ impl Tensor {
             }
             Source::Random(_) => bail!("it is made up as a whole"),
             Source::Constant(value) => Source::Constant(*value),
+            Source::Values(values) => {
+                let row = self.row_len();
+                Source::Values(values[rows.start * row..rows.end * row].into())
+            }
         };
         let shape = [&[rows.len()], &self.shape[1..]].concat();
         let scale = self.scale.as_ref().map(|scale| scale.part(&rows)).transpose()?;
@@ -175,6 +186,12 @@ impl Tensor {
             Source::Constant(value) => {
                 let (values, _) = out.as_chunks_mut();
                 values.fill(value.to_le_bytes());
+            }
+            Source::Values(values) => {
+                let (out, _) = out.as_chunks_mut();
+                for (out, value) in out.iter_mut().zip(&values[start as usize / 4..]) {
+                    *out = value.to_le_bytes();
+                }
             }
         }
         Ok(())

@@ -14,7 +14,7 @@ use packing::Packing;
 use rayon::prelude::*;
 use spec_core::engine::{Device, EngineWriter, Section, SectionKind, SectionWriter};
 use spec_core::model::Dtype;
-use spec_core::model::decoder::{Decoder, Linear, Load, MatrixKind, Vector};
+use spec_core::model::decoder::{self, Linear, Load, MatrixKind, Vector};
 use std::ops::Range;
 
 /// The largest finite half-precision number.
@@ -35,7 +35,7 @@ pub fn compile(
         progress.add(cubin.len() as u64);
     }
     let mut parts = Parts(Vec::new());
-    Decoder::of(&checkpoint.config).load(&mut parts)?;
+    decoder::walk(&checkpoint.config, &mut parts)?;
     let section = |name: &str| writer.sections().iter().find(|section| section.name == name);
     let mut jobs: Vec<Job<'_>> = parts
         .0

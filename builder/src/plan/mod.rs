@@ -58,13 +58,14 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
 }
 
 fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result<String> {
-    let model = |checkpoint: &crate::checkpoint::Checkpoint, precision| Model {
-        sizes: Sizes::new(&checkpoint.config, precision, &plan.device),
+    let model = |checkpoint: &crate::checkpoint::Checkpoint, precision, device| Model {
+        sizes: Sizes::new(&checkpoint.config, precision, device),
         precision,
         num_layers: checkpoint.config.num_layers,
     };
-    let target = model(&plan.target, &plan.precision);
-    let draft = plan.draft.as_ref().map(|draft| model(draft, &plan.draft_precision));
+    let target = model(&plan.target, &plan.precision, &plan.device);
+    let model_draft = |draft| model(draft, &plan.draft_precision, &plan.draft_device);
+    let draft = plan.draft.as_ref().map(model_draft);
     let mut engines = vec![("target", &target.sizes)];
     engines.extend(draft.iter().map(|draft| ("draft", &draft.sizes)));
     let mut text = sizes::table(&engines).to_string();

@@ -14,7 +14,7 @@ fn product(kind: MatrixKind) -> &'static str {
         MatrixKind::Out => "out",
         MatrixKind::GateUp => "gate_up",
         MatrixKind::Down => "down",
-        MatrixKind::Embed | MatrixKind::Head => "head",
+        MatrixKind::Embed | MatrixKind::Head | MatrixKind::Fc => "head",
     }
 }
 

@@ -4,13 +4,16 @@
 //! ([`Drafter::observe`]), with the target's hidden states, if the drafter taps them.
 
 pub(crate) mod catch_up;
+mod chain;
 mod combined;
+mod eagle;
 mod model;
 mod ngram;
 
 pub use catch_up::Cached;
 pub use combined::Combined;
 pub(crate) use combined::ask_first;
+pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
 pub use model::Model;
 pub use ngram::Ngram;
 

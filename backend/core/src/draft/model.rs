@@ -2,10 +2,10 @@
 //! target's and proposes a chain, one forward pass a token, batched over the sequences.
 
 use super::catch_up::{Cached, readable, rows_to_feed};
+use super::chain::Chains;
 use super::{Drafter, Proposal};
 use crate::Result;
 use crate::batch::{Entry, Forward, Logits, Segment};
-use crate::sampling::{Context, Stream, confidence};
 use crate::sequence::SequenceId;
 use std::borrow::Cow;
 
@@ -77,36 +77,17 @@ impl Drafter for Model {
         let mut logits = self.read_known(entries, &mut proposals)?;
         let asks = |&idx: &usize| entries[idx].draft_len > 0 && proposals[idx].cached.is_some();
         let mut drafting: Vec<usize> = (0..entries.len()).filter(asks).collect();
-        let mut likelihood = vec![1.0; entries.len()];
+        let mut chains = Chains::new(entries.len());
         while !drafting.is_empty() {
             for (row, &idx) in drafting.iter().enumerate() {
                 let row = &logits.row(row)[..self.vocab_size];
-                extend(&entries[idx], row, &mut proposals[idx]);
-                if entries[idx].min_confidence > 0.0 {
-                    likelihood[idx] *= confidence(row);
-                }
+                chains.extend(idx, &entries[idx], row, &mut proposals[idx]);
             }
-            // Whether to propose a position is settled before its token is drawn, or q would be biased.
-            drafting.retain(|&idx| {
-                proposals[idx].len() < entries[idx].draft_len
-                    && likelihood[idx] >= entries[idx].min_confidence
-            });
+            drafting.retain(|&idx| chains.goes_on(idx, &entries[idx], &proposals[idx]));
             logits = self.read_last_drafts(&drafting, entries, &mut proposals)?;
         }
         Ok(proposals)
     }
 
     fn forget(&mut self, _id: SequenceId) {}
-}
-
-/// Draws the next token of the chain from the drafter's own processed distribution.
-fn extend(entry: &Entry<'_>, logits: &[f32], proposal: &mut Proposal) {
-    let sampler = entry.sampler;
-    let context =
-        Context { tokens: entry.tokens, prompt_len: entry.prompt_len, drafted: &proposal.tokens };
-    let q = sampler.distribution(logits, context);
-    let position = entry.tokens.len() + proposal.len();
-    let token = sampler.draw(&q, position, Stream::Draft(proposal.len()));
-    proposal.push(token, Some(q));
-    proposal.passes += 1;
 }

@@ -29,7 +29,7 @@ impl Kernels<'_> {
             MatrixKind::Qkv => Epilogue::Qkv { head_dim: model.head_dim },
             MatrixKind::Out | MatrixKind::Down => Epilogue::Residual,
             MatrixKind::GateUp => Epilogue::SwiGlu,
-            MatrixKind::Embed | MatrixKind::Head => Epilogue::Head,
+            MatrixKind::Embed | MatrixKind::Head | MatrixKind::Fc => Epilogue::Head,
         };
         let dtype = precision.of(linear.kind);
         Variant::gemm(format(dtype), rows, epilogue).with_shape(linear.n(), linear.k)
@@ -100,6 +100,9 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         }
     }
     let elsewhere = "use --device cpu";
+    if model.eagle.is_some() {
+        return Err("an EAGLE head on a GPU, expected a model: use --draft-device cpu".into());
+    }
     if !HEAD_DIMS.contains(&model.head_dim) {
         return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));
     }

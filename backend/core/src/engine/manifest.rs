@@ -73,9 +73,11 @@ impl Precision {
     pub fn of(&self, kind: MatrixKind) -> Dtype {
         match kind {
             MatrixKind::Embed | MatrixKind::Head => self.head,
-            MatrixKind::Qkv | MatrixKind::Out | MatrixKind::GateUp | MatrixKind::Down => {
-                self.weights
-            }
+            MatrixKind::Qkv
+            | MatrixKind::Out
+            | MatrixKind::GateUp
+            | MatrixKind::Down
+            | MatrixKind::Fc => self.weights,
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::code::{code_section, needed_variants};
 use super::{Device, Precision, SectionKind};
 use crate::Result;
-use crate::model::decoder::{Decoder, Linear, Load, MatrixKind, Vector};
+use crate::model::decoder::{self, Linear, Load, MatrixKind, Vector};
 use crate::model::{Dtype, ModelConfig, image, panel};
 
 /// A section that a model demands, before it has a place and a hash.
@@ -34,7 +34,7 @@ pub fn expected_sections(
     device: &Device,
 ) -> Vec<SectionSpec> {
     let mut list = List { device, precision, specs: Vec::new() };
-    Decoder::of(config).load(&mut list).expect("a list takes everything");
+    decoder::walk(config, &mut list).expect("a list takes everything");
     if let Device::Cuda { archs, .. } = device {
         let variants = needed_variants(config, precision);
         let names =

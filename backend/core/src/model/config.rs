@@ -1,5 +1,6 @@
 //! The shape of a decoder model: everything that the executors need to know besides the weights.
 
+use super::EagleConfig;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +80,9 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Each head of q and k goes through an RMS norm before the rotation.
     pub qk_norm: bool,
+    /// What it is besides, where it is no model of its own but a head on another one's hidden states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eagle: Option<EagleConfig>,
 }
 
 impl ModelConfig {
@@ -129,6 +133,9 @@ impl ModelConfig {
         }
         if !(self.rope_theta >= 1.0 && self.rope_theta.is_finite()) {
             return Err(bad(format!("rope_theta is {}, expected at least 1", self.rope_theta)));
+        }
+        if let Some(eagle) = &self.eagle {
+            eagle.validate(self)?;
         }
         match &self.rope_scaling {
             None => Ok(()),

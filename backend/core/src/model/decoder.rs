@@ -5,6 +5,7 @@
 //! decoder of its own types.
 
 use super::ModelConfig;
+use super::eagle::Eagle;
 use crate::Result;
 
 /// What a tensor of a checkpoint is.
@@ -38,6 +39,16 @@ pub enum TensorRole {
     FinalNorm,
     /// The head, where it is not the table of token vectors.
     Head,
+    /// Of an EAGLE head: norm of the target's hidden states of all layers together.
+    TapsNorm,
+    /// Norm of those of one.
+    TapNorm,
+    /// What fuses them.
+    Fc,
+    /// Norm of the state beside the token, before the first layer's attention.
+    HiddenNorm,
+    /// The target's token of each row of the head.
+    VocabMap,
 }
 
 /// A tensor of a checkpoint.
@@ -45,7 +56,7 @@ pub enum TensorRole {
 pub struct TensorId {
     /// What it is.
     pub role: TensorRole,
-    /// Which layer's; none outside of the layers.
+    /// Which layer's, or which tap's; none outside of these.
     pub layer: Option<usize>,
 }
 
@@ -64,6 +75,8 @@ pub enum MatrixKind {
     Down,
     /// To the logits.
     Head,
+    /// From a target's hidden states to the state of an EAGLE head.
+    Fc,
 }
 
 /// How a matrix may be cut into parts that are multiplied apart.
@@ -80,7 +93,7 @@ impl MatrixKind {
     /// after the MLP.
     pub fn split(self) -> Split {
         match self {
-            Self::Embed | Self::Qkv | Self::GateUp | Self::Head => Split::Outputs,
+            Self::Embed | Self::Qkv | Self::GateUp | Self::Head | Self::Fc => Split::Outputs,
             Self::Out | Self::Down => Split::Inputs,
         }
     }
@@ -138,20 +151,20 @@ pub struct Decoder<M, V> {
     head: Option<M>,
 }
 
-/// `residual += attention; residual += mlp`.
+/// `residual += attention(norm(residual)); residual += mlp(residual)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer<M, V> {
+    /// Before the attention.
+    pub input_norm: V,
     /// What looks at other rows.
     pub attention: Attention<M, V>,
     /// What looks at its row alone.
     pub mlp: Mlp<M, V>,
 }
 
-/// `out(attend(qkv(norm(residual))))`, heads of q and k normed where there are norms, and rotated.
+/// `out(attend(qkv(x)))`, heads of q and k normed where there are norms, and rotated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attention<M, V> {
-    /// Before everything.
-    pub norm: V,
     /// Queries, keys and values.
     pub qkv: M,
     /// Of each query head.
@@ -194,6 +207,14 @@ pub trait Load {
     fn vector(&mut self, vector: &Vector) -> Result<Self::Vector>;
 }
 
+/// Makes something of each part of a model, in the order of an engine's sections.
+pub fn walk<L: Load>(config: &ModelConfig, loader: &mut L) -> Result<()> {
+    match &config.eagle {
+        None => Decoder::of(config).load(loader).map(drop),
+        Some(eagle) => Eagle::of(config, eagle).load(loader).map(drop),
+    }
+}
+
 impl Decoder<Linear, Vector> {
     /// The parts of a model. No size overflows: [`ModelConfig::validate`] bounds them.
     pub fn of(config: &ModelConfig) -> Self {
@@ -228,62 +249,113 @@ impl Decoder<Linear, Vector> {
 impl Layer<Linear, Vector> {
     /// One layer of a model.
     pub fn of(config: &ModelConfig, idx: usize) -> Self {
-        let (hidden, wide) = (config.hidden_size, config.intermediate_size);
-        let (q, kv) = (config.q_size(), config.kv_size());
-        let tensor = |role| TensorId { role, layer: Some(idx) };
-        let name = |part: &str| format!("layers.{idx}.{part}");
-        let norm = |part: &str, role, len| Vector { name: name(part), source: tensor(role), len };
-        let linear = |part: &str, kind, sources: &[(TensorRole, usize)], k, has_bias| Linear {
-            name: name(part),
-            kind,
-            sources: sources.iter().map(|&(role, rows)| (tensor(role), rows)).collect(),
-            k,
-            has_bias,
-        };
-        let head_norm = |part, role| config.qk_norm.then(|| norm(part, role, config.head_dim));
-        let qkv = [(TensorRole::Q, q), (TensorRole::K, kv), (TensorRole::V, kv)];
-        let gate_up = [(TensorRole::Gate, wide), (TensorRole::Up, wide)];
-        let (out, down) = ([(TensorRole::O, hidden)], [(TensorRole::Down, hidden)]);
+        let parts = Parts { config, idx };
         Self {
-            attention: Attention {
-                norm: norm("input_norm", TensorRole::AttnNorm, hidden),
-                qkv: linear("qkv", MatrixKind::Qkv, &qkv, hidden, config.qkv_bias),
-                q_norm: head_norm("q_norm", TensorRole::QNorm),
-                k_norm: head_norm("k_norm", TensorRole::KNorm),
-                out: linear("out", MatrixKind::Out, &out, q, config.out_bias),
-            },
-            mlp: Mlp {
-                norm: norm("post_norm", TensorRole::MlpNorm, hidden),
-                gate_up: linear("gate_up", MatrixKind::GateUp, &gate_up, hidden, config.mlp_bias),
-                down: linear("down", MatrixKind::Down, &down, wide, config.mlp_bias),
-            },
+            input_norm: parts.norm("input_norm", TensorRole::AttnNorm, config.hidden_size),
+            attention: parts.attention(config.hidden_size),
+            mlp: parts.mlp(),
         }
     }
 
-    fn load<L: Load>(&self, loader: &mut L) -> Result<Layer<L::Matrix, L::Vector>> {
-        let Self { attention, mlp } = self;
-        let optional = |loader: &mut L, vector: &Option<Vector>| {
-            vector.as_ref().map(|vector| loader.vector(vector)).transpose()
-        };
+    pub(super) fn load<L: Load>(&self, loader: &mut L) -> Result<Layer<L::Matrix, L::Vector>> {
         Ok(Layer {
-            attention: Attention {
-                norm: loader.vector(&attention.norm)?,
-                qkv: loader.matrix(&attention.qkv)?,
-                q_norm: optional(loader, &attention.q_norm)?,
-                k_norm: optional(loader, &attention.k_norm)?,
-                out: loader.matrix(&attention.out)?,
-            },
-            mlp: Mlp {
-                norm: loader.vector(&mlp.norm)?,
-                gate_up: loader.matrix(&mlp.gate_up)?,
-                down: loader.matrix(&mlp.down)?,
-            },
+            input_norm: loader.vector(&self.input_norm)?,
+            attention: self.attention.load(loader)?,
+            mlp: self.mlp.load(loader)?,
         })
     }
 
     /// The matrices of the layer.
     pub fn matrices(&self) -> [&Linear; 4] {
         [&self.attention.qkv, &self.attention.out, &self.mlp.gate_up, &self.mlp.down]
+    }
+}
+
+impl Attention<Linear, Vector> {
+    pub(super) fn load<L: Load>(&self, loader: &mut L) -> Result<Attention<L::Matrix, L::Vector>> {
+        Ok(Attention {
+            qkv: loader.matrix(&self.qkv)?,
+            q_norm: optional(loader, self.q_norm.as_ref())?,
+            k_norm: optional(loader, self.k_norm.as_ref())?,
+            out: loader.matrix(&self.out)?,
+        })
+    }
+}
+
+impl Mlp<Linear, Vector> {
+    pub(super) fn load<L: Load>(&self, loader: &mut L) -> Result<Mlp<L::Matrix, L::Vector>> {
+        Ok(Mlp {
+            norm: loader.vector(&self.norm)?,
+            gate_up: loader.matrix(&self.gate_up)?,
+            down: loader.matrix(&self.down)?,
+        })
+    }
+}
+
+/// Makes something of a vector that a model may lack.
+pub(super) fn optional<L: Load>(
+    loader: &mut L,
+    vector: Option<&Vector>,
+) -> Result<Option<L::Vector>> {
+    vector.map(|vector| loader.vector(vector)).transpose()
+}
+
+/// The parts of a layer, by its number.
+pub(super) struct Parts<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) idx: usize,
+}
+
+impl Parts<'_> {
+    pub(super) fn norm(&self, part: &str, role: TensorRole, len: usize) -> Vector {
+        Vector { name: self.name(part), source: self.tensor(role), len }
+    }
+
+    /// The attention, whose input has `k` values.
+    pub(super) fn attention(&self, k: usize) -> Attention<Linear, Vector> {
+        let config = self.config;
+        let (q, kv) = (config.q_size(), config.kv_size());
+        let head_norm = |part, role| config.qk_norm.then(|| self.norm(part, role, config.head_dim));
+        let qkv = [(TensorRole::Q, q), (TensorRole::K, kv), (TensorRole::V, kv)];
+        let out = [(TensorRole::O, config.hidden_size)];
+        Attention {
+            qkv: self.linear("qkv", MatrixKind::Qkv, &qkv, k, config.qkv_bias),
+            q_norm: head_norm("q_norm", TensorRole::QNorm),
+            k_norm: head_norm("k_norm", TensorRole::KNorm),
+            out: self.linear("out", MatrixKind::Out, &out, q, config.out_bias),
+        }
+    }
+
+    pub(super) fn mlp(&self) -> Mlp<Linear, Vector> {
+        let &ModelConfig { hidden_size: hidden, intermediate_size: wide, mlp_bias, .. } =
+            self.config;
+        let gate_up = [(TensorRole::Gate, wide), (TensorRole::Up, wide)];
+        let down = [(TensorRole::Down, hidden)];
+        Mlp {
+            norm: self.norm("post_norm", TensorRole::MlpNorm, hidden),
+            gate_up: self.linear("gate_up", MatrixKind::GateUp, &gate_up, hidden, mlp_bias),
+            down: self.linear("down", MatrixKind::Down, &down, wide, mlp_bias),
+        }
+    }
+
+    fn linear(
+        &self,
+        part: &str,
+        kind: MatrixKind,
+        sources: &[(TensorRole, usize)],
+        k: usize,
+        has_bias: bool,
+    ) -> Linear {
+        let sources = sources.iter().map(|&(role, rows)| (self.tensor(role), rows)).collect();
+        Linear { name: self.name(part), kind, sources, k, has_bias }
+    }
+
+    fn name(&self, part: &str) -> String {
+        format!("layers.{}.{part}", self.idx)
+    }
+
+    fn tensor(&self, role: TensorRole) -> TensorId {
+        TensorId { role, layer: Some(self.idx) }
     }
 }
 

@@ -5,6 +5,7 @@ mod config;
 pub mod decoder;
 mod dtype;
 mod e4m3;
+pub mod eagle;
 pub mod image;
 pub mod panel;
 mod rope;
@@ -13,4 +14,5 @@ pub(crate) mod testing;
 
 pub use config::{Family, ModelConfig, RopeScaling};
 pub use dtype::{Dtype, Format, Scale};
+pub use eagle::{EagleConfig, EagleKind, TapNorms};
 pub use rope::RopeTable;

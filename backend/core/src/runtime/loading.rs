@@ -4,7 +4,6 @@
 use super::memory::{Memory, MemoryType, WeightCopy};
 use super::placement::{Place, Placement, Promises};
 use super::shared::{Copies, Numbered};
-use crate::Result;
 use crate::batch::{Executor, Forward};
 use crate::draft::{self, Drafter};
 use crate::draft_len::DraftPolicy;
@@ -14,6 +13,7 @@ use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, OnHost, Uploaded};
 use crate::pages::PageId;
+use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,6 +33,8 @@ pub(super) struct Loaded {
 /// A model where it runs.
 enum Model {
     Cpu(Box<cpu::Model>),
+    /// A head on the target's hidden states, on a CPU.
+    Eagle(Box<cpu::Eagle>),
     /// On the GPU with this number.
     Gpu(Arc<cuda::Model>, usize, Gpu),
 }
@@ -62,10 +64,7 @@ impl Loader<'_> {
         let drafts = lookup().is_some() || draft.is_some();
         let steps = self.steps(&target, draft.as_ref(), lookup());
 
-        let vocab_size = placement.shared_vocab();
-        let draft = draft.map(|draft| -> Box<dyn Drafter> {
-            Box::new(draft::Model::new(draft.forward(0..0), vocab_size))
-        });
+        let draft = draft.map(|draft| draft.drafter(placement));
         let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (Some(lookup), None) => Some(Box::new(lookup)),
@@ -73,7 +72,10 @@ impl Loader<'_> {
         };
         let first = self.num_pages as PageId;
         let scratch = first..first + placement.scratch_pages(0) as PageId;
-        let host = Host::new(target.forward(scratch), drafter)?;
+        let Some(target) = target.forward(scratch) else {
+            return Err(Error::Unsupported("an EAGLE head as the target".into()));
+        };
+        let host = Host::new(target, drafter)?;
         let executor: Box<dyn Executor> = match steps {
             Some(steps) => Box::new(cuda::Steps::new(engine, steps, host)?),
             None => Box::new(host),
@@ -108,7 +110,7 @@ impl Loader<'_> {
     /// Loads an engine, and tells what weights it has.
     fn model(&mut self, idx: usize, memory: &mut Memory) -> Result<Model> {
         match &self.placement.engines[idx].1 {
-            Place::Cpu => Ok(Model::Cpu(Box::new(self.on_cpu(idx, memory)?))),
+            Place::Cpu => self.on_cpu(idx, memory),
             Place::Gpu(number, gpu) => {
                 let (number, gpu) = (*number, gpu.clone());
                 let model = self.on_gpu(idx, number, &mut **gpu.lock(), memory)?;
@@ -117,7 +119,7 @@ impl Loader<'_> {
         }
     }
 
-    fn on_cpu(&mut self, idx: usize, memory: &mut Memory) -> Result<cpu::Model> {
+    fn on_cpu(&mut self, idx: usize, memory: &mut Memory) -> Result<Model> {
         let Placement { engines, isa, pool, .. } = self.placement;
         let (engine, key) = (engines[idx].0, self.placement.key(idx));
         let found = self.copies.cpu.get(&key);
@@ -139,9 +141,15 @@ impl Loader<'_> {
         memory.add_weights(WeightCopy { number, memory: MemoryType::Cpu, bytes, is_first });
         let (num_pages, rows) = (self.num_pages, self.placement.rows(idx));
         let resources = Resources { num_pages, rows, isa: *isa, pool: Arc::clone(pool) };
-        let model = cpu::Model::new(engine, weights, resources)?;
-        if let Some(promise) = &self.promises.kept {
-            model.kv().addresses().into_iter().for_each(|range| promise.reserve(range));
+        let model = match &engine.manifest().model.eagle {
+            None => Model::Cpu(Box::new(cpu::Model::new(engine, weights, resources)?)),
+            Some(_) => {
+                let target = self.copies.cpu.get(&self.placement.key(0)).map(|copy| copy.weights);
+                Model::Eagle(Box::new(cpu::Eagle::new(engine, weights, target, resources)?))
+            }
+        };
+        if let (Some(promise), Some(kv)) = (&self.promises.kept, model.kv()) {
+            kv.addresses().into_iter().for_each(|range| promise.reserve(range));
         }
         Ok(model)
     }
@@ -206,10 +214,34 @@ fn lookup(kind: &DrafterKind, policy: DraftPolicy) -> Option<draft::Ngram> {
 
 impl Model {
     /// For the executor on the host. `scratch` is pages of a GPU's cache for branches of trees.
-    fn forward(self, scratch: Range<PageId>) -> Box<dyn Forward> {
+    fn forward(self, scratch: Range<PageId>) -> Option<Box<dyn Forward>> {
         match self {
+            Self::Cpu(model) => Some(model),
+            Self::Eagle(_) => None,
+            Self::Gpu(model, _, gpu) => {
+                Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch)))
+            }
+        }
+    }
+
+    /// To draft with.
+    fn drafter(self, placement: &Placement<'_>) -> Box<dyn Drafter> {
+        let model = match self {
+            Self::Eagle(head) => {
+                return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
+            }
             Self::Cpu(model) => model,
-            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu).with_scratch(scratch)),
+            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)) as Box<dyn Forward>,
+        };
+        Box::new(draft::Model::new(model, placement.shared_vocab()))
+    }
+
+    /// Its cache, where that is in the machine's memory.
+    fn kv(&self) -> Option<&cpu::kv::KvCache> {
+        match self {
+            Self::Cpu(model) => Some(model.kv()),
+            Self::Eagle(head) => Some(head.kv()),
+            Self::Gpu(..) => None,
         }
     }
 }

@@ -83,7 +83,7 @@ pub(super) struct Source {
     pub(super) page_bytes: usize,
     /// What is free, where the system says so.
     pub(super) free: Option<Free>,
-    /// Scheduled of what is left beside weights and work that pages get where nothing is said.
+    /// Share of what is left beside weights and work that pages get where nothing is said.
     pub(super) fraction: f64,
 }
 

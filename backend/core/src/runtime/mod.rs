@@ -60,7 +60,7 @@ pub struct Options {
     /// counts; without any, a quarter of what is free beside weights and workspace, or nine tenths of it on a GPU.
     /// Never more than is free, and never more than `max_batch_size` sequences of `max_seq_len` need.
     pub kv_bytes: Option<usize>,
-    /// Scheduled of the free memory for the KV caches.
+    /// Share of the free memory for the KV caches.
     pub kv_free_fraction: Option<f64>,
     /// Tokens that the KV caches hold at most.
     pub kv_tokens: Option<usize>,
@@ -223,6 +223,10 @@ impl Runtime {
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
+        let is_head = |draft: &Engine| draft.manifest().model.eagle.is_some();
+        // A model has read its own drafts that were kept; a head reads them again, with the target's states.
+        let usual_draft_rows =
+            if draft.as_ref().is_some_and(is_head) { max_draft_len + 1 } else { 2 };
         let config = SchedulerConfig {
             max_batch_size: options.max_batch_size(&limits),
             max_num_tokens,
@@ -232,6 +236,7 @@ impl Runtime {
             max_queue: options.max_queue,
             admission: options.admission,
             drafter_caches: draft.is_some(),
+            usual_draft_rows,
             lookahead: executor.lookahead(),
             long_prompts: executor.long_prompts(),
         };

@@ -14,9 +14,9 @@ use crate::pages::{PAGE_TOKENS, pages_for};
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// Scheduled of the machine's free memory that the KV caches may take where nothing is said.
+/// Share of the machine's free memory that the KV caches may take where nothing is said.
 const CPU_FRACTION: f64 = 0.25;
-/// Scheduled of a GPU's memory beside weights and workspace.
+/// Share of a GPU's memory beside weights and workspace.
 const GPU_FRACTION: f64 = 0.9;
 
 /// Bytes of the machine's memory that nobody plans: requests, responses and what the server around this does.
@@ -263,12 +263,11 @@ pub(super) fn page_bytes(engine: &Engine) -> usize {
     let manifest = engine.manifest();
     let (model, precision) = (&manifest.model, &manifest.precision);
     match manifest.device {
-        Built::Cpu => cpu::kv::KvCache::page_bytes(
-            precision.kv,
-            model.num_layers,
-            model.num_kv_heads,
-            model.head_dim,
-        ),
+        Built::Cpu => {
+            let beside = model.eagle.as_ref().map_or(0, |_| cpu::Eagle::page_end_bytes(manifest));
+            let (layers, heads) = (model.num_layers, model.num_kv_heads);
+            cpu::kv::KvCache::page_bytes(precision.kv, layers, heads, model.head_dim) + beside
+        }
         Built::Cuda { .. } => cuda::model::kv::page_bytes(precision.kv, model),
     }
 }

@@ -38,6 +38,7 @@ fn config() -> SchedulerConfig {
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,
         drafter_caches: true,
+        usual_draft_rows: 2,
         lookahead: 0,
         long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
     }

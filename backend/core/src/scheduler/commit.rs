@@ -13,7 +13,8 @@ impl Scheduler {
     fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], cost: Duration) {
         let drafts_only = |part: &Scheduled| {
             let drafts = part.draft_len > 0 && !part.given;
-            part.draft_rows == 0 || (part.draft_rows <= 2 && drafts)
+            let usual = self.config.usual_draft_rows;
+            part.draft_rows == 0 || (part.draft_rows <= usual && drafts)
         };
         if schedule.parts.iter().all(drafts_only) {
             let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();

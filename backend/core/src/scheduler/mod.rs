@@ -59,6 +59,8 @@ pub struct SchedulerConfig {
     pub admission: AdmissionPolicy,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
+    /// Rows of the drafter's first pass, at most, in a step that only drafts.
+    pub usual_draft_rows: usize,
     /// Positions beyond those of a step for which sequences have pages too while there are pages to spare: see
     /// [`Executor::lookahead`](crate::batch::Executor::lookahead).
     pub lookahead: usize,

@@ -24,7 +24,7 @@ const MAX_PROMPT_ROWS: usize = 64;
 /// each step, so that steps stay short for them.
 const LONG_STEPS: usize = 4;
 const LONG_CHUNKS: usize = 32;
-/// Scheduled of a step that it gets alone, where a step cannot be given up for who comes.
+/// Share of a step that it gets alone, where a step cannot be given up for who comes.
 const PART_OF_LONG: usize = 4;
 
 /// A step in the making.

@@ -2,8 +2,10 @@
 
 mod arena;
 pub mod attention;
+mod eagle;
 mod isa;
 pub mod kv;
+mod layer;
 mod linear;
 mod mapping;
 mod model;
@@ -16,6 +18,7 @@ mod tree;
 mod weights;
 
 pub use arena::{Arena, ArenaSlice};
+pub use eagle::Eagle;
 pub use isa::Isa;
 pub use linear::{Prepared, Weight, linear, prepare};
 pub use model::{Model, Resources};

@@ -116,7 +116,9 @@ impl<'a> Inputs<'a> {
         let pages = |input: &Input<'a>| -> &'b [PageId] {
             input.branch.map_or(input.pages, |idx| &self.branches[idx].pages)
         };
-        rows.iter().map(|input| Row { pages: pages(input), position: input.position }).collect()
+        let row =
+            |input: &Input<'a>| Row { pages: pages(input), first: 0, position: input.position };
+        rows.iter().map(row).collect()
     }
 
     /// How many branches have pages of their own.

@@ -3,15 +3,18 @@
 use super::{Arena, Pool, Weight};
 use crate::Result;
 use crate::engine::{Engine, EngineReader, Manifest, Precision, SectionKind};
-use crate::model::decoder::{self, Decoder, Linear, Load, Vector};
+use crate::model::decoder::{Decoder, Linear, Load, Vector};
+use crate::model::eagle::Eagle;
 
 /// All weights of a model; several models may compute with them at once.
 pub struct Weights {
-    pub(super) decoder: Decoder<Weight, Vec<f32>>,
+    parts: Parts,
 }
 
-/// The weights of one decoder layer.
-pub(super) type Layer = decoder::Layer<Weight, Vec<f32>>;
+enum Parts {
+    Decoder(Box<Decoder<Weight, Vec<f32>>>),
+    Eagle(Box<Eagle<Weight, Vec<f32>>>),
+}
 
 impl Weights {
     /// Reads them; all threads of the pool help.
@@ -32,9 +35,28 @@ impl Weights {
         let Manifest { model, precision, .. } = engine.manifest();
         let reader = engine.reader()?;
         let mut loader = Loader { reader: &reader, precision, pool, arena };
-        let decoder = Decoder::of(model).load(&mut loader)?;
+        let parts = match &model.eagle {
+            None => Parts::Decoder(Box::new(Decoder::of(model).load(&mut loader)?)),
+            Some(eagle) => Parts::Eagle(Box::new(Eagle::of(model, eagle).load(&mut loader)?)),
+        };
         reader.finish()?;
-        Ok(Self { decoder })
+        Ok(Self { parts })
+    }
+
+    /// The parts of a model of its own.
+    pub(super) fn decoder(&self) -> Option<&Decoder<Weight, Vec<f32>>> {
+        match &self.parts {
+            Parts::Decoder(decoder) => Some(decoder),
+            Parts::Eagle(_) => None,
+        }
+    }
+
+    /// The parts of a head on the hidden states of another model.
+    pub(super) fn eagle(&self) -> Option<&Eagle<Weight, Vec<f32>>> {
+        match &self.parts {
+            Parts::Decoder(_) => None,
+            Parts::Eagle(eagle) => Some(eagle),
+        }
     }
 
     /// Bytes that the weights of an engine take.

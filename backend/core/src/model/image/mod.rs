@@ -76,9 +76,11 @@ impl RowOrder {
                 head_dim: model.head_dim,
             },
             MatrixKind::GateUp => Self::GateUp { intermediate_size: model.intermediate_size },
-            MatrixKind::Embed | MatrixKind::Out | MatrixKind::Down | MatrixKind::Head => {
-                Self::Natural
-            }
+            MatrixKind::Embed
+            | MatrixKind::Out
+            | MatrixKind::Down
+            | MatrixKind::Head
+            | MatrixKind::Fc => Self::Natural,
         }
     }
 

@@ -102,6 +102,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
                     false => AdmissionPolicy::MaxUtilization,
                 },
                 drafter_caches,
+                usual_draft_rows: 1 + max_draft_len,
                 lookahead,
                 long_prompts: LongPrompts { rows_beside_others: long.0, give_way: long.1 },
             }

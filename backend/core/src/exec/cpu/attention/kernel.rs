@@ -39,7 +39,9 @@ struct Chunk<'a, E> {
 struct Block<'a> {
     /// `[element][line]`, scaled.
     q: &'a [f32],
-    /// Positions of the chunk that each line attends to, ascending.
+    /// Positions of the chunk that each line attends to: where they begin and end, both ascending. None where they
+    /// begin at their end.
+    begins: &'a [usize],
     ends: &'a [usize],
     weights: &'a mut [Weights],
     /// `[line][vector]`: the weighted sum of the chunk's values.
@@ -57,16 +59,19 @@ pub(super) fn run<S: Simd, E: Element>(s: S, mut run: Run<'_>) {
     let mut partial = vec![[0.0; LANES]; MAX_BLOCK * vectors];
     let mut acc = vec![[0.0; LANES]; num_lines * vectors];
     let mut totals = vec![Total { max: f32::NEG_INFINITY, sum: 0.0 }; num_lines];
-    let context = run.context(num_lines - 1);
-    for start in (0..context).step_by(CHUNK) {
+    let (seen, context) = (run.context(0).start, run.context(num_lines - 1).end);
+    for start in (seen / CHUNK * CHUNK..context).step_by(CHUNK) {
         let chunk = gather::<E>(&run, start, context, vectors);
         for &(first, len) in &blocks {
-            let mut ends = [0; MAX_BLOCK];
-            for (idx, end) in ends[..len].iter_mut().enumerate() {
-                *end = run.context(first + idx).saturating_sub(start).min(CHUNK);
+            let (mut begins, mut ends) = ([0; MAX_BLOCK], [0; MAX_BLOCK]);
+            for (idx, (begin, end)) in begins.iter_mut().zip(&mut ends).enumerate().take(len) {
+                let context = run.context(first + idx);
+                *end = context.end.saturating_sub(start).min(CHUNK);
+                *begin = context.start.saturating_sub(start).min(*end);
             }
             let mut block = Block {
                 q: &q[first * kv.head_dim()..(first + len) * kv.head_dim()],
+                begins: &begins[..len],
                 ends: &ends[..len],
                 weights: &mut weights[..len],
                 partial: &mut partial[..len * vectors],
@@ -153,8 +158,10 @@ fn attend<S: Simd, E: Element>(
         _ => score::<S, E, 1, 4>(s, chunk, block),
     }
     let mut parts = [Total { max: f32::NEG_INFINITY, sum: 0.0 }; MAX_BLOCK];
-    for ((part, weights), &end) in parts.iter_mut().zip(block.weights.iter_mut()).zip(block.ends) {
-        *part = softmax(s, weights, end);
+    for (line, weights) in block.weights.iter_mut().enumerate() {
+        if block.begins[line] < block.ends[line] {
+            parts[line] = softmax(s, weights, block.begins[line], block.ends[line]);
+        }
     }
     match len {
         12 => weigh::<S, E, 12, 2>(s, chunk, block),
@@ -168,7 +175,7 @@ fn attend<S: Simd, E: Element>(
     }
     let vectors = chunk.vectors;
     for line in 0..len {
-        if block.ends[line] > 0 {
+        if block.begins[line] < block.ends[line] {
             let partial = &block.partial[line * vectors..][..vectors];
             let acc = &mut acc[line * vectors..][..vectors];
             merge(s, &mut totals[line], parts[line], acc, partial);
@@ -224,15 +231,17 @@ fn score_pages<S: Simd, E: Element, const R: usize, const P: usize>(
     }
 }
 
-/// Turns the scores of the first `end` positions into exp(score - max), and those behind into 0.
+/// Turns the scores of the positions from `begin` to `end` into exp(score - max), and those of the others into 0 as far as
+/// they share a page with one of these.
 #[inline(always)]
-fn softmax<S: Simd>(s: S, weights: &mut Weights, end: usize) -> Total {
+fn softmax<S: Simd>(s: S, weights: &mut Weights, begin: usize, end: usize) -> Total {
+    weights[begin / LANES][..begin % LANES].fill(f32::NEG_INFINITY);
     let (full, rest) = (end / LANES, end % LANES);
     if rest > 0 {
         let scores = prefix(s, rest, s.load(&weights[full]), f32::NEG_INFINITY);
         s.store(scores, &mut weights[full]);
     }
-    let weights = &mut weights[..end.div_ceil(LANES)];
+    let weights = &mut weights[begin / LANES..end.div_ceil(LANES)];
     let mut lanes = s.splat(f32::NEG_INFINITY);
     for scores in weights.iter() {
         lanes = s.max(lanes, s.load(scores));
@@ -250,22 +259,38 @@ fn softmax<S: Simd>(s: S, weights: &mut Weights, end: usize) -> Total {
     Total { max, sum: sum(s, total) }
 }
 
-/// The weighted values of `R` lines, `B` vectors of the head at a time. What lies behind a line's
-/// end may be NaN, so that a weight of 0 would not do: the lines part where the first one ends.
+/// The weighted values of `R` lines, `B` vectors of the head at a time. What a line does not see may be NaN, so that a
+/// weight of 0 would not do: the lines meet where the last one begins, and part where the first one ends.
 #[inline(always)]
 fn weigh<S: Simd, E: Element, const R: usize, const B: usize>(
     s: S,
     chunk: &Chunk<'_, E>,
     block: &mut Block<'_>,
 ) {
-    let shared = block.ends[0];
     block.partial.fill([0.0; LANES]);
-    weigh_range::<S, E, R, B>(s, chunk, block.weights, block.partial, 0..shared);
-    for line in 1..R {
-        if block.ends[line] > shared {
+    let end = block.ends[0];
+    let begin = block.begins[R - 1].min(end);
+    weigh_each::<S, E, R>(s, chunk, block, 0..begin);
+    if begin < end {
+        weigh_range::<S, E, R, B>(s, chunk, block.weights, block.partial, begin..end);
+    }
+    weigh_each::<S, E, R>(s, chunk, block, end..CHUNK);
+}
+
+/// The weighted values of `R` lines one by one, as far as they see positions of `range`.
+#[inline(always)]
+fn weigh_each<S: Simd, E: Element, const R: usize>(
+    s: S,
+    chunk: &Chunk<'_, E>,
+    block: &mut Block<'_>,
+    range: Range<usize>,
+) {
+    for line in 0..R {
+        let (begin, end) = (block.begins[line].max(range.start), block.ends[line].min(range.end));
+        if begin < end {
             let weights = &block.weights[line..];
             let partial = &mut block.partial[line * chunk.vectors..];
-            weigh_range::<S, E, 1, 4>(s, chunk, weights, partial, shared..block.ends[line]);
+            weigh_range::<S, E, 1, 4>(s, chunk, weights, partial, begin..end);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of ragged rows over paged keys and values.
 //!
-//! The result of a row is a function of its query, its position and the keys and values up to that
-//! position, bit for bit: not of the other rows, of how tasks are cut, or of threads. Positions are
+//! The result of a row is a function of its query, its position and the keys and values that it sees up to
+//! that position, bit for bit: not of the other rows, of how tasks are cut, or of threads. Positions are
 //! reduced in order, in chunks of [`CHUNK`] that begin at multiples of it; each chunk is a softmax of
 //! its own, and chunks are merged in order. What a page holds behind a row's position has no part in it.
 #![allow(unsafe_code)]
@@ -27,11 +27,14 @@ const TASK_LINES: usize = 48;
 /// The most rows of a task: later ones see positions that earlier ones do not.
 const TASK_ROWS: usize = 16;
 
-/// One query row: it attends to the positions up to its own.
+/// One query row: it attends to the positions from `first` up to its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     /// The pages of its sequence, in order.
     pub pages: &'a [PageId],
+    /// The first position that it sees: 0, unless the model has a window or nothing is stored there. Later rows of a
+    /// sequence see no earlier one.
+    pub first: usize,
     /// Its position, whose key and value are stored already.
     pub position: usize,
 }
@@ -105,6 +108,8 @@ impl Attention<'_> {
         assert!(self.num_heads.is_multiple_of(self.kv.num_kv_heads()), "head counts");
         let rows = &self.rows[task.rows.clone()];
         assert!(rows.is_sorted_by_key(|row| row.position), "rows of a task ascend");
+        assert!(rows.is_sorted_by_key(|row| row.first), "what rows of a task see ascends");
+        assert!(rows.iter().all(|row| row.first <= row.position), "a row sees itself");
         assert!(rows.iter().all(|row| row.position / PAGE_TOKENS < row.pages.len()), "pages");
         let run = Run { attention: self, task, out };
         match self.kv.dtype() {
@@ -168,8 +173,9 @@ impl Run<'_> {
     }
 
     /// Positions that a line attends to.
-    fn context(&self, line: usize) -> usize {
-        self.attention.rows[self.task.rows.start + line / self.attention.group()].position + 1
+    fn context(&self, line: usize) -> Range<usize> {
+        let row = &self.attention.rows[self.task.rows.start + line / self.attention.group()];
+        row.first..row.position + 1
     }
 }
 

@@ -53,7 +53,18 @@ struct World {
     num_heads: usize,
     sequences: Vec<Sequence>,
     q: Vec<f32>,
+    /// The first position that a row at this one sees.
+    first: fn(usize) -> usize,
 }
+
+/// Windows of 1, 8, 30 and 300 positions, and all positions but the first.
+const FIRST: [fn(usize) -> usize; 5] = [
+    |position| position,
+    |position| position.saturating_sub(7),
+    |position| position.saturating_sub(29),
+    |position| position.saturating_sub(299),
+    |position| position.min(1),
+];
 
 impl World {
     /// Every position of every page holds `stale` before the sequences are written.
@@ -93,13 +104,26 @@ impl World {
         }
         let num_rows: usize = SEGMENTS.iter().map(|(_, rows)| rows).sum();
         let q = (0..num_rows * num_heads * head_dim).map(|idx| 3.0 * noise(99, idx)).collect();
-        Self { kv, num_heads, sequences, q }
+        Self { kv, num_heads, sequences, q, first: |_| 0 }
+    }
+
+    /// The same where rows do not see everything before them; what none of a sequence sees is NaN.
+    fn seeing(self, first: fn(usize) -> usize) -> Self {
+        for Sequence { pages, first_position, keys, .. } in &self.sequences {
+            for (position, key) in keys[..first(*first_position)].iter().enumerate() {
+                let nan = vec![f32::NAN; key.len()];
+                write(&self.kv, pages, position, &nan, &nan);
+            }
+        }
+        Self { first, ..self }
     }
 
     fn rows(&self) -> Vec<Row<'_>> {
         let rows = |sequence| {
             let &Sequence { ref pages, first_position, num_rows, .. } = sequence;
-            (first_position..first_position + num_rows).map(move |position| Row { pages, position })
+            let first = self.first;
+            let row = move |position| Row { pages, first: first(position), position };
+            (first_position..first_position + num_rows).map(row)
         };
         self.sequences.iter().flat_map(rows).collect()
     }
@@ -136,7 +160,8 @@ impl World {
         let mut out = Vec::new();
         for sequence in &self.sequences {
             for row in 0..sequence.num_rows {
-                let context = sequence.first_position + row + 1;
+                let position = sequence.first_position + row;
+                let context = (self.first)(position)..position + 1;
                 for head in 0..self.num_heads {
                     let part = head / group * head_dim..(head / group + 1) * head_dim;
                     let query = queries.next().unwrap();
@@ -146,12 +171,14 @@ impl World {
                             query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                         dot / (head_dim as f64).sqrt()
                     };
-                    let scores: Vec<f64> = sequence.keys[..context].iter().map(score).collect();
+                    let scores: Vec<f64> =
+                        sequence.keys[context.clone()].iter().map(score).collect();
                     let max = scores.iter().copied().fold(f64::MIN, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|x| (x - max).exp()).collect();
                     let total: f64 = weights.iter().sum();
                     out.extend(part.map(|element| {
-                        let values = sequence.values.iter().map(|value| f64::from(value[element]));
+                        let values = &sequence.values[context.clone()];
+                        let values = values.iter().map(|value| f64::from(value[element]));
                         weights.iter().zip(values).map(|(w, v)| w * v).sum::<f64>() / total
                     }));
                 }
@@ -170,31 +197,45 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
+fn assert_exact(world: &World, name: &str) {
+    let exact = world.naive();
+    for isa in Isa::supported() {
+        for (idx, (&found, &exact)) in world.run(isa).iter().zip(&exact).enumerate() {
+            let error = (f64::from(found) - exact).abs();
+            let row = idx / world.row_len();
+            assert!(
+                error <= TOLERANCE,
+                "{isa:?} {name} row {row} element {idx}: {found}, not {exact}"
+            );
+        }
+    }
+}
+
 #[test]
 fn every_level_and_format_matches_the_naive_twin() {
     for shape in SHAPES {
         for dtype in DTYPES {
-            let world = World::new(dtype, shape, f32::NAN);
-            let exact = world.naive();
-            for isa in Isa::supported() {
-                for (idx, (&found, &exact)) in world.run(isa).iter().zip(&exact).enumerate() {
-                    let error = (f64::from(found) - exact).abs();
-                    let row = idx / world.row_len();
-                    assert!(
-                        error <= TOLERANCE,
-                        "{isa:?} {dtype} {shape:?} row {row} element {idx}: {found}, not {exact}"
-                    );
-                }
-            }
+            assert_exact(&World::new(dtype, shape, f32::NAN), &format!("{dtype} {shape:?}"));
+        }
+    }
+}
+
+#[test]
+fn a_row_sees_nothing_before_its_first_position() {
+    for shape in SHAPES {
+        for (idx, first) in FIRST.into_iter().enumerate() {
+            let world = World::new(Dtype::Fp16, shape, f32::NAN).seeing(first);
+            assert_exact(&world, &format!("{shape:?}, the {idx}. window"));
         }
     }
 }
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_company() {
-    for shape in SHAPES {
+    for (idx, shape) in SHAPES.into_iter().enumerate() {
         for dtype in DTYPES {
             let world = World::new(dtype, shape, 0.5);
+            let world = if idx % 2 == 0 { world } else { world.seeing(FIRST[idx % FIRST.len()]) };
             let (rows, len) = (world.rows(), world.row_len());
             for isa in Isa::supported() {
                 let together = bits(&world.run(isa));

@@ -69,6 +69,9 @@ impl Code {
             MatrixKind::GateUp => &self.gate_up,
             MatrixKind::Down => &self.down,
             MatrixKind::Embed | MatrixKind::Head => &self.head,
+            MatrixKind::Fc => {
+                unreachable!("no engine for a GPU has one: `engine::code` refuses it")
+            }
         }
     }
 

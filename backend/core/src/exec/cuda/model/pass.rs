@@ -63,7 +63,7 @@ impl<'a> PassOps<'a> {
         self.embed(&decoder.embed);
         self.tap(0);
         for (idx, layer) in decoder.layers.iter().enumerate() {
-            self.attend(&layer.attention, self.model.layer_cache(idx));
+            self.attend(layer.input_norm, &layer.attention, self.model.layer_cache(idx));
             self.mlp(&layer.mlp);
             self.tap(idx + 1);
         }
@@ -74,8 +74,8 @@ impl<'a> PassOps<'a> {
     }
 
     /// `residual += out(attention(qkv(norm(residual))))`
-    fn attend(&mut self, part: &Attention, cache: Address) {
-        self.multiply(&part.qkv, Input::Normed(part.norm), Output::Heads { part, cache });
+    fn attend(&mut self, norm: Address, part: &Attention, cache: Address) {
+        self.multiply(&part.qkv, Input::Normed(norm), Output::Heads { part, cache });
         self.attention(cache);
         self.multiply(&part.out, Input::Attended, Output::Residual);
     }

@@ -1,0 +1,432 @@
+//! A head on the target's hidden states as the drafter: EAGLE.
+//!
+//! The head's row at position j is the token there and the *state* that the target had before it, at j - 1. So position 0
+//! has no row, and what the head's KV cache holds at j depends on the tokens up to j alone, as in any model: pages can be
+//! shared. The target's states come by `observe` and wait here until their rows are run. Behind the known tokens the head
+//! goes on with states of its own; whatever it has written there is overwritten once the target's are known.
+
+use super::chain::Chains;
+use super::{Cached, Drafter, Proposal, Verified};
+use crate::Result;
+use crate::batch::{Entry, Logits};
+use crate::pages::{PAGE_TOKENS, PageId};
+use crate::sequence::SequenceId;
+use std::collections::HashMap;
+use std::ops::Range;
+
+/// States of a sequence that wait at most while it is not asked for drafts: then their rows are run together, for little
+/// more than one.
+const MAX_WAITING: usize = 64;
+
+/// Consecutive rows of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadSegment<'a> {
+    /// One token a row.
+    pub tokens: &'a [u32],
+    /// What each comes with, `[row][width]`.
+    pub states: &'a [f32],
+    /// Position of the first row, at least 1; its KV goes to this slot of the sequence's pages.
+    pub first_position: usize,
+    /// The sequence's pages, in order, enough for every row.
+    pub pages: &'a [PageId],
+    /// Whether the last row gets logits, and its state is handed on.
+    pub has_logits: bool,
+}
+
+/// What came of a pass: of each segment that has logits, in order.
+#[derive(Clone, Debug, Default)]
+pub struct HeadPass {
+    /// Over the tokens that the head drafts.
+    pub logits: Logits,
+    /// What the next row comes with, `[segment][width]`.
+    pub states: Vec<f32>,
+}
+
+/// A head on the hidden states of another model.
+pub trait Head: Send {
+    /// The layers whose hidden states it reads: of k the residual stream behind k layers.
+    fn taps(&self) -> &[usize];
+
+    /// Values of a state.
+    fn width(&self) -> usize;
+
+    /// The target's token of each of its own; none where they are the same.
+    fn vocab_map(&self) -> Option<&[u32]>;
+
+    /// Makes states of hidden states, `[row][tap][hidden]`. A row's depends on nothing but the row.
+    fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>>;
+
+    /// Writes the rows' keys and values to their pages. A row attends to every position of its sequence up to its own
+    /// but the first. Its result does not depend on the other segments, bit for bit.
+    fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass>;
+}
+
+/// Drafts with a head.
+pub struct Eagle {
+    head: Box<dyn Head>,
+    waiting: HashMap<SequenceId, States>,
+    /// The state behind the last position of each page that was computed: who begins behind it needs that.
+    page_ends: HashMap<PageId, Vec<f32>>,
+    /// Logits of a row over the target's vocabulary.
+    spread: Vec<f32>,
+}
+
+/// States of consecutive positions.
+#[derive(Debug, Default)]
+struct States {
+    first: usize,
+    values: Vec<f32>,
+}
+
+impl States {
+    /// One behind the last position.
+    fn end(&self, width: usize) -> usize {
+        self.first + self.values.len() / width
+    }
+
+    /// Takes in the state of a position, and lets go of all others that it does not follow.
+    fn push(&mut self, position: usize, state: &[f32]) {
+        if self.end(state.len()) != position {
+            *self = Self { first: position, values: Vec::new() };
+        }
+        self.values.extend_from_slice(state);
+    }
+
+    /// Puts a state in front of the others.
+    fn put_first(&mut self, position: usize, state: &[f32]) {
+        if self.values.is_empty() || self.first == position + 1 {
+            self.first = position;
+            self.values.splice(0..0, state.iter().copied());
+        }
+    }
+
+    fn forget_before(&mut self, position: usize, width: usize) {
+        if position > self.first {
+            let gone = (position - self.first) * width;
+            self.values.drain(..gone.min(self.values.len()));
+            self.first = position;
+        }
+    }
+}
+
+impl Eagle {
+    /// A drafter for a target of `vocab_size` tokens.
+    pub fn new(head: Box<dyn Head>, vocab_size: usize) -> Self {
+        let spread = vec![f32::NEG_INFINITY; vocab_size];
+        Self { head, waiting: HashMap::new(), page_ends: HashMap::new(), spread }
+    }
+
+    /// Known tokens that are run in this step: those from the last one read that the target has a state before.
+    fn rows_to_feed(&mut self, entry: &Entry<'_>) -> Range<usize> {
+        let width = self.head.width();
+        let first = entry.draft_computed.max(1);
+        let waiting = self.waiting.entry(entry.id).or_default();
+        waiting.forget_before(first - 1, width);
+        let is_missing = waiting.values.is_empty() || waiting.first == first;
+        if is_missing && first.is_multiple_of(PAGE_TOKENS) && first <= entry.computed {
+            let page = entry.pages[first / PAGE_TOKENS - 1];
+            self.page_ends.get(&page).into_iter().for_each(|end| waiting.put_first(first - 1, end));
+        }
+        if waiting.first != first - 1 {
+            // What is missing was never heard of: there are no drafts for this sequence.
+            return first..first;
+        }
+        let rows = first..(waiting.end(width) + 1).min(entry.tokens.len());
+        if entry.speculates || rows.len() >= MAX_WAITING { rows } else { first..first }
+    }
+
+    /// Runs the known tokens that it has not read; logits and states behind the last one of those who want drafts, and
+    /// who these are.
+    fn read_known(
+        &mut self,
+        entries: &[Entry<'_>],
+        proposals: &mut [Proposal],
+    ) -> Result<(Vec<usize>, HeadPass)> {
+        let mut segments = Vec::with_capacity(entries.len());
+        let mut drafting = Vec::new();
+        let rows: Vec<_> = entries.iter().map(|entry| self.rows_to_feed(entry)).collect();
+        for (idx, ((entry, rows), proposal)) in entries.iter().zip(rows).zip(proposals).enumerate()
+        {
+            if rows.is_empty() {
+                continue;
+            }
+            proposal.cached = Some(Cached { known: rows.end, drafts: 0 });
+            let has_logits = entry.draft_len > 0 && rows.end == entry.tokens.len();
+            if has_logits {
+                drafting.push(idx);
+            }
+            segments.push(HeadSegment {
+                tokens: &entry.tokens[rows.clone()],
+                states: &self.waiting[&entry.id].values[..rows.len() * self.head.width()],
+                first_position: rows.start,
+                pages: entry.pages,
+                has_logits,
+            });
+        }
+        let pass = match segments.is_empty() {
+            true => HeadPass::default(),
+            false => self.head.forward(&segments)?,
+        };
+        Ok((drafting, pass))
+    }
+
+    /// Runs the last draft of those entries, with the state of the row before it.
+    fn read_last_drafts(
+        &mut self,
+        going_on: &[(usize, &[f32])],
+        entries: &[Entry<'_>],
+        proposals: &[Proposal],
+    ) -> Result<HeadPass> {
+        if going_on.is_empty() {
+            return Ok(HeadPass::default());
+        }
+        let segment = |&(idx, states): &(usize, _)| {
+            let (entry, drafted) = (&entries[idx], &proposals[idx].tokens);
+            HeadSegment {
+                tokens: &drafted[drafted.len() - 1..],
+                states,
+                first_position: entry.tokens.len() + drafted.len() - 1,
+                pages: entry.pages,
+                has_logits: true,
+            }
+        };
+        self.head.forward(&going_on.iter().map(segment).collect::<Vec<_>>())
+    }
+
+    /// A row's logits over the target's vocabulary: tokens that the head does not draft have none.
+    fn spread(&mut self, logits: &[f32]) -> &[f32] {
+        match self.head.vocab_map() {
+            Some(map) => {
+                for (&token, &logit) in map.iter().zip(logits) {
+                    self.spread[token as usize] = logit;
+                }
+            }
+            None => self.spread[..logits.len()].copy_from_slice(logits),
+        }
+        &self.spread
+    }
+}
+
+impl Drafter for Eagle {
+    fn taps(&self) -> &[usize] {
+        self.head.taps()
+    }
+
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        let mut proposals = vec![Proposal::default(); entries.len()];
+        let (mut drafting, mut pass) = self.read_known(entries, &mut proposals)?;
+        let mut chains = Chains::new(entries.len());
+        while !drafting.is_empty() {
+            for (row, &idx) in drafting.iter().enumerate() {
+                let logits = self.spread(pass.logits.row(row));
+                chains.extend(idx, &entries[idx], logits, &mut proposals[idx]);
+            }
+            let states = drafting.iter().copied().zip(pass.states.chunks_exact(self.head.width()));
+            let going_on: Vec<(usize, &[f32])> = states
+                .filter(|&(idx, _)| chains.goes_on(idx, &entries[idx], &proposals[idx]))
+                .collect();
+            drafting = going_on.iter().map(|&(idx, _)| idx).collect();
+            pass = self.read_last_drafts(&going_on, entries, &proposals)?;
+        }
+        Ok(proposals)
+    }
+
+    fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
+        let taps: Vec<f32> =
+            verified.iter().flat_map(|each| each.taps.iter().copied().flatten()).copied().collect();
+        let states = self.head.states(&taps)?;
+        let mut states = states.chunks_exact(self.head.width());
+        for Verified { entry, taps, .. } in verified {
+            let waiting = self.waiting.entry(entry.id).or_default();
+            for position in entry.computed..entry.computed + taps.len() {
+                let Some(state) = states.next() else { break };
+                waiting.push(position, state);
+                if (position + 1).is_multiple_of(PAGE_TOKENS) {
+                    self.page_ends.insert(entry.pages[position / PAGE_TOKENS], state.to_vec());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.waiting.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::{Coupling, Sampler, SamplingParams};
+    use std::sync::{Arc, Mutex};
+
+    /// First positions and numbers of the rows of each pass.
+    type Passes = Arc<Mutex<Vec<Vec<(usize, usize)>>>>;
+
+    /// Its state is the hidden state itself, one number. It wants the token that its state says, and says one more for
+    /// the row behind.
+    struct Counting {
+        vocab_map: Option<Vec<u32>>,
+        passes: Passes,
+    }
+
+    impl Head for Counting {
+        fn taps(&self) -> &[usize] {
+            &[3]
+        }
+
+        fn width(&self) -> usize {
+            1
+        }
+
+        fn vocab_map(&self) -> Option<&[u32]> {
+            self.vocab_map.as_deref()
+        }
+
+        fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {
+            Ok(taps.to_vec())
+        }
+
+        fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
+            let rows = |segment: &HeadSegment<'_>| {
+                assert_eq!(segment.tokens.len(), segment.states.len());
+                (segment.first_position, segment.tokens.len())
+            };
+            self.passes.lock().unwrap().push(segments.iter().map(rows).collect());
+            let logits = Logits { vocab_size: 10, values: Vec::new() };
+            let mut pass = HeadPass { logits, states: Vec::new() };
+            for segment in segments.iter().filter(|segment| segment.has_logits) {
+                let state = segment.states[segment.states.len() - 1] as usize;
+                pass.logits.values.extend((0..10).map(|id| if id == state { 20.0 } else { 0.0 }));
+                pass.states.push((state + 1) as f32);
+            }
+            Ok(pass)
+        }
+    }
+
+    /// A drafter for 40 tokens, the sequence that it drafts for, and what it ran.
+    struct Bench {
+        eagle: Eagle,
+        passes: Passes,
+        sampler: Sampler,
+        tokens: Vec<u32>,
+        /// Drafts that the next step accepts.
+        accepted: usize,
+        computed: usize,
+        draft_computed: usize,
+    }
+
+    impl Bench {
+        fn new(vocab_map: Option<Vec<u32>>) -> Self {
+            let passes = Passes::default();
+            let head = Counting { vocab_map, passes: Arc::clone(&passes) };
+            Self {
+                eagle: Eagle::new(Box::new(head), 40),
+                passes,
+                sampler: Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new()),
+                tokens: (0..200).map(|position| position % 40).collect(),
+                accepted: 0,
+                computed: 0,
+                draft_computed: 0,
+            }
+        }
+
+        /// One step behind `known` tokens, of which each position's hidden state is `position % 10`; its drafts.
+        fn step(&mut self, known: usize, speculates: bool, tells: bool) -> Vec<u32> {
+            let Self { eagle, sampler, tokens, accepted, computed, draft_computed, .. } = self;
+            let valid = known + std::mem::take(accepted);
+            let entry = Entry {
+                id: 7,
+                tokens: &tokens[..known],
+                prompt_len: 1,
+                max_len: 200,
+                computed: *computed,
+                chunk: known - *computed,
+                draft_computed: *draft_computed,
+                speculates,
+                draft_len: if speculates { 3 } else { 0 },
+                given: &[],
+                min_confidence: 0.0,
+                pages: &[4, 9, 2, 6, 1, 3, 5, 7, 8, 10, 11, 12, 13],
+                prompt_rows: 0,
+                sampler,
+            };
+            let proposal = eagle.propose(&[entry]).unwrap().remove(0);
+            let states: Vec<f32> = (0..valid).map(|position| (position % 10) as f32).collect();
+            let taps = if tells { states[*computed..].chunks(1).collect() } else { Vec::new() };
+            let accepted = tokens[known..valid].to_vec();
+            eagle.observe(&[Verified { entry: &entry, accepted, taps }]).unwrap();
+            *computed = valid;
+            *draft_computed = proposal.cached.map_or(*draft_computed, |cached| cached.known);
+            proposal.tokens
+        }
+
+        fn passes(&self) -> Vec<Vec<(usize, usize)>> {
+            std::mem::take(&mut self.passes.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn a_row_comes_with_the_state_before_it_and_drafts_with_states_of_the_head() {
+        let mut bench = Bench::new(None);
+        assert_eq!(bench.step(5, true, true), [0u32; 0], "nothing is known of the target yet");
+        bench.accepted = 1;
+        assert_eq!(bench.step(6, true, true), [4, 5, 6]);
+        assert_eq!(bench.passes(), [vec![(1, 5)], vec![(6, 1)], vec![(7, 1)]]);
+        // What was drafted is run again with the states that the target had.
+        assert_eq!(bench.step(8, true, true), [6, 7, 8]);
+        assert_eq!(bench.passes()[0], [(6, 2)]);
+        assert_eq!(bench.step(9, true, true), [7, 8, 9]);
+        assert_eq!(bench.passes()[0], [(8, 1)]);
+    }
+
+    #[test]
+    fn who_is_not_asked_waits_but_not_without_bound() {
+        let mut bench = Bench::new(None);
+        bench.step(40, false, true);
+        bench.step(60, false, true);
+        assert!(bench.passes().is_empty(), "40 rows may wait");
+        bench.step(90, false, true);
+        assert!(bench.passes().is_empty(), "59 rows may wait");
+        bench.step(91, false, true);
+        assert_eq!(bench.passes(), [vec![(1, 90)]]);
+        assert_eq!(bench.eagle.waiting[&7].values.len(), 91);
+        bench.step(92, false, true);
+        assert_eq!(bench.eagle.waiting[&7].values.len(), 2, "what was run does not wait");
+        assert_eq!(bench.step(93, true, true), [1, 2, 3]);
+        assert_eq!(bench.passes()[0], [(91, 2)]);
+    }
+
+    #[test]
+    fn behind_positions_that_it_was_not_told_of_there_are_no_drafts() {
+        let mut bench = Bench::new(None);
+        bench.step(5, true, true);
+        bench.step(8, true, false);
+        for known in 9..15 {
+            let drafts = bench.step(known, true, true);
+            assert_eq!(drafts.is_empty(), known > 8, "behind {known} tokens");
+        }
+    }
+
+    #[test]
+    fn pages_of_another_sequence_come_with_the_state_at_their_end() {
+        let mut bench = Bench::new(None);
+        bench.step(2 * PAGE_TOKENS + 3, true, true);
+        bench.step(2 * PAGE_TOKENS + 4, true, true);
+        bench.eagle.forget(7);
+        assert!(bench.eagle.waiting.is_empty());
+        bench.passes();
+        (bench.computed, bench.draft_computed) = (2 * PAGE_TOKENS, 2 * PAGE_TOKENS);
+        bench.step(2 * PAGE_TOKENS + 3, true, true);
+        assert_eq!(bench.passes(), [vec![(2 * PAGE_TOKENS, 1)]]);
+        assert_eq!(bench.step(2 * PAGE_TOKENS + 4, true, true), [4, 5, 6]);
+        assert_eq!(bench.passes()[0], [(2 * PAGE_TOKENS + 1, 3)]);
+    }
+
+    #[test]
+    fn a_head_of_fewer_tokens_drafts_those_of_its_target() {
+        let mut bench = Bench::new(Some((0..10).map(|id| 3 * id + 1).collect()));
+        bench.step(5, true, true);
+        assert_eq!(bench.step(6, true, true), [13, 16, 19]);
+    }
+}

@@ -1,0 +1,217 @@
+//! Heads that draft from a target's hidden states, EAGLE's: what one is, and its parts.
+//!
+//! A row of a head is a token and a *state*: at first what `fc` makes of the hidden states that the target had one position
+//! before the token, then, where the head drafts on, what the head itself had there. EAGLE-3 puts both side by side as the
+//! input of its first layer's attention; EAGLE-1 and 2 fuse them by `fc` instead, and take the target's last hidden state as
+//! it is.
+
+use super::ModelConfig;
+use super::decoder::{
+    Attention, Layer, Linear, Load, MatrixKind, Mlp, Parts, TensorId, TensorRole, Vector, optional,
+};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// Which of EAGLE's two ways a head has to bring tokens and states together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EagleKind {
+    /// EAGLE-1 and 2: `fc` over both; no norm before the first layer, none behind the last.
+    Eagle1,
+    /// EAGLE-3: side by side, each with its norm, into the attention of the first layer.
+    Eagle3,
+}
+
+/// What is normed before `fc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TapNorms {
+    /// Nothing.
+    None,
+    /// The hidden states of all layers as one vector.
+    Together,
+    /// Those of each layer.
+    Each,
+}
+
+/// What a head is besides the shape of its layers. Sizes are in elements.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EagleConfig {
+    /// How tokens and states come together.
+    pub kind: EagleKind,
+    /// So many layers of the target are behind each of the hidden states that it reads, ascending.
+    pub taps: Vec<usize>,
+    /// Width of the target's residual stream.
+    pub target_hidden: usize,
+    /// What is normed before `fc`.
+    pub tap_norms: TapNorms,
+    /// `fc` has a bias.
+    pub fc_bias: bool,
+    /// The residual stream begins with the normed state, not with the state itself.
+    pub norm_before_residual: bool,
+    /// The state that a row hands on is behind the last norm, not in front of it.
+    pub norm_output: bool,
+    /// Positions that a row sees at most.
+    pub window: Option<usize>,
+    /// It has a table of token vectors of its own; else that of the target.
+    pub own_embed: bool,
+    /// It has a head of its own; else that of the target.
+    pub own_head: bool,
+    /// Tokens that it drafts.
+    pub draft_vocab: usize,
+    /// They are not the target's first ones.
+    pub maps_vocab: bool,
+}
+
+impl EagleConfig {
+    /// Inputs of `fc`.
+    pub fn fc_inputs(&self, hidden_size: usize) -> usize {
+        match self.kind {
+            EagleKind::Eagle1 => hidden_size + self.target_hidden,
+            EagleKind::Eagle3 => self.taps.len() * self.target_hidden,
+        }
+    }
+
+    /// Inputs of the first layer's attention.
+    pub fn first_inputs(&self, hidden_size: usize) -> usize {
+        match self.kind {
+            EagleKind::Eagle1 => hidden_size,
+            EagleKind::Eagle3 => 2 * hidden_size,
+        }
+    }
+
+    /// Checks what the executors rely on.
+    pub(super) fn validate(&self, model: &ModelConfig) -> Result<()> {
+        let Self { kind, taps, target_hidden, window, draft_vocab, maps_vocab, own_head, .. } =
+            self;
+        let refuse = |what: String| Err(Error::BadModel(format!("EAGLE head: {what}")));
+        let most = 16;
+        if taps.is_empty() || taps.len() > most || !taps.is_sorted_by(|a, b| a < b) {
+            return refuse(format!("taps are {taps:?}, expected 1 to {most} ascending numbers"));
+        }
+        if *kind == EagleKind::Eagle1 && taps.len() != 1 {
+            return refuse(format!("taps are {taps:?}, expected one of EAGLE-1"));
+        }
+        if *target_hidden == 0 || *target_hidden > 1 << 16 {
+            return refuse(format!("the target's width is {target_hidden}, expected 1 to 65536"));
+        }
+        if *window == Some(0) {
+            return refuse("its window is 0, expected at least 1".into());
+        }
+        if *draft_vocab == 0 || *draft_vocab > model.vocab_size {
+            let most = model.vocab_size;
+            return refuse(format!("it drafts {draft_vocab} tokens, expected 1 to {most}"));
+        }
+        if !own_head && (*maps_vocab || *draft_vocab != model.vocab_size) {
+            let all = model.vocab_size;
+            return refuse(format!("it drafts {draft_vocab} of {all} tokens by the target's head"));
+        }
+        Ok(())
+    }
+}
+
+/// A head whose matrices are `M` and whose vectors are `V`, in the order of the computation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eagle<M, V> {
+    /// The table of token vectors; none where it is the target's.
+    pub embed: Option<M>,
+    /// Before `fc`: none, one over all taps, or one each.
+    pub tap_norms: Vec<V>,
+    /// From the taps (EAGLE-1: from token and state) to the state.
+    pub fc: M,
+    /// The layer that sees both.
+    pub first: FirstLayer<M, V>,
+    /// Those behind it.
+    pub layers: Vec<Layer<M, V>>,
+    /// Before the head; none in EAGLE-1.
+    pub final_norm: Option<V>,
+    /// None where it is the target's.
+    pub head: Option<M>,
+    /// The target's token of each row of the head, as a number; none where it is the row's own.
+    pub vocab_map: Option<V>,
+}
+
+/// The first layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstLayer<M, V> {
+    /// Of the token; none in EAGLE-1.
+    pub token_norm: Option<V>,
+    /// Of the state; none in EAGLE-1.
+    pub hidden_norm: Option<V>,
+    /// Over both.
+    pub attention: Attention<M, V>,
+    /// As in any layer.
+    pub mlp: Mlp<M, V>,
+}
+
+impl Eagle<Linear, Vector> {
+    /// The parts of a head.
+    pub fn of(config: &ModelConfig, eagle: &EagleConfig) -> Self {
+        let (hidden, wide) = (config.hidden_size, eagle.target_hidden);
+        let table = |name: &str, kind, role, rows, k, has_bias| Linear {
+            name: name.into(),
+            kind,
+            sources: vec![(TensorId { role, layer: None }, rows)],
+            k,
+            has_bias,
+        };
+        let norm = |name: String, role, layer, len| {
+            let source = TensorId { role, layer };
+            Vector { name, source, len }
+        };
+        let num_taps = eagle.taps.len();
+        let tap_norm = |idx| norm(format!("tap_norm.{idx}"), TensorRole::TapNorm, Some(idx), wide);
+        let (vocab, drafted) = (config.vocab_size, eagle.draft_vocab);
+        let embed = || table("embed", MatrixKind::Embed, TensorRole::Embed, vocab, hidden, false);
+        let head = || table("head", MatrixKind::Head, TensorRole::Head, drafted, hidden, false);
+        let is_third = eagle.kind == EagleKind::Eagle3;
+        let of_third = |vector: Vector| is_third.then_some(vector);
+        let parts = Parts { config, idx: 0 };
+        let vocab_map = || norm("vocab_map".into(), TensorRole::VocabMap, None, drafted);
+        Self {
+            embed: eagle.own_embed.then(embed),
+            tap_norms: match eagle.tap_norms {
+                TapNorms::None => Vec::new(),
+                TapNorms::Together => {
+                    let len = num_taps * wide;
+                    vec![norm("taps_norm".into(), TensorRole::TapsNorm, None, len)]
+                }
+                TapNorms::Each => (0..num_taps).map(tap_norm).collect(),
+            },
+            fc: {
+                let k = eagle.fc_inputs(hidden);
+                table("fc", MatrixKind::Fc, TensorRole::Fc, hidden, k, eagle.fc_bias)
+            },
+            first: FirstLayer {
+                token_norm: of_third(parts.norm("input_norm", TensorRole::AttnNorm, hidden)),
+                hidden_norm: of_third(parts.norm("hidden_norm", TensorRole::HiddenNorm, hidden)),
+                attention: parts.attention(eagle.first_inputs(hidden)),
+                mlp: parts.mlp(),
+            },
+            layers: (1..config.num_layers).map(|idx| Layer::of(config, idx)).collect(),
+            final_norm: of_third(norm("final_norm".into(), TensorRole::FinalNorm, None, hidden)),
+            head: eagle.own_head.then(head),
+            vocab_map: eagle.maps_vocab.then(vocab_map),
+        }
+    }
+
+    /// Makes something of each part, in the order of an engine's sections.
+    pub fn load<L: Load>(&self, loader: &mut L) -> Result<Eagle<L::Matrix, L::Vector>> {
+        Ok(Eagle {
+            embed: self.embed.as_ref().map(|embed| loader.matrix(embed)).transpose()?,
+            tap_norms: self.tap_norms.iter().map(|v| loader.vector(v)).collect::<Result<_>>()?,
+            fc: loader.matrix(&self.fc)?,
+            first: FirstLayer {
+                token_norm: optional(loader, self.first.token_norm.as_ref())?,
+                hidden_norm: optional(loader, self.first.hidden_norm.as_ref())?,
+                attention: self.first.attention.load(loader)?,
+                mlp: self.first.mlp.load(loader)?,
+            },
+            layers: self.layers.iter().map(|layer| layer.load(loader)).collect::<Result<_>>()?,
+            final_norm: optional(loader, self.final_norm.as_ref())?,
+            head: self.head.as_ref().map(|head| loader.matrix(head)).transpose()?,
+            vocab_map: optional(loader, self.vocab_map.as_ref())?,
+        })
+    }
+}
