@@ -47,7 +47,11 @@ const PAGES: [u32; 3] = [2, 0, 1];
 
 fn copy(case: &str, to: &Path) {
     fs::create_dir_all(to).unwrap();
-    for file in ["config.json", "model.safetensors"] {
+    let weights = match case {
+        "eagle1-nobias" => "pytorch_model.bin",
+        _ => "model.safetensors",
+    };
+    for file in ["config.json", weights] {
         fs::write(to.join(file), data::bytes(&format!("heads/{case}/{file}"))).unwrap();
     }
 }

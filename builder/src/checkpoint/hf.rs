@@ -1,4 +1,4 @@
-//! A Hugging Face folder: finds its safetensors, reads its configuration, and matches the tensors
+//! A Hugging Face folder: finds its weights, reads its configuration, and matches the tensors
 //! with what the model must have, scales of quantised weights included.
 
 use super::bounded::{self, Object};
@@ -7,14 +7,15 @@ use super::fp8::{self, Quantization};
 use super::names::{self, Expected};
 use super::safetensors::{self, Stored};
 use super::tensor::{RowOrder, Source, Tensor};
-use super::{Checkpoint, TokenizerFiles, TokenizerSource, family, hf_config};
+use super::{Checkpoint, TokenizerFiles, TokenizerSource, family, hf_config, torch};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Bytes of `model.safetensors.index.json` at most.
+/// What a folder's weights are called, safetensors first; with `.index.json` behind it where there are several files.
+const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
+/// Bytes of an index at most.
 const MAX_INDEX: u64 = 64 << 20;
 
 pub(super) type Stock = BTreeMap<String, Stored>;
@@ -103,27 +104,17 @@ pub(super) fn is_ignorable(name: &str) -> bool {
     rotary && ["inv_freq", "cos_cached", "sin_cached"].contains(&last) || scales.contains(&last)
 }
 
-/// Every tensor of the folder's safetensors, by name.
+/// Every tensor of the folder's weights, by name.
 pub(super) fn stock(folder: &Path) -> Result<Stock> {
-    let single = folder.join("model.safetensors");
-    let index = folder.join("model.safetensors.index.json");
-    let (shards, places) = if index.try_exists()? {
-        let Index { weight_map } = serde_json::from_slice(&bounded::read(&index, MAX_INDEX)?)
-            .with_context(|| format!("reading {}", index.display()))?;
-        let mut shards: Vec<String> = weight_map.values().cloned().collect();
-        shards.sort();
-        shards.dedup();
-        (shards, weight_map)
-    } else if single.try_exists()? {
-        (vec!["model.safetensors".to_string()], BTreeMap::new())
-    } else {
-        return Err(no_safetensors(folder));
-    };
-
+    let (shards, places) = weights(folder)?;
     let mut stock = Stock::new();
     let paths = shards.iter().map(|shard| shard_path(folder, shard));
     for (shard, path) in shards.iter().zip(paths.collect::<Result<Vec<_>>>()?) {
-        for tensor in safetensors::open(&path)? {
+        let tensors = match is_safetensors(shard) {
+            true => safetensors::open(&path)?,
+            false => torch::open(&path)?,
+        };
+        for tensor in tensors {
             let place = places.get(&tensor.name).unwrap_or(shard);
             ensure!(
                 place == shard,
@@ -146,29 +137,36 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// The files that hold the weights, and of each tensor the one that an index names.
+fn weights(folder: &Path) -> Result<(Vec<String>, BTreeMap<String, String>)> {
+    for name in WEIGHTS {
+        let index = folder.join(format!("{name}.index.json"));
+        if index.try_exists()? {
+            let Index { weight_map } = serde_json::from_slice(&bounded::read(&index, MAX_INDEX)?)
+                .with_context(|| format!("reading {}", index.display()))?;
+            let mut shards: Vec<String> = weight_map.values().cloned().collect();
+            shards.sort();
+            shards.dedup();
+            return Ok((shards, weight_map));
+        }
+        if folder.join(name).try_exists()? {
+            return Ok((vec![name.to_string()], BTreeMap::new()));
+        }
+    }
+    let [first, second] = WEIGHTS;
+    bail!("there is no {first}, no {second} and no index of either in {}", folder.display());
+}
+
 /// A shard is a plain name: an index cannot lead out of its folder.
 fn shard_path(folder: &Path, shard: &str) -> Result<PathBuf> {
     let plain = Path::new(shard).file_name().is_some_and(|name| name == shard);
     ensure!(
-        plain && shard.ends_with(".safetensors"),
-        "the index names the file `{shard}`, expected a .safetensors file beside it"
+        plain && (is_safetensors(shard) || shard.ends_with(".bin")),
+        "the index names the file `{shard}`, expected a .safetensors or .bin file beside it"
     );
     Ok(folder.join(shard))
 }
 
-fn no_safetensors(folder: &Path) -> anyhow::Error {
-    let pickle = fs::read_dir(folder).into_iter().flatten().flatten().find(|entry| {
-        let path = entry.path();
-        path.extension().is_some_and(|ext| ["bin", "pt", "pth", "ckpt"].iter().any(|p| ext == *p))
-    });
-    match pickle {
-        Some(file) => anyhow::anyhow!(
-            "the weights are in {}, which can execute code when read: convert them to safetensors",
-            file.file_name().display()
-        ),
-        None => anyhow::anyhow!(
-            "there is no model.safetensors and no model.safetensors.index.json in {}",
-            folder.display()
-        ),
-    }
+fn is_safetensors(shard: &str) -> bool {
+    shard.ends_with(".safetensors")
 }

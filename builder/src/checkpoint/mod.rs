@@ -23,6 +23,7 @@ mod tensor;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+mod torch;
 
 pub use encoding::Encoding;
 pub use gguf_metadata::GgufMetadata;

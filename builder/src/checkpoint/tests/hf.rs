@@ -254,7 +254,7 @@ fn shards_are_found_through_the_index() {
 fn an_index_that_is_wrong_is_refused() {
     for (name, file, parts) in [
         (Q, "../secret.safetensors", &["`../secret.safetensors`", "beside it"][..]),
-        (Q, "weights.bin", &["`weights.bin`"]),
+        (Q, "weights.pt", &["`weights.pt`"]),
         ("extra.weight", "model-3-of-2.safetensors", &["reading", "model-3-of-2.safetensors"]),
         ("extra.weight", "model-1-of-2.safetensors", &["`extra.weight` is not in model-1"]),
     ] {
@@ -322,14 +322,14 @@ fn what_the_executors_cannot_do_is_refused_by_name() {
 }
 
 #[test]
-fn pickles_and_empty_folders_are_refused_with_the_remedy() {
+fn broken_pickles_and_empty_folders_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     refused(Checkpoint::open(dir.path()), &["config.json"]);
     Folder::llama().write(dir.path());
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
-    refused(Checkpoint::open(dir.path()), &["there is no model.safetensors"]);
+    refused(Checkpoint::open(dir.path()), &["there is no model.safetensors, no pytorch_model.bin"]);
     fs::write(dir.path().join("pytorch_model.bin"), b"\x80\x02").unwrap();
-    refused(Checkpoint::open(dir.path()), &["pytorch_model.bin", "convert them to safetensors"]);
+    refused(Checkpoint::open(dir.path()), &["pytorch_model.bin", "no ZIP archive"]);
     refused(Checkpoint::open(&dir.path().join("pytorch_model.bin")), &["neither"]);
     refused(Checkpoint::open(&dir.path().join("nothing")), &["nothing"]);
 }
