@@ -7,15 +7,15 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::tiny::{self, Sizes};
-use spec_core::draft_len::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::Driver;
-use spec_core::exec::cuda::device::{Device as _, Launch, Op};
 use spec_core::model::Dtype;
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{
     Memory, MemoryType, Options, Request, Runtime, SharedWeights, TARGET_FILE,
 };
 use spec_core::sampling::SamplingParams;
+use spec_core::testing::cuda::Driver;
+use spec_core::testing::cuda::device::{Device as _, Launch, Op};
 use spec_emu::{Emulator, Schedule};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ fn code(engine: &Engine, name: &str) -> Vec<u8> {
 }
 
 /// A tenth of a GPU's memory is more than enough.
-fn options(policy: spec_core::draft_len::DraftPolicy) -> Options {
+fn options(policy: spec_core::runtime::DraftPolicy) -> Options {
     Options { kv_tokens: Some(2048), ..running::options(policy) }
 }
 

@@ -8,10 +8,9 @@ mod common;
 use common::golden::{self, Distance, agreement};
 use common::models::{self, QWEN, Recipe, SMOLLM2};
 use common::{data, running, turn};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
-use spec_core::runtime::Request;
+use spec_core::runtime::{DraftPolicy, Request};
 
 /// Most that an fp32 logit, or a log-sum-exp, may differ from the reference's: both sum in fp32, in other
 /// orders, logits up to 35. The closest choice among the recorded greedy tokens has a gap of 0.0024, so

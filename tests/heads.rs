@@ -11,17 +11,17 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype as Stored, SafeTensors};
 use spec_build::checkpoint::Checkpoint;
 use spec_core::Result;
-use spec_core::batch::{Entry, Executor, WANTED};
-use spec_core::draft::{Drafter, Head, HeadPass, HeadSegment, Proposal, Verified};
-use spec_core::draft_len::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
-use spec_core::exec::Host;
-use spec_core::exec::cpu::{Eagle, Isa, Model, Pool, Resources, Weights};
+use spec_core::exec::Pool;
 use spec_core::model::Dtype;
-use spec_core::pages::PageId;
-use spec_core::runtime::{AdmissionPolicy, Options, Request, TARGET_FILE};
-use spec_core::sampling::{Coupling, Sampler, SamplingParams};
-use spec_core::sequence::SequenceId;
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
+use spec_core::runtime::{AdmissionPolicy, Isa, Options, Request, SequenceId, TARGET_FILE};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::batch::{Entry, Executor, WANTED};
+use spec_core::testing::cpu::{Eagle, Model, Resources, Weights};
+use spec_core::testing::draft::{self, Drafter, Head, HeadPass, HeadSegment, Proposal, Verified};
+use spec_core::testing::sampling::{Coupling, Sampler};
+use spec_core::testing::{Host, PageId};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -281,7 +281,7 @@ type Noted = HashMap<(SequenceId, usize), Vec<u32>>;
 
 /// A drafter whose proposals are noted.
 struct Noting {
-    inner: spec_core::draft::Eagle,
+    inner: draft::Eagle,
     noted: Arc<Mutex<Noted>>,
 }
 
@@ -325,7 +325,7 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
         let resources = Resources { num_pages: 12, rows: 8, isa: Isa::detect(), pool };
         let head = Eagle::new(&draft, weights, Some(of_target), resources).unwrap();
         let noted = Arc::new(Mutex::new(HashMap::new()));
-        let inner = spec_core::draft::Eagle::new(Box::new(head), 256);
+        let inner = draft::Eagle::new(Box::new(head), 256);
         let noting = Noting { inner, noted: Arc::clone(&noted) };
         let mut host = Host::new(Box::new(model), Some(Box::new(noting))).unwrap();
         // One sequence drafts at every step; one reads its prompt in chunks of 5; one is not asked before position 20.

@@ -6,9 +6,9 @@ mod common;
 
 use common::models::Recipe;
 use common::{running, tiny};
-use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
+use spec_core::runtime::DraftPolicy::Fixed;
 use spec_core::runtime::{
     Memory, MemoryType, Options, Request, Runtime, SharedWeights, TARGET_FILE, WeightCopy,
 };

@@ -7,11 +7,11 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::{golden, small, tiny};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
-use spec_core::runtime::{Options, Request, TARGET_FILE};
-use spec_core::sampling::{SamplingParams, report};
+use spec_core::runtime::{DraftPolicy, Options, Request, TARGET_FILE};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::sampling::report;
 use tempfile::TempDir;
 
 const NUM_TOP: usize = 3;
@@ -38,7 +38,7 @@ type Told = (u32, u32, Vec<(u32, u32)>);
 fn told(done: &Done) -> Vec<Told> {
     let bits =
         |logprobs: &[(u32, f32)]| logprobs.iter().map(|&(id, p)| (id, p.to_bits())).collect();
-    let told = |one: &spec_core::batch::Emitted| {
+    let told = |one: &spec_core::runtime::Emitted| {
         (one.token, one.logprob.unwrap().to_bits(), bits(&one.top_logprobs))
     };
     done.prompt.iter().map(told).collect()

@@ -9,7 +9,8 @@ use serde_json::Value;
 use spec_build::checkpoint::{Checkpoint, TokenizerSource};
 use spec_build::pair::check_pair;
 use spec_build::tokenizer::GgufTokenizer;
-use spec_core::tokenizer::{Conversation, Detokenizer, Tokenizer};
+use spec_core::testing::Detokenizer;
+use spec_core::tokenizer::{Conversation, Tokenizer};
 
 /// Builds the files and opens them as a folder, as the server does.
 fn open(source: &GgufTokenizer) -> Tokenizer {

@@ -7,9 +7,8 @@
 //!   without running any. While there is `MODEL.stuck` a step that has begun does not end; while there is
 //!   `MODEL.load` the model is being loaded.
 
-use spec_core::batch::{Entry, Executor, LongPrompts, Stepped, Unwanted};
-use spec_core::runtime::Runtime;
-use spec_core::sequence::SequenceId;
+use spec_core::runtime::{Runtime, SequenceId};
+use spec_core::testing::batch::{Entry, Executor, LongPrompts, Stepped, Unwanted};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;

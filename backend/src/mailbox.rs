@@ -3,8 +3,7 @@
 
 use crate::room::Place;
 use crate::watch::Watch;
-use spec_core::runtime::Request;
-use spec_core::sequence::FinishReason;
+use spec_core::runtime::{FinishReason, Request};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

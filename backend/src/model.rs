@@ -7,10 +7,11 @@ use crate::metrics::{Metrics, Sweeper};
 use crate::parameters::{Policy, Settings};
 use crate::room::Room;
 use crate::running::Running;
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::{Device, DrafterKind, Limits};
 use spec_core::machine::{Cpus, trim_heap};
-use spec_core::runtime::{AdmissionPolicy, ModelFolder, Options, Runtime, SharedWeights};
+use spec_core::runtime::{
+    AdmissionPolicy, DraftPolicy, ModelFolder, Options, Runtime, SharedWeights,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use triton_backend::{Error, Level, Placement, Result, log};

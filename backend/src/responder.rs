@@ -4,8 +4,7 @@
 use crate::mailbox::{Mailbox, RowId, Stop, TicketId};
 use crate::model::Model;
 use crate::ticket::{Outcome, Owner, Ticket};
-use spec_core::batch::Emitted;
-use spec_core::sequence::{Counters, FinishReason};
+use spec_core::runtime::{Counters, Emitted, FinishReason};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde_json::Value;
 use spec_build::generate::{Run, run};
-use spec_core::batch::{Forward, Segment};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::{DrafterKind, Engine, SectionKind};
-use spec_core::exec::cpu::{Arena, Isa, Model, Pinning, Pool, roofline};
-use spec_core::runtime::{ModelFolder, Options, Request, Runtime};
+use spec_core::exec::Pool;
+use spec_core::runtime::{DraftPolicy, Isa, ModelFolder, Options, Pinning, Request, Runtime};
+use spec_core::testing::batch::{Forward, Segment};
+use spec_core::testing::cpu::{Arena, Model, read_all};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
     let sample = arena.push(&pool, &vec![1; SAMPLE]);
     let bandwidth = || {
         let start = Instant::now();
-        roofline::read_all(&pool, &sample);
+        read_all(&pool, &sample);
         SAMPLE as f64 / start.elapsed().as_secs_f64()
     };
     println!(

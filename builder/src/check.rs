@@ -5,9 +5,8 @@ use crate::inspect::Engines;
 use crate::progress::Progress;
 use crate::table;
 use anyhow::{Context, Result, bail, ensure};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::{Device, Engine};
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{DraftPolicy, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use std::path::Path;
 

@@ -1,9 +1,8 @@
 //! The command line of `spec-build`.
 
 use clap::{Args, Parser, Subcommand};
-use spec_core::exec::cpu::Isa;
 use spec_core::model::Dtype;
-use spec_core::runtime::Pinning;
+use spec_core::runtime::{Isa, Pinning};
 use std::ffi::OsString;
 use std::path::PathBuf;
 

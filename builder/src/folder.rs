@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use spec_core::engine::{
     Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
 };
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use spec_core::model::Dtype;
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use spec_core::tokenizer::Tokenizer;

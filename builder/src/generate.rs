@@ -3,11 +3,11 @@
 use crate::cli::{DraftLen, TryArgs};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use spec_core::batch::Emitted;
-use spec_core::draft_len::DraftPolicy;
-use spec_core::runtime::{Event, ModelFolder, Options, Request, Runtime, TextRules, TextStream};
+use spec_core::runtime::{
+    Counters, DraftPolicy, Emitted, Event, FinishReason, ModelFolder, Options, Request, Runtime,
+    TextRules, TextStream,
+};
 use spec_core::sampling::SamplingParams;
-use spec_core::sequence::{Counters, FinishReason};
 use spec_core::tokenizer::{Conversation, Tokenizer, check_stops};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -66,7 +66,7 @@ fn prompt(args: &TryArgs, folder: &ModelFolder) -> Result<Vec<u32>> {
     if !args.chat {
         return Ok(tokenizer.encode_prompt(text)?);
     }
-    tokenizer.chat_template().context("--chat: the model has no chat template")?;
+    ensure!(tokenizer.has_chat_template(), "--chat: the model has no chat template");
     let system = args.system.iter().map(|text| ("system", text.as_str()));
     let conversation = Conversation::new(system.chain([("user", text)]));
     Ok(tokenizer.encode_chat(&tokenizer.render_chat(&conversation)?)?)

@@ -2,10 +2,9 @@
 
 use crate::table::{self, Table};
 use spec_core::engine::{Device, Precision, SectionKind, SectionSpec, expected_sections};
-use spec_core::exec::{cpu::kv::KvCache, cuda};
 use spec_core::model::ModelConfig;
 use spec_core::model::decoder::MatrixKind;
-use spec_core::pages::{PAGE_TOKENS, pages_for};
+use spec_core::runtime::{PAGE_TOKENS, page_bytes, pages_for};
 
 /// Sections by what they are for, in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,19 +77,10 @@ impl Sizes {
         let macs = |group| of_group(group).map(values).sum::<u64>();
         let not_scales = sections.iter().filter(|section| section.kind != SectionKind::Scale);
         let total: u64 = sections.iter().filter_map(|section| section.bytes).sum();
-        let page_bytes = match device {
-            Device::Cpu => KvCache::page_bytes(
-                precision.kv,
-                model.num_layers,
-                model.num_kv_heads,
-                model.head_dim,
-            ),
-            Device::Cuda { .. } => cuda::model::kv::page_bytes(precision.kv, model),
-        };
         Self {
             groups: Group::ALL.into_iter().map(|group| (group, bytes(group))).collect(),
             parameters: not_scales.map(values).sum(),
-            kv_token_bytes: (page_bytes / PAGE_TOKENS) as u64,
+            kv_token_bytes: (page_bytes(model, precision, device) / PAGE_TOKENS) as u64,
             step_bytes: if model.tied_head { total } else { total - bytes(Group::Embedding) },
             layer_macs: macs(Group::Attention) + macs(Group::Mlp),
             head_macs: macs(if model.tied_head { Group::Embedding } else { Group::Head }),

@@ -14,16 +14,15 @@ use common::models::Recipe;
 use common::running;
 use common::tiny::{self, Sizes};
 use spec_core::Result;
-use spec_core::batch::{Entry, Executor, Stepped, Unwanted};
-use spec_core::draft_len::DraftPolicy::Fixed;
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::device::{
+use spec_core::model::Dtype;
+use spec_core::runtime::DraftPolicy::Fixed;
+use spec_core::runtime::{Options, Request, Runtime, SequenceId, TARGET_FILE};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::batch::{Entry, Executor, Stepped, Unwanted};
+use spec_core::testing::cuda::device::{
     Address, Description, Device, Graph, Kernel, Mark, Op, ProductShape, Shared,
 };
-use spec_core::model::Dtype;
-use spec_core::runtime::{Options, Request, Runtime, TARGET_FILE};
-use spec_core::sampling::SamplingParams;
-use spec_core::sequence::SequenceId;
 use spec_emu::{Emulator, Schedule};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -97,7 +97,7 @@ fn an_engine_for_a_gpu_is_described_but_does_not_run_on_the_cpu() {
     let line = succeeds(&["verify", model]);
     assert!(line.contains("no tokens were run: that takes a GPU of sm_90a"), "{line}");
     // Where there is a driver, it is what refuses code that is no code.
-    if !spec_core::exec::cuda::is_present() {
+    if !spec_core::testing::cuda::is_present() {
         let parts = ["built for cuda:sm_90a", "libcuda.so.1", "spec-build --device cpu"];
         refused(&["try", model, "--prompt", "x"], &parts);
     }

@@ -5,7 +5,7 @@ use super::support::{
 };
 use spec_build::cuda::Compiler;
 use spec_core::engine::{Engine, SectionKind, needed_variants};
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use std::fs;
 use std::path::Path;
 

@@ -2,12 +2,11 @@
 
 use super::{data, running};
 use safetensors::{SafeTensors, tensor::TensorView};
-use spec_core::batch::{Forward, Logits, Segment};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
-use spec_core::exec::cpu::{self, Isa, Pool};
-use spec_core::pages::{PageId, pages_for};
-use spec_core::runtime::Request;
+use spec_core::exec::Pool;
+use spec_core::runtime::{DraftPolicy, Isa, Request, pages_for};
+use spec_core::testing::batch::{Forward, Logits, Segment};
+use spec_core::testing::{PageId, cpu};
 use std::sync::Arc;
 
 /// Tokens whose log-probabilities are compared at each last position: the reference's likeliest.

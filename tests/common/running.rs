@@ -1,11 +1,10 @@
 //! Requests through a runtime, to their end.
 
-use spec_core::batch::Emitted;
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
-use spec_core::runtime::{Options, Request, Runtime, Step};
+use spec_core::runtime::{
+    Counters, DraftPolicy, Emitted, FinishReason, Options, Request, Runtime, SequenceId, Step,
+};
 use spec_core::sampling::SamplingParams;
-use spec_core::sequence::{Counters, FinishReason, SequenceId};
 use std::collections::HashMap;
 
 /// Bytes of KV cache where the test does not say: room for a batch of 32 short texts.

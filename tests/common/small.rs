@@ -1,8 +1,8 @@
 //! Models as small as the CUDA kernels take, tokens for them, and passes over those.
 
 use super::tiny::{self, Sizes};
-use spec_core::batch::{Forward, Logits, Segment};
-use spec_core::pages::PageId;
+use spec_core::testing::PageId;
+use spec_core::testing::batch::{Forward, Logits, Segment};
 
 /// What the kernels are written for, as small as that goes.
 pub(crate) const SMALL: Sizes =

@@ -3,13 +3,13 @@
 
 use crate::common::running::{self, Done};
 use crate::{Drafts, emulator, load_bounded, load_with, requests, target, texts};
-use spec_core::batch::{Entry, Executor, Stepped, Unwanted, WANTED};
-use spec_core::draft_len::DraftPolicy::{Adaptive, Fixed};
 use spec_core::engine::Engine;
-use spec_core::pages::{PAGE_TOKENS, PageId};
-use spec_core::runtime::{Options, Request, Runtime};
-use spec_core::sampling::{Coupling, Sampler, SamplingParams};
-use spec_core::sequence::SequenceId;
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
+use spec_core::runtime::{Options, PAGE_TOKENS, Request, Runtime, SequenceId};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::PageId;
+use spec_core::testing::batch::{Entry, Executor, Stepped, Unwanted, WANTED};
+use spec_core::testing::sampling::{Coupling, Sampler};
 use spec_emu::Schedule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Compiled kernels and their instructions.
 
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,11 +2,10 @@
 //! elements a head: decode steps of several batches and contexts, and a prefill of 512 tokens.
 //! One thread, best of several runs. Arguments pick the cases whose line contains all of them.
 
-use spec_core::exec::cpu::Isa;
-use spec_core::exec::cpu::attention::{Attention, Row};
-use spec_core::exec::cpu::kv::KvCache;
 use spec_core::model::Dtype;
-use spec_core::pages::{PAGE_TOKENS, PageId};
+use spec_core::runtime::{Isa, PAGE_TOKENS};
+use spec_core::testing::PageId;
+use spec_core::testing::cpu::{Attention, KvCache, Row};
 use std::time::Instant;
 
 const LAYERS: usize = 28;

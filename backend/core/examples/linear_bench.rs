@@ -8,10 +8,11 @@
 //! for many rows of the fastest.
 #![allow(unsafe_code)]
 
-use spec_core::exec::cpu::roofline::{quiet, read_all, time};
-use spec_core::exec::cpu::{Arena, Isa, Pinning, Pool, Prepared, Weight, linear, prepare};
+use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::model::panel::packed_bytes;
+use spec_core::runtime::{Isa, Pinning};
+use spec_core::testing::cpu::{Arena, Prepared, Weight, linear, prepare, quiet, read_all, time};
 use std::hint::black_box;
 
 /// Outputs and inputs of the matrices of a layer: qkv, o, gate and up, down.

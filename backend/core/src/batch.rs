@@ -46,7 +46,7 @@ pub struct Entry<'a> {
 
 impl Entry<'_> {
     /// Whether this step yields tokens for the sequence.
-    pub fn samples(&self) -> bool {
+    pub(crate) fn samples(&self) -> bool {
         self.computed + self.chunk == self.tokens.len()
     }
 }
@@ -98,7 +98,7 @@ pub struct Stepped {
 
 impl Stepped {
     /// A step that did what it was asked for, from when that was on.
-    pub fn as_asked(outcomes: Vec<Outcome>, cost: Option<Duration>) -> Self {
+    pub(crate) fn as_asked(outcomes: Vec<Outcome>, cost: Option<Duration>) -> Self {
         Self { outcomes, cost, as_asked: true, ahead: false }
     }
 }

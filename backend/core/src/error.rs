@@ -44,7 +44,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// An I/O error with the file it concerns.
-    pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
+    pub(crate) fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
         Self::Io { path: path.as_ref().to_path_buf(), source }
     }
 

@@ -28,7 +28,7 @@ pub enum FinishReason {
 
 /// What scheduling needs to know of a request, beside its prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Tokens to generate at most.
     pub max_tokens: usize,
     /// The model's end tokens.
@@ -47,7 +47,7 @@ pub struct Limits {
 
 /// With whom a sequence shares the pages that it begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Shares {
+pub(crate) enum Shares {
     /// With no other.
     NoOne,
     /// With all that share so and begin alike.
@@ -103,28 +103,28 @@ pub struct Sequence {
     /// How many of `tokens` are the prompt.
     pub prompt_len: usize,
     /// Positions whose target KV is valid: fewer than `tokens`, until it ends.
-    pub computed: usize,
+    pub(crate) computed: usize,
     /// Positions whose drafter KV is valid, at most `computed`.
-    pub draft_computed: usize,
+    pub(crate) draft_computed: usize,
     /// Positions that it found computed when it started, or started again.
     pub(crate) found: usize,
     /// Its pages, in order.
-    pub pages: Vec<PageId>,
+    pub(crate) pages: Vec<PageId>,
     /// How many of `pages` are kept for others, the first ones: they are not written any more.
     pub(crate) kept_pages: usize,
     /// What its first pages hold, once full; known before they are computed. Shared as `tokens` are.
     pub(crate) page_keys: Arc<Vec<PageKey>>,
     /// With whom it shares the pages that it begins with.
-    pub shares: Shares,
+    pub(crate) shares: Shares,
     /// How its logits become tokens.
-    pub sampler: Sampler,
+    pub(crate) sampler: Sampler,
     /// What it may generate.
-    pub limits: Limits,
+    pub(crate) limits: Limits,
     /// Draft tokens that came with the request, for the step that ends the prompt.
-    pub given: Vec<u32>,
+    pub(crate) given: Vec<u32>,
     /// Tokens of the prompt that have been told about, where the request wants to hear how likely they are. Of the
     /// first there is nothing to tell.
-    pub told: usize,
+    pub(crate) told: usize,
     /// What it has counted.
     pub counters: Counters,
     /// Why it ended, once it has.
@@ -133,7 +133,12 @@ pub struct Sequence {
 
 impl Sequence {
     /// A request that has not been computed yet.
-    pub fn new(id: SequenceId, prompt: Arc<Vec<u32>>, sampler: Sampler, limits: Limits) -> Self {
+    pub(crate) fn new(
+        id: SequenceId,
+        prompt: Arc<Vec<u32>>,
+        sampler: Sampler,
+        limits: Limits,
+    ) -> Self {
         Self {
             id,
             prompt_len: prompt.len(),
@@ -194,34 +199,34 @@ impl Sequence {
     }
 
     /// Known tokens that the target has not computed.
-    pub fn pending(&self) -> usize {
+    pub(crate) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
     /// Positions that the drafter's cache is behind the target's.
-    pub fn draft_lag(&self) -> usize {
+    pub(crate) fn draft_lag(&self) -> usize {
         self.computed - self.draft_computed
     }
 
     /// Tokens it has at most when it ends.
-    pub fn max_len(&self) -> usize {
+    pub(crate) fn max_len(&self) -> usize {
         self.prompt_len + self.limits.max_tokens
     }
 
     /// Tokens it may still generate under `max_seq_len`.
-    pub fn remaining(&self, max_seq_len: usize) -> usize {
+    pub(crate) fn remaining(&self, max_seq_len: usize) -> usize {
         let by_request = self.limits.max_tokens.saturating_sub(self.generated().len());
         by_request.min(max_seq_len.saturating_sub(self.tokens.len()))
     }
 
     /// The most drafts worth verifying in a step: the target adds a token of its own to them, so one
     /// fewer than remain.
-    pub fn useful_draft_len(&self, max_seq_len: usize) -> usize {
+    pub(crate) fn useful_draft_len(&self, max_seq_len: usize) -> usize {
         self.limits.draft_len.min(self.remaining(max_seq_len).saturating_sub(1))
     }
 
     /// How many of the given draft tokens are worth verifying, behind the prompt.
-    pub fn useful_given_len(&self, max_seq_len: usize) -> usize {
+    pub(crate) fn useful_given_len(&self, max_seq_len: usize) -> usize {
         match self.generated() {
             [] => self.given.len().min(self.remaining(max_seq_len).saturating_sub(1)),
             _ => 0,

@@ -92,9 +92,9 @@ fn reject(
     let mut rest = p;
     for (nth, child) in children(proposal, node).enumerate() {
         let (token, q) = (proposal.tokens[child], &proposal.q[child]);
-        let log_q = q.as_ref().map_or(0.0, |q| q.exact_log_prob(token));
+        let log_q = q.as_ref().map_or(0.0, |q| q.log_prob(token));
         // Strict, with a coin above 0: a token that the target excludes is never kept.
-        if rest.exact_log_prob(token) > sampler.coin(position, nth).ln() + log_q {
+        if rest.log_prob(token) > sampler.coin(position, nth).ln() + log_q {
             return Choice::Child(child);
         }
         let left = match q {

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
-use spec_core::draft::Ngram;
+use spec_core::testing::draft::Ngram;
 use std::path::Path;
 
 fn read(name: &str) -> Value {

@@ -7,7 +7,7 @@ pub(crate) use load::Slot;
 
 use crate::contract::Times;
 use load::Gauges;
-use spec_core::sequence::Counters;
+use spec_core::runtime::Counters;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use triton_backend::{Family, Kind, Metric, Result};

@@ -5,8 +5,7 @@
 
 use crate::contract::Profile;
 use serde_json::Value;
-use spec_core::exec::cpu::Isa;
-use spec_core::runtime::{Pinning, Prefill};
+use spec_core::runtime::{Isa, Pinning, Prefill};
 use triton_backend::{Error, Result};
 
 mod keys;

@@ -7,7 +7,7 @@ use super::nvrtc::{Nvrtc, Source};
 use anyhow::{Context, Result};
 use rayon::prelude::*;
 use spec_core::engine::{Precision, code_section, needed_variants};
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use spec_core::model::ModelConfig;
 use spec_kernels::{SOURCES, Variant, kernel_of};
 use std::path::PathBuf;

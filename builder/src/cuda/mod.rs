@@ -9,4 +9,4 @@ mod nvrtc;
 pub use cache::Cache;
 pub use compiler::{Code, Compiler};
 pub use cubin::{Cubin, Kernel};
-pub use spec_core::exec::cuda::SearchPath;
+pub use spec_core::exec::SearchPath;

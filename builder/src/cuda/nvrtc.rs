@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use libloading::Library;
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,9 +3,9 @@
 use super::{Machine, Model};
 use crate::roofline::{Product, Roofline};
 use anyhow::Result;
-use spec_core::exec::cpu::roofline::{multiply_rates, read_bandwidth};
-use spec_core::exec::cpu::{Isa, Pinning, Pool};
+use spec_core::exec::{Pool, multiply_rates, read_bandwidth};
 use spec_core::model::Dtype;
+use spec_core::runtime::{Isa, Pinning};
 
 /// Rows up to which the rate of the products is measured.
 const MAX_RATED_ROWS: usize = 17;

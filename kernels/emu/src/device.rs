@@ -3,10 +3,10 @@
 use crate::arena::Arena;
 use crate::machine::{self, Schedule};
 use crate::product;
-use spec_core::exec::cuda::device::{
+use spec_core::model::Dtype;
+use spec_core::testing::cuda::device::{
     Address, Description, Device, Graph, Held, Kernel, Launch, Mark, Op, ProductShape, Shared,
 };
-use spec_core::model::Dtype;
 use spec_core::{Error, Result};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;

@@ -3,8 +3,8 @@
 
 use crate::arena::Arena;
 use half::f16;
-use spec_core::exec::cuda::device::{Address, Product, ProductShape};
 use spec_core::model::Dtype;
+use spec_core::testing::cuda::device::{Address, Product, ProductShape};
 
 /// What a library takes for granted of arrays.
 const ALIGNMENT: Address = 256;

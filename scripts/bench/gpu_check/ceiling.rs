@@ -7,9 +7,8 @@ use crate::report::{Report, Verdict};
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::SearchPath;
-use spec_core::exec::cuda::device::pod::bytes_of;
-use spec_core::exec::cuda::device::{Address, Device, Kernel, Launch, Op};
+use spec_core::exec::SearchPath;
+use spec_core::testing::cuda::device::{Address, Device, Kernel, Launch, Op, bytes_of};
 use spec_kernels::{SOURCES, Variant};
 use std::error::Error;
 

@@ -6,7 +6,7 @@ use crate::case::{self, Drafts, Pair};
 use crate::ceiling;
 use crate::gpu::{Bed, Machine};
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use std::error::Error;
 use std::time::Instant;
 

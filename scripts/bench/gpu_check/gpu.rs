@@ -2,8 +2,8 @@
 //! and allocated and how long its graphs took.
 
 use spec_core::Result;
-use spec_core::exec::cuda::Driver;
-use spec_core::exec::cuda::device::{
+use spec_core::testing::cuda::Driver;
+use spec_core::testing::cuda::device::{
     Address, Description, Device, Graph, Kernel, Launch, Mark, Op, ProductShape, Shared,
 };
 use spec_emu::{Emulator, Schedule};

@@ -11,14 +11,12 @@ use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::engine::{Engine, Manifest};
-use spec_core::exec::cuda::device::pod::bytes_of;
-use spec_core::exec::cuda::device::{Address, Device, Op};
-use spec_core::exec::cuda::model::kv;
-use spec_core::exec::cuda::model::params::{Row, Tile};
-use spec_core::exec::cuda::model::shape::Tiling;
-use spec_core::exec::cuda::{Model, Pass};
 use spec_core::model::Dtype;
-use spec_core::pages::PAGE_TOKENS;
+use spec_core::runtime::{PAGE_TOKENS, page_bytes};
+use spec_core::testing::cuda::device::{Address, Device, Op, bytes_of};
+use spec_core::testing::cuda::model::Tiling;
+use spec_core::testing::cuda::model::params::{Row, Tile};
+use spec_core::testing::cuda::{Model, Pass};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 
@@ -189,7 +187,7 @@ fn fill_cache(
     device: &mut Watched,
 ) -> Result<(), Box<dyn Error>> {
     let (cache, bytes) = device.watch().last_alloc();
-    let expected = num_pages * kv::page_bytes(manifest.precision.kv, &manifest.model);
+    let expected = num_pages * page_bytes(&manifest.model, &manifest.precision, &manifest.device);
     if bytes != expected {
         return Err(format!("the last memory has {bytes} bytes, a cache {expected}").into());
     }

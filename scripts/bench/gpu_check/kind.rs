@@ -1,8 +1,7 @@
 //! Which part of a pass a kernel is, by the name of its variant, and what it has to read.
 
-use spec_core::engine::Manifest;
-use spec_core::model::ModelConfig;
-use spec_core::model::decoder::{Decoder, Linear, MatrixKind};
+use spec_core::engine::{Device, Manifest, SectionSpec, expected_sections};
+use spec_core::model::decoder::MatrixKind;
 
 /// The parts of a pass that run in every layer.
 pub(crate) const LAYER: [&str; 6] = ["qkv", "rope", "attention", "out", "gate_up", "down"];
@@ -19,11 +18,10 @@ fn product(kind: MatrixKind) -> &'static str {
 }
 
 /// The matrix that a kind of product has.
-fn linear(kind: &str, manifest: &Manifest) -> Option<Linear> {
-    // All layers are alike.
-    let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..manifest.model.clone() });
-    let mut linears = decoder.layers[0].matrices().into_iter().chain([decoder.head()]);
-    linears.find(|linear| product(linear.kind) == kind).cloned()
+fn section(kind: &str, manifest: &Manifest) -> Option<SectionSpec> {
+    // All layers are alike, and where the head is not the embedding both have one shape.
+    let sections = expected_sections(&manifest.model, &manifest.precision, &Device::Cpu);
+    sections.into_iter().find(|each| each.matrix.is_some_and(|matrix| product(matrix) == kind))
 }
 
 /// What a variant does in a pass of the model.
@@ -43,9 +41,9 @@ pub(crate) fn of(variant: &str, manifest: &Manifest) -> String {
 
 /// Outputs and inputs of a product, and the bytes of its weights.
 pub(crate) fn matrix(kind: &str, manifest: &Manifest) -> Option<([usize; 2], usize)> {
-    let linear = linear(kind, manifest)?;
-    let [n, k] = linear.shape();
-    Some(([n, k], n * k * manifest.precision.of(linear.kind).bytes()))
+    let section = section(kind, manifest)?;
+    let (&[n, k], dtype) = (section.shape.first_chunk()?, section.dtype?);
+    Some(([n, k], n * k * dtype.bytes()))
 }
 
 /// Weights of a product.

@@ -8,11 +8,9 @@ use crate::logits;
 use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
 use crate::twin::{Findings, Twin};
-use spec_core::draft_len::DraftPolicy;
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::Prefill;
-use spec_core::exec::cuda::device::Device;
-use spec_core::runtime::{Options, Request, Runtime};
+use spec_core::runtime::{DraftPolicy, Options, Prefill, Request, Runtime};
+use spec_core::testing::cuda::device::Device;
 use std::cell::LazyCell;
 use std::time::Duration;
 

@@ -7,12 +7,13 @@ use crate::gpu::Bed;
 use crate::launches;
 use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
-use spec_core::batch::{Forward, Logits, Segment};
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::device::Device;
-use spec_core::exec::cuda::{Gpu, Model, OnHost, Prefill};
 use spec_core::model::Dtype;
-use spec_core::pages::{PAGE_TOKENS, PageId};
+use spec_core::runtime::{PAGE_TOKENS, Prefill};
+use spec_core::testing::PageId;
+use spec_core::testing::batch::{Forward, Logits, Segment};
+use spec_core::testing::cuda::device::Device;
+use spec_core::testing::cuda::{Gpu, Model, OnHost};
 use std::cell::LazyCell;
 use std::sync::Arc;
 

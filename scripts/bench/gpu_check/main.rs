@@ -34,7 +34,7 @@ use args::Args;
 use gpu::Bed;
 use report::Report;
 use serde_json::{Map, Value, json};
-use spec_core::exec::cuda::device::{Description, Device};
+use spec_core::testing::cuda::device::{Description, Device};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;

@@ -2,11 +2,13 @@
 //! and numbers as near as the order of additions and the units' own roundings leave them.
 
 use half::f16;
-use spec_core::exec::cuda::model::many_params::{
+use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
 };
-use spec_core::exec::cuda::model::params::{AttentionParams, EmbedParams, GemmParams, RopeParams};
-use spec_core::exec::cuda::step::params::{AcceptParams, RowsParams, SampleParams};
+use spec_core::testing::cuda::model::params::{
+    AttentionParams, EmbedParams, GemmParams, RopeParams,
+};
+use spec_core::testing::cuda::step::params::{AcceptParams, RowsParams, SampleParams};
 use std::mem::offset_of;
 
 /// A word of an array of structs.

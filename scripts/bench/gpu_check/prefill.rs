@@ -7,11 +7,12 @@ use crate::random_engine::Model as Shape;
 use crate::report::Report;
 use crate::timing::{Timing, rounded};
 use serde_json::json;
-use spec_core::batch::Segment;
 use spec_core::engine::Engine;
-use spec_core::exec::cuda::device::Device;
-use spec_core::exec::cuda::{Model, Prefill};
-use spec_core::pages::{PAGE_TOKENS, PageId};
+use spec_core::runtime::{PAGE_TOKENS, Prefill};
+use spec_core::testing::PageId;
+use spec_core::testing::batch::Segment;
+use spec_core::testing::cuda::Model;
+use spec_core::testing::cuda::device::Device;
 use std::error::Error;
 use std::time::Instant;
 

@@ -7,7 +7,7 @@ use spec_core::engine::{
     Device, DrafterKind, Engine, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed,
     Section, SectionKind, commit_pair,
 };
-use spec_core::exec::cuda::SearchPath;
+use spec_core::exec::SearchPath;
 use spec_core::model::{Dtype, Family, ModelConfig};
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use std::collections::HashMap;

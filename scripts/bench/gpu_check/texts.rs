@@ -6,8 +6,8 @@ use crate::common::running;
 use crate::gpu::Bed;
 use crate::prefill;
 use crate::report::{Outcome, Report, Verdict};
-use spec_core::draft_len::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::engine::Engine;
+use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::runtime::{Options, Prefill, Request, Runtime};
 
 /// Policies and draft lengths that are compared with no drafts.

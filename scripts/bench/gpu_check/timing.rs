@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use spec_core::Result;
-use spec_core::exec::cuda::device::{Device, Graph};
+use spec_core::testing::cuda::device::{Device, Graph};
 use std::time::Instant;
 
 /// Measurements behind a median.

@@ -2,9 +2,9 @@
 //! compared. The GPU then goes on with what the emulator has, so that each kernel is judged by itself.
 
 use crate::outputs::{self, Kind, Word, Written};
-use spec_core::exec::cuda::device::pod::bytes_of;
-use spec_core::exec::cuda::device::{
+use spec_core::testing::cuda::device::{
     Address, Description, Device, Graph, Kernel, Launch, Mark, Op, Product, ProductShape, Shared,
+    bytes_of,
 };
 use spec_core::{Error, Result};
 use spec_emu::{Emulator, Schedule};

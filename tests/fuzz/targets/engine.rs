@@ -3,9 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spec_core::batch::{Forward, Segment};
 use spec_core::engine::{Engine, Manifest};
-use spec_core::exec::cpu::{Isa, Model, Pool};
+use spec_core::exec::Pool;
+use spec_core::runtime::Isa;
+use spec_core::testing::batch::{Forward, Segment};
+use spec_core::testing::cpu::Model;
 use spec_fuzz::file;
 use std::sync::Arc;
 

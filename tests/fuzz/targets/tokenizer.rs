@@ -3,7 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use spec_core::tokenizer::{Conversation, Detokenizer, Tokenizer};
+use spec_core::testing::Detokenizer;
+use spec_core::tokenizer::{Conversation, Tokenizer};
 use spec_fuzz::{file, folder, no_file, parts};
 
 const NAMES: [&str; 3] = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"];

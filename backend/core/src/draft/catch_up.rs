@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Positions that a drafter's own KV cache has: of the known tokens, and behind all of these of the draft.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cached {
+pub(crate) struct Cached {
     /// Known tokens, from the first on.
     pub known: usize,
     /// Drafts, from the first on.
@@ -17,7 +17,7 @@ pub struct Cached {
 
 impl Cached {
     /// Valid positions once `accepted` drafts were kept.
-    pub fn after(self, accepted: usize) -> usize {
+    pub(crate) fn after(self, accepted: usize) -> usize {
         self.known + self.drafts.min(accepted)
     }
 }

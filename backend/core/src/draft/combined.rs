@@ -7,14 +7,14 @@ use crate::batch::Entry;
 use crate::sequence::SequenceId;
 
 /// Two drafters in turn.
-pub struct Combined {
+pub(crate) struct Combined {
     lookup: Ngram,
     next: Box<dyn Drafter>,
 }
 
 impl Combined {
     /// Asks `lookup` for every draft, and `next` where it has none.
-    pub fn new(lookup: Ngram, next: Box<dyn Drafter>) -> Self {
+    pub(crate) fn new(lookup: Ngram, next: Box<dyn Drafter>) -> Self {
         Self { lookup, next }
     }
 }

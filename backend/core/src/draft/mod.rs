@@ -10,9 +10,8 @@ mod eagle;
 mod model;
 mod ngram;
 
-pub use catch_up::Cached;
-pub use combined::Combined;
-pub(crate) use combined::ask_first;
+pub(crate) use catch_up::Cached;
+pub(crate) use combined::{Combined, ask_first};
 pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
 pub use model::Model;
 pub use ngram::Ngram;
@@ -35,7 +34,7 @@ pub struct Proposal {
     /// Forward passes of a model that it took.
     pub passes: usize,
     /// What the drafter's own KV cache has now; `None` where nothing was computed.
-    pub cached: Option<Cached>,
+    pub(crate) cached: Option<Cached>,
 }
 
 impl Proposal {
@@ -47,7 +46,7 @@ impl Proposal {
     }
 
     /// Adds a node that the drafter did not draw.
-    pub fn hang(&mut self, parent: Option<usize>, token: u32) -> usize {
+    pub(crate) fn hang(&mut self, parent: Option<usize>, token: u32) -> usize {
         self.parents.push(parent);
         self.tokens.push(token);
         self.q.push(None);
@@ -55,7 +54,7 @@ impl Proposal {
     }
 
     /// Whether every node hangs from the one before it.
-    pub fn is_chain(&self) -> bool {
+    pub(crate) fn is_chain(&self) -> bool {
         self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1))
     }
 

@@ -19,7 +19,7 @@ const MAX_DEVIATIONS: f64 = 4.0;
 
 /// Shape of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StepShape {
+pub(crate) struct StepShape {
     /// Rows of the target pass: chunks and drafts.
     pub rows: usize,
     /// Sequences that draft.

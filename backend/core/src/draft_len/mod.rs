@@ -7,7 +7,7 @@ mod allocate;
 mod cost;
 mod curve;
 
-pub use cost::StepShape;
+pub(crate) use cost::StepShape;
 
 use crate::engine::CostTable;
 use crate::sequence::SequenceId;
@@ -46,7 +46,7 @@ pub enum DraftPolicy {
 
 /// A sequence that decodes in the step to come.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate {
+pub(crate) struct Candidate {
     /// Its name.
     pub id: SequenceId,
     /// The longest draft allowed; 0 if it decodes plainly.
@@ -64,7 +64,7 @@ struct State {
 
 /// Chooses draft lengths for an engine.
 #[derive(Clone, Debug)]
-pub struct Tuner {
+pub(crate) struct Tuner {
     policy: DraftPolicy,
     max_draft_len: usize,
     costs: Costs,
@@ -92,7 +92,7 @@ struct Tried {
 
 impl Tuner {
     /// Starts from what target and drafter were measured to cost, where known.
-    pub fn new(
+    pub(crate) fn new(
         policy: DraftPolicy,
         max_draft_len: usize,
         target: Option<&CostTable>,
@@ -113,7 +113,7 @@ impl Tuner {
 
     /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most.
     /// `base_rows` counts the step's rows without drafts: one a candidate, and any prefill.
-    pub fn choose(
+    pub(crate) fn choose(
         &mut self,
         candidates: &[Candidate],
         base_rows: usize,
@@ -142,7 +142,7 @@ impl Tuner {
 
     /// How likely a draft must be for one more pass of the drafter to pay: what the pass and the row that
     /// verifies its token cost, in plain steps, each of which is worth one token.
-    pub fn min_confidence(&self) -> f32 {
+    pub(crate) fn min_confidence(&self) -> f32 {
         if self.policy == DraftPolicy::Fixed {
             return 0.0;
         }
@@ -152,7 +152,7 @@ impl Tuner {
     }
 
     /// Takes in what became of a sequence's draft.
-    pub fn record(&mut self, id: SequenceId, drafted: usize, accepted: usize) {
+    pub(crate) fn record(&mut self, id: SequenceId, drafted: usize, accepted: usize) {
         if self.policy == DraftPolicy::Adaptive && drafted > 0 {
             self.engine.record(drafted, accepted);
             self.state(id).acceptance.record(drafted, accepted);
@@ -160,13 +160,13 @@ impl Tuner {
     }
 
     /// Takes in the time of a step that ran no prefill through the drafter.
-    pub fn observe(&mut self, step: StepShape, ms: f64) {
+    pub(crate) fn observe(&mut self, step: StepShape, ms: f64) {
         self.costs.observe(step, ms);
     }
 
     /// The last choice was not carried out, since the step had begun before it was made: what it was to find out is
     /// asked for again.
-    pub fn ask_again(&mut self) {
+    pub(crate) fn ask_again(&mut self) {
         let Tried { plain, probed, saved_ms } = std::mem::take(&mut self.tried);
         if plain.is_none() && probed.is_empty() {
             return;
@@ -179,7 +179,7 @@ impl Tuner {
     }
 
     /// The sequence has left.
-    pub fn forget(&mut self, id: SequenceId) {
+    pub(crate) fn forget(&mut self, id: SequenceId) {
         self.states.remove(&id);
     }
 

@@ -12,7 +12,7 @@ const HEAD_DIMS: [usize; 2] = [64, 128];
 
 /// The kernels of one model. It has passed [`Device::validate`](super::Device::validate).
 #[derive(Clone, Copy, Debug)]
-pub struct Kernels<'a> {
+pub(crate) struct Kernels<'a> {
     /// Its shape.
     pub model: &'a ModelConfig,
     /// Its number formats.
@@ -21,7 +21,7 @@ pub struct Kernels<'a> {
 
 impl Kernels<'_> {
     /// The product of at most `rows` rows, one of [`GEMM_ROWS`], with a matrix.
-    pub fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
+    pub(crate) fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
         let Self { model, precision } = *self;
         let epilogue = match linear.kind {
             // The norms of the heads come before the rotation, and need whole heads.
@@ -36,27 +36,27 @@ impl Kernels<'_> {
     }
 
     /// The rows of the embedding.
-    pub fn embed(&self) -> Variant {
+    pub(crate) fn embed(&self) -> Variant {
         Variant::embed(format(self.precision.head))
     }
 
     /// Norms and rotation of the heads, where the product does not rotate.
-    pub fn rope(&self) -> Variant {
+    pub(crate) fn rope(&self) -> Variant {
         Variant::rope(format(self.precision.kv), self.model.head_dim)
     }
 
     /// The matrices, row by row, for products of many rows.
-    pub fn unpack(&self) -> Variant {
+    pub(crate) fn unpack(&self) -> Variant {
         Variant::unpack(format(self.precision.weights))
     }
 
     /// The attention's output as what is multiplied; FP16 weights take it as it is.
-    pub fn quantise(&self) -> Option<Variant> {
+    pub(crate) fn quantise(&self) -> Option<Variant> {
         (self.precision.weights == Dtype::Fp8).then(|| Variant::plain("quantise"))
     }
 
     /// The attention, in narrow tiles and in wide ones.
-    pub fn attention(&self) -> [Variant; 2] {
+    pub(crate) fn attention(&self) -> [Variant; 2] {
         let (kv, head_dim) = (format(self.precision.kv), self.model.head_dim);
         let group = self.model.num_heads / self.model.num_kv_heads;
         [Variant::attention(kv, head_dim, group), Variant::attention_wide(kv, head_dim, group)]

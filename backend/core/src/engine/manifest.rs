@@ -70,7 +70,7 @@ pub struct Precision {
 
 impl Precision {
     /// That of a matrix.
-    pub fn of(&self, kind: MatrixKind) -> Dtype {
+    pub(crate) fn of(&self, kind: MatrixKind) -> Dtype {
         match kind {
             MatrixKind::Embed | MatrixKind::Head => self.head,
             MatrixKind::Qkv

@@ -16,7 +16,8 @@ mod temp;
 mod tests;
 mod writer;
 
-pub use code::{Kernels, code_section, needed_variants};
+pub(crate) use code::Kernels;
+pub use code::{code_section, needed_variants};
 pub use manifest::{
     CostTable, Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind,
 };

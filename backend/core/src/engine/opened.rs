@@ -126,7 +126,7 @@ impl Engine {
     }
 
     /// Refuses an engine that was not built for the CPU.
-    pub fn require_cpu(&self) -> Result<()> {
+    pub(crate) fn require_cpu(&self) -> Result<()> {
         match &self.manifest.device {
             Device::Cpu => Ok(()),
             Device::Cuda { archs, .. } => {
@@ -138,7 +138,7 @@ impl Engine {
 
     /// The architecture whose code to load on a GPU of this compute capability, under this branch of the
     /// driver. Refuses an engine that has none.
-    pub fn require_cuda(&self, major: u32, minor: u32, driver: u32) -> Result<&str> {
+    pub(crate) fn require_cuda(&self, major: u32, minor: u32, driver: u32) -> Result<&str> {
         let device = format!("a GPU of compute capability {major}.{minor}");
         let remedy = match best_arch(ARCHS.into_iter(), major, minor) {
             Some(arch) => format!("rebuild with spec-build --device cuda:{arch}"),

@@ -30,14 +30,15 @@ struct Progress {
 }
 
 impl EngineWriter {
-    /// Starts the file that will take the place of `path`. The sections follow from model, precision and
-    /// device; those of `manifest` are replaced, and so is its identity. A peer whose identity is
-    /// empty gets it in [`commit_pair`].
-    pub fn create(path: impl AsRef<Path>, manifest: Manifest) -> Result<Self> {
+    /// As `with_code`, for an engine without any.
+    #[cfg(test)]
+    pub(crate) fn create(path: impl AsRef<Path>, manifest: Manifest) -> Result<Self> {
         Self::with_code(path, manifest, &HashMap::new())
     }
 
-    /// The same for an engine with code: `code` has the length of each code section. Panics if one is
+    /// Starts the file that will take the place of `path`. The sections follow from model, precision and
+    /// device; those of `manifest` are replaced, and so is its identity. A peer whose identity is
+    /// empty gets it in [`commit_pair`]. `code` has the length of each code section. Panics if one is
     /// not among them.
     pub fn with_code(
         path: impl AsRef<Path>,
@@ -142,8 +143,9 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// The manifest; the identity of a peer may still be open.
-    pub fn manifest(&self) -> &Manifest {
+    /// The identity of a peer may still be open.
+    #[cfg(test)]
+    pub(crate) fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 

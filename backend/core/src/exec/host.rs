@@ -19,7 +19,7 @@ const ROWS_BESIDE_OTHERS: usize = 16;
 
 /// How large steps may be.
 #[derive(Clone, Copy, Debug)]
-pub struct StepBounds {
+pub(crate) struct StepBounds {
     /// Rows of the target.
     pub rows: usize,
     /// Sequences.
@@ -49,7 +49,7 @@ impl Host {
 
     /// Bytes of the machine's memory that a step takes for a while at most, whatever the requests ask for: the logits of
     /// target and drafter and the distributions that drafts were drawn from.
-    pub fn step_bytes(bounds: &StepBounds) -> usize {
+    pub(crate) fn step_bytes(bounds: &StepBounds) -> usize {
         let StepBounds { rows, sequences, drafts, vocab_size, draft_vocab } = *bounds;
         let logits = |rows: usize, vocab_size: usize| rows * vocab_size * size_of::<f32>();
         let target = logits(rows.min(sequences * (drafts + 1)), vocab_size);

@@ -1,7 +1,11 @@
-//! The executors: where steps run.
+//! The executors: where steps run. Outside of this crate nobody calls them: a [`Runtime`](crate::runtime::Runtime) does. Open
+//! are the threads of the CPU and what they reach, for predictions, and where libraries of CUDA are looked for.
 
-pub mod cpu;
-pub mod cuda;
-mod host;
+pub(crate) mod cpu;
+pub(crate) mod cuda;
+pub(crate) mod host;
 
-pub use host::{Host, StepBounds};
+pub use cpu::Pool;
+pub use cpu::roofline::{multiply_rates, read_bandwidth};
+pub use cuda::SearchPath;
+pub(crate) use host::{Host, StepBounds};

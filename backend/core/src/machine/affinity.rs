@@ -9,17 +9,17 @@ type Mask = [u64; MAX_CPUS / 64];
 
 /// A thread of this process, as the system counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadId(libc::pid_t);
+pub(crate) struct ThreadId(libc::pid_t);
 
 impl ThreadId {
     /// The calling thread.
-    pub fn current() -> Self {
+    pub(crate) fn current() -> Self {
         // SAFETY: takes nothing and cannot fail.
         Self(unsafe { libc::gettid() })
     }
 
     /// Processors that the thread may run on, ascending. `None` where the system does not say, or the thread is gone.
-    pub fn cpus(self) -> Option<Vec<usize>> {
+    pub(crate) fn cpus(self) -> Option<Vec<usize>> {
         let mut mask: Mask = [0; MAX_CPUS / 64];
         // SAFETY: the system writes at most as many bytes as the mask has.
         let status =
@@ -29,7 +29,7 @@ impl ThreadId {
     }
 
     /// Lets the thread run on these processors only; tells whether the system agreed.
-    pub fn bind(self, cpus: &[usize]) -> bool {
+    pub(crate) fn bind(self, cpus: &[usize]) -> bool {
         let mut mask: Mask = [0; MAX_CPUS / 64];
         for &cpu in cpus.iter().filter(|&&cpu| cpu < MAX_CPUS) {
             mask[cpu / 64] |= 1 << (cpu % 64);

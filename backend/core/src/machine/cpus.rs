@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// A physical core.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Core {
+pub(crate) struct Core {
     /// Its hardware threads that may be used, ascending.
     pub cpus: Vec<usize>,
     /// The memory that is near.
@@ -28,7 +28,7 @@ impl Core {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {
     /// By node, then by cache, then by number; never none.
-    pub cores: Vec<Core>,
+    pub(crate) cores: Vec<Core>,
     /// Cores' worth of time that control groups leave, rounded up; `None` is all.
     pub quota: Option<usize>,
 }

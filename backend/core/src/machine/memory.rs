@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Memory that can still be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Headroom {
+pub(crate) struct Headroom {
     /// That much.
     pub bytes: usize,
     /// What sets the bound.
@@ -17,7 +17,7 @@ pub struct Headroom {
 
 /// What bounds the memory of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Bound {
+pub(crate) enum Bound {
     /// The machine's own memory.
     Machine,
     /// A control group.
@@ -33,7 +33,7 @@ pub enum Bound {
 
 impl Headroom {
     /// Of this process, now. `None` where the system does not say.
-    pub fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         Self::of(&of_system)
     }
 

@@ -12,12 +12,13 @@ mod resident;
 #[cfg(test)]
 mod tests;
 
-pub use affinity::ThreadId;
-pub use cpus::{Core, Cpus};
+pub(crate) use affinity::ThreadId;
+pub(crate) use cpus::Core;
+pub use cpus::Cpus;
 pub use heap::trim_heap;
-pub use memory::Headroom;
+pub(crate) use memory::Headroom;
 pub use priority::lower_thread_priority;
-pub use resident::resident_bytes;
+pub(crate) use resident::resident_bytes;
 
 use std::path::Path;
 

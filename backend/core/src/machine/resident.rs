@@ -8,7 +8,7 @@ const BATCH: usize = 64 << 10;
 
 /// Bytes of the pages in a range of addresses that are in memory; 0 where the system does not say. Nothing need be
 /// mapped there.
-pub fn resident_bytes(range: Range<usize>) -> usize {
+pub(crate) fn resident_bytes(range: Range<usize>) -> usize {
     // SAFETY: takes a number and gives one.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     let (first, end) = (range.start / page, range.end.div_ceil(page));

@@ -97,7 +97,7 @@ impl ModelConfig {
     }
 
     /// Rows of the fused q, k, v projection.
-    pub fn qkv_size(&self) -> usize {
+    pub(crate) fn qkv_size(&self) -> usize {
         self.q_size() + 2 * self.kv_size()
     }
 

@@ -121,7 +121,7 @@ impl Linear {
     }
 
     /// Outputs and inputs.
-    pub fn shape(&self) -> [usize; 2] {
+    pub(crate) fn shape(&self) -> [usize; 2] {
         [self.n(), self.k]
     }
 }
@@ -140,7 +140,7 @@ pub struct Vector {
 /// A decoder whose matrices are `M` and whose vectors are `V`. Fields are in the order of the computation, which is that of
 /// an engine's sections.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decoder<M, V> {
+pub(crate) struct Decoder<M, V> {
     /// The table of token vectors.
     pub embed: M,
     /// In order.
@@ -153,7 +153,7 @@ pub struct Decoder<M, V> {
 
 /// `residual += attention(norm(residual)); residual += mlp(residual)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layer<M, V> {
+pub(crate) struct Layer<M, V> {
     /// Before the attention.
     pub input_norm: V,
     /// What looks at other rows.
@@ -164,7 +164,7 @@ pub struct Layer<M, V> {
 
 /// `out(attend(qkv(x)))`, heads of q and k normed where there are norms, and rotated.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attention<M, V> {
+pub(crate) struct Attention<M, V> {
     /// Queries, keys and values.
     pub qkv: M,
     /// Of each query head.
@@ -177,7 +177,7 @@ pub struct Attention<M, V> {
 
 /// `down(silu(gate(norm(residual))) * up(norm(residual)))`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mlp<M, V> {
+pub(crate) struct Mlp<M, V> {
     /// Before everything.
     pub norm: V,
     /// Gate, then up.
@@ -188,7 +188,7 @@ pub struct Mlp<M, V> {
 
 impl<M, V> Decoder<M, V> {
     /// What turns the last norm's output into logits.
-    pub fn head(&self) -> &M {
+    pub(crate) fn head(&self) -> &M {
         self.head.as_ref().unwrap_or(&self.embed)
     }
 }
@@ -217,7 +217,7 @@ pub fn walk<L: Load>(config: &ModelConfig, loader: &mut L) -> Result<()> {
 
 impl Decoder<Linear, Vector> {
     /// The parts of a model. No size overflows: [`ModelConfig::validate`] bounds them.
-    pub fn of(config: &ModelConfig) -> Self {
+    pub(crate) fn of(config: &ModelConfig) -> Self {
         let hidden = config.hidden_size;
         let table = |name: &str, kind, role| Linear {
             name: name.into(),
@@ -236,7 +236,7 @@ impl Decoder<Linear, Vector> {
     }
 
     /// Makes something of each part, in the order of an engine's sections.
-    pub fn load<L: Load>(&self, loader: &mut L) -> Result<Decoder<L::Matrix, L::Vector>> {
+    pub(crate) fn load<L: Load>(&self, loader: &mut L) -> Result<Decoder<L::Matrix, L::Vector>> {
         Ok(Decoder {
             embed: loader.matrix(&self.embed)?,
             layers: self.layers.iter().map(|layer| layer.load(loader)).collect::<Result<_>>()?,
@@ -248,7 +248,7 @@ impl Decoder<Linear, Vector> {
 
 impl Layer<Linear, Vector> {
     /// One layer of a model.
-    pub fn of(config: &ModelConfig, idx: usize) -> Self {
+    pub(crate) fn of(config: &ModelConfig, idx: usize) -> Self {
         let parts = Parts { config, idx };
         Self {
             input_norm: parts.norm("input_norm", TensorRole::AttnNorm, config.hidden_size),
@@ -266,7 +266,7 @@ impl Layer<Linear, Vector> {
     }
 
     /// The matrices of the layer.
-    pub fn matrices(&self) -> [&Linear; 4] {
+    pub(crate) fn matrices(&self) -> [&Linear; 4] {
         [&self.attention.qkv, &self.attention.out, &self.mlp.gate_up, &self.mlp.down]
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 /// What a number format is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
+pub(crate) struct Format {
     /// The name used in manifests and on the command line.
     pub name: &'static str,
     /// Bits of one stored value.
@@ -16,7 +16,7 @@ pub struct Format {
 
 /// Which stored values share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scale {
+pub(crate) enum Scale {
     /// There is none.
     None,
     /// Those of an output: one f32, in a section of its own.
@@ -47,7 +47,7 @@ impl Dtype {
     pub const ALL: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
 
     /// What it is made of: the table of all formats.
-    pub const fn format(self) -> Format {
+    pub(crate) const fn format(self) -> Format {
         let (name, bits, scale) = match self {
             Dtype::Fp32 => ("fp32", 32, Scale::None),
             Dtype::Fp16 => ("fp16", 16, Scale::None),

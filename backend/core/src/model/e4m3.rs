@@ -21,7 +21,7 @@ pub fn f32_to_e4m3(x: f32) -> u8 {
 }
 
 /// The value of an e4m3 byte, exactly.
-pub const fn e4m3_to_f32(b: u8) -> f32 {
+pub(crate) const fn e4m3_to_f32(b: u8) -> f32 {
     let sign = (b as u32 & 0x80) << 24;
     let exponent = (b as u32 >> 3) & 15;
     let mantissa = b as u32 & 7;

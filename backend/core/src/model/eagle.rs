@@ -66,7 +66,7 @@ pub struct EagleConfig {
 
 impl EagleConfig {
     /// Inputs of `fc`.
-    pub fn fc_inputs(&self, hidden_size: usize) -> usize {
+    pub(crate) fn fc_inputs(&self, hidden_size: usize) -> usize {
         match self.kind {
             EagleKind::Eagle1 => hidden_size + self.target_hidden,
             EagleKind::Eagle3 => self.taps.len() * self.target_hidden,
@@ -74,7 +74,7 @@ impl EagleConfig {
     }
 
     /// Inputs of the first layer's attention.
-    pub fn first_inputs(&self, hidden_size: usize) -> usize {
+    pub(crate) fn first_inputs(&self, hidden_size: usize) -> usize {
         match self.kind {
             EagleKind::Eagle1 => hidden_size,
             EagleKind::Eagle3 => 2 * hidden_size,
@@ -113,7 +113,7 @@ impl EagleConfig {
 
 /// A head whose matrices are `M` and whose vectors are `V`, in the order of the computation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Eagle<M, V> {
+pub(crate) struct Eagle<M, V> {
     /// The table of token vectors; none where it is the target's.
     pub embed: Option<M>,
     /// Before `fc`: none, one over all taps, or one each.
@@ -134,7 +134,7 @@ pub struct Eagle<M, V> {
 
 /// The first layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FirstLayer<M, V> {
+pub(crate) struct FirstLayer<M, V> {
     /// Of the token; none in EAGLE-1.
     pub token_norm: Option<V>,
     /// Of the state; none in EAGLE-1.
@@ -147,7 +147,7 @@ pub struct FirstLayer<M, V> {
 
 impl Eagle<Linear, Vector> {
     /// The parts of a head.
-    pub fn of(config: &ModelConfig, eagle: &EagleConfig) -> Self {
+    pub(crate) fn of(config: &ModelConfig, eagle: &EagleConfig) -> Self {
         let (hidden, wide) = (config.hidden_size, eagle.target_hidden);
         let table = |name: &str, kind, role, rows, k, has_bias| Linear {
             name: name.into(),
@@ -197,7 +197,7 @@ impl Eagle<Linear, Vector> {
     }
 
     /// Makes something of each part, in the order of an engine's sections.
-    pub fn load<L: Load>(&self, loader: &mut L) -> Result<Eagle<L::Matrix, L::Vector>> {
+    pub(crate) fn load<L: Load>(&self, loader: &mut L) -> Result<Eagle<L::Matrix, L::Vector>> {
         Ok(Eagle {
             embed: self.embed.as_ref().map(|embed| loader.matrix(embed)).transpose()?,
             tap_norms: self.tap_norms.iter().map(|v| loader.vector(v)).collect::<Result<_>>()?,

@@ -5,7 +5,7 @@ mod config;
 pub mod decoder;
 mod dtype;
 mod e4m3;
-pub mod eagle;
+pub(crate) mod eagle;
 pub mod image;
 pub mod panel;
 mod rope;
@@ -13,6 +13,7 @@ mod rope;
 pub(crate) mod testing;
 
 pub use config::{Family, ModelConfig, RopeScaling};
-pub use dtype::{Dtype, Format, Scale};
+pub use dtype::Dtype;
+pub(crate) use dtype::Scale;
 pub use eagle::{EagleConfig, EagleKind, TapNorms};
-pub use rope::RopeTable;
+pub(crate) use rope::RopeTable;

@@ -9,7 +9,8 @@
 //! Where [`BLOCK`] inputs of an output share a scale, the groups of each block are followed by the scales of
 //! the 64 outputs, and k is padded to whole blocks: a unit of such a panel is a block, of others a group.
 
-pub use super::e4m3::{E4M3_MAX, e4m3_to_f32, f32_to_e4m3};
+pub(crate) use super::e4m3::e4m3_to_f32;
+pub use super::e4m3::{E4M3_MAX, f32_to_e4m3};
 use super::{Dtype, Scale};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -18,9 +19,9 @@ use half::slice::HalfFloatSliceExt;
 pub const PANEL: usize = 64;
 
 /// Bytes of a group: 4 for each output of the panel.
-pub const GROUP_BYTES: usize = 4 * PANEL;
+pub(crate) const GROUP_BYTES: usize = 4 * PANEL;
 
-/// Inputs of an output that share a scale in the formats whose scale is [`Scale::PerBlock`].
+/// Inputs of an output that share a scale in the formats that have scales within a row.
 pub const BLOCK: usize = 32;
 
 /// Groups of a block.
@@ -33,7 +34,7 @@ pub(crate) const BLOCK_BYTES: usize = BLOCK_GROUPS * GROUP_BYTES + 2 * PANEL;
 const TILE: usize = 16;
 
 /// Inputs of one output in a group.
-pub const fn group_len(dtype: Dtype) -> usize {
+pub(crate) const fn group_len(dtype: Dtype) -> usize {
     4 / dtype.bytes()
 }
 
@@ -123,7 +124,7 @@ pub fn pack_panel_fp8(rows: &[u8], k: usize, out: &mut [u8]) {
 
 /// One output of a packed matrix as f32, padding left off: the embedding lookup. `scale` is the row's
 /// factor in formats with a scale an output.
-pub fn unpack_row(
+pub(crate) fn unpack_row(
     dtype: Dtype,
     packed: &[u8],
     k: usize,

@@ -6,7 +6,7 @@ use std::f64::consts::TAU;
 /// cos and sin of every (position, pair) up to a length. Pair `i` of a head rotates elements `i` and
 /// `i + head_dim / 2` (the half-split convention of Hugging Face checkpoints).
 #[derive(Clone, Debug)]
-pub struct RopeTable {
+pub(crate) struct RopeTable {
     half: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
@@ -14,7 +14,7 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// The table for positions `0..len`.
-    pub fn new(config: &ModelConfig, len: usize) -> Self {
+    pub(crate) fn new(config: &ModelConfig, len: usize) -> Self {
         let freqs = frequencies(config);
         let half = freqs.len();
         let mut cos = Vec::with_capacity(len * half);
@@ -31,7 +31,7 @@ impl RopeTable {
     }
 
     /// cos and sin at `position`, `head_dim / 2` values each.
-    pub fn at(&self, position: usize) -> (&[f32], &[f32]) {
+    pub(crate) fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let range = position * self.half..(position + 1) * self.half;
         (&self.cos[range.clone()], &self.sin[range])
     }

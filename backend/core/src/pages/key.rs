@@ -6,7 +6,7 @@ use super::PAGE_TOKENS;
 
 /// Names the contents of a full page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PageKey([u8; 32]);
+pub(crate) struct PageKey([u8; 32]);
 
 /// Keep the names of salts apart from those of pages, whatever a client takes as its salt.
 const SALT_CONTEXT: &str = "speculative decoding for Triton: salt of the prefix cache";
@@ -15,7 +15,7 @@ const ROWS_CONTEXT: &str = "speculative decoding for Triton: rows of one request
 impl PageKey {
     /// What stands in front of the first page of texts with this salt; nothing for the empty one. Texts of different
     /// salts share no page.
-    pub fn of_salt(salt: &[u8]) -> Option<PageKey> {
+    pub(crate) fn of_salt(salt: &[u8]) -> Option<PageKey> {
         (!salt.is_empty()).then(|| Self(blake3::derive_key(SALT_CONTEXT, salt)))
     }
 
@@ -39,7 +39,7 @@ impl PageKey {
     }
 
     /// Extends the keys of a text's first pages to all of its full ones. `root` is that of its salt.
-    pub fn extend(keys: &mut Vec<PageKey>, root: Option<&PageKey>, tokens: &[u32]) {
+    pub(crate) fn extend(keys: &mut Vec<PageKey>, root: Option<&PageKey>, tokens: &[u32]) {
         for page in tokens.chunks_exact(PAGE_TOKENS).skip(keys.len()) {
             keys.push(Self::new(keys.last().or(root), page));
         }

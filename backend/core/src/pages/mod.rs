@@ -4,8 +4,8 @@
 mod key;
 mod pool;
 
-pub use key::PageKey;
-pub use pool::{Kept, PagePool};
+pub(crate) use key::PageKey;
+pub(crate) use pool::{Kept, PagePool};
 
 /// Index of a page; one table serves target and drafter, whose caches have the same geometry.
 pub type PageId = u32;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// What became of a page that was to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub(crate) enum Kept {
     /// It is kept.
     New,
     /// This page with the same contents was kept already: it is held in its place.
@@ -36,7 +36,7 @@ struct Contents {
 
 /// The pages of an executor.
 #[derive(Clone, Debug)]
-pub struct PagePool {
+pub(crate) struct PagePool {
     /// The page freed last is lent first: its lines are the likeliest to be in a cache.
     free: Vec<PageId>,
     /// By page id.
@@ -52,7 +52,7 @@ pub struct PagePool {
 
 impl PagePool {
     /// A pool of pages `0 .. num_pages`, all free.
-    pub fn new(num_pages: usize) -> Self {
+    pub(crate) fn new(num_pages: usize) -> Self {
         let count = PageId::try_from(num_pages).expect("page ids are 32 bits wide");
         Self {
             free: (0..count).rev().collect(),
@@ -66,27 +66,27 @@ impl PagePool {
     }
 
     /// Pages in all.
-    pub fn num_pages(&self) -> usize {
+    pub(crate) fn num_pages(&self) -> usize {
         self.slots.len()
     }
 
     /// Pages that can be lent now: those that are free, and those that nobody holds.
-    pub fn free_pages(&self) -> usize {
+    pub(crate) fn free_pages(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
     /// Kept pages that nobody holds.
-    pub fn idle_pages(&self) -> usize {
+    pub(crate) fn idle_pages(&self) -> usize {
         self.idle.len()
     }
 
     /// How many hold a page.
-    pub fn holders(&self, page: PageId) -> usize {
+    pub(crate) fn holders(&self, page: PageId) -> usize {
         self.slots[page as usize].holders
     }
 
     /// The page that is kept under a key; only one with the drafter's half if `drafted`.
-    pub fn find(&self, key: &PageKey, drafted: bool) -> Option<PageId> {
+    pub(crate) fn find(&self, key: &PageKey, drafted: bool) -> Option<PageId> {
         #[cfg(test)]
         self.lookups.update(|count| count + 1);
         let page = *self.by_key.get(key)?;
@@ -114,7 +114,7 @@ impl PagePool {
     }
 
     /// One holder more for a page that is kept.
-    pub fn hold(&mut self, page: PageId) {
+    pub(crate) fn hold(&mut self, page: PageId) {
         let slot = &mut self.slots[page as usize];
         assert!(slot.kept.is_some(), "page {page} is to be shared, but it is not kept");
         if slot.holders == 0 {
@@ -141,7 +141,7 @@ impl PagePool {
     }
 
     /// Keeps a full page, whose holder will not write to it again, under the key of its contents.
-    pub fn keep(&mut self, page: PageId, key: PageKey, drafted: bool) -> Kept {
+    pub(crate) fn keep(&mut self, page: PageId, key: PageKey, drafted: bool) -> Kept {
         let slot = &self.slots[page as usize];
         assert!(slot.holders == 1 && slot.kept.is_none(), "page {page} is kept twice");
         let known = self.by_key.get(&key).copied();
@@ -165,20 +165,20 @@ impl PagePool {
     }
 
     /// Exchanges a page in a table for a kept one with the same contents.
-    pub fn exchange(&mut self, slot: &mut PageId, page: PageId) {
+    pub(crate) fn exchange(&mut self, slot: &mut PageId, page: PageId) {
         self.hold(page);
         self.release(std::mem::replace(slot, page));
     }
 
     /// Grows a page table to `num_pages` pages. The caller has made sure that they are free.
-    pub fn grow(&mut self, table: &mut Vec<PageId>, num_pages: usize) {
+    pub(crate) fn grow(&mut self, table: &mut Vec<PageId>, num_pages: usize) {
         while table.len() < num_pages {
             table.push(self.allocate().expect("pages are counted before they are lent"));
         }
     }
 
     /// Cuts a page table to its first `num_pages` pages and takes the others back.
-    pub fn trim(&mut self, table: &mut Vec<PageId>, num_pages: usize) {
+    pub(crate) fn trim(&mut self, table: &mut Vec<PageId>, num_pages: usize) {
         // From the end: regrowing a table lends the same pages again, and a kept page is returned
         // before those that it continues.
         while table.len() > num_pages {

@@ -6,6 +6,8 @@ mod loading;
 mod memory;
 mod placement;
 mod shared;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 mod text;
 
 #[cfg(test)]
@@ -13,30 +15,34 @@ mod tests;
 
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
 pub use memory::{Memory, MemoryType, WeightCopy};
-pub use placement::OpenGpu;
+pub use placement::page_bytes;
 pub use shared::SharedWeights;
 pub use text::{TextChunk, TextRules, TextStream};
 
 use ledger::Promise;
 use loading::{Loaded, Loader};
-use placement::Placement;
+use placement::{OpenGpu, Placement};
 
 use crate::batch::{Executor, WANTED};
-use crate::draft_len::{DraftPolicy, Tuner};
+use crate::draft_len::Tuner;
 use crate::engine::{Engine, Limits as EngineLimits};
-use crate::exec::cpu::{Isa, Pool};
+use crate::exec::cpu::Pool;
 use crate::exec::cuda;
 use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
-use crate::sequence::{FinishReason, Limits, Sequence, SequenceId, Shares};
+use crate::sequence::{Limits, Shares};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-pub use crate::exec::cpu::{Pinned, Pinning};
+pub use crate::batch::Emitted;
+pub use crate::draft_len::DraftPolicy;
+pub use crate::exec::cpu::{Isa, Pinned, Pinning};
 pub use crate::exec::cuda::Prefill;
+pub use crate::pages::{PAGE_TOKENS, pages_for};
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
+pub use crate::sequence::{Counters, FinishReason, Sequence, SequenceId};
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
 const MAX_GIVEN_LEN: usize = 16;
@@ -199,13 +205,8 @@ impl Runtime {
         Self::load_with(target, options, &open, weights)
     }
 
-    /// As `load`, with GPUs that `open` gives for their numbers.
-    pub fn load_on(target: &Engine, options: &Options, open: OpenGpu<'_>) -> Result<Self> {
-        Self::load_with(target, options, open, &SharedWeights::default())
-    }
-
-    /// As `load_sharing` and `load_on`.
-    pub fn load_with(
+    /// As `load_sharing`, with GPUs that `open` gives for their numbers.
+    pub(crate) fn load_with(
         target: &Engine,
         options: &Options,
         open: OpenGpu<'_>,
@@ -258,15 +259,6 @@ impl Runtime {
             entropy: RandomState::new(),
             gave_up: false,
         })
-    }
-
-    /// Puts something around the executor: a recorder, or a fault to be tested.
-    pub fn wrap_executor(
-        mut self,
-        wrap: impl FnOnce(Box<dyn Executor>) -> Box<dyn Executor>,
-    ) -> Self {
-        self.executor = wrap(self.executor);
-        self
     }
 
     /// Has the calling thread, which is to run the steps, run where the first of the runtime's threads is to run, as
@@ -394,11 +386,6 @@ impl Runtime {
     /// Puts a sequence that waits for its first turn behind all others of its priority.
     pub fn delay(&mut self, id: SequenceId) {
         self.scheduler.delay(id);
-    }
-
-    /// Takes a running sequence's pages away; it is computed again when its turn comes.
-    pub fn preempt(&mut self, id: SequenceId) -> bool {
-        self.scheduler.preempt(id)
     }
 
     /// How full it is.

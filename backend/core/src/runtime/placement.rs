@@ -4,12 +4,13 @@ use super::ledger::{Decision, Ledger, Promise};
 use super::memory::{self, Free, MemoryType, Source};
 use super::shared::{Copies, Key};
 use super::{MAX_GIVEN_LEN, Options};
-use crate::engine::{Device as Built, Engine, Limits};
+use crate::engine::{Device as Built, Engine, Limits, Precision};
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{self, Gpu, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
+use crate::model::ModelConfig;
 use crate::pages::{PAGE_TOKENS, pages_for};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ const CPU_RESERVE: usize = 128 << 20;
 const GPU_RESERVE: usize = 512 << 20;
 
 /// Opens the GPU of a number.
-pub type OpenGpu<'a> = &'a dyn Fn(usize) -> Result<Box<dyn Device>>;
+pub(crate) type OpenGpu<'a> = &'a dyn Fn(usize) -> Result<Box<dyn Device>>;
 
 /// Where one engine runs.
 #[derive(Clone)]
@@ -147,7 +148,7 @@ impl<'a> Placement<'a> {
                 }
             };
             let source = &mut sources[at];
-            source.page_bytes += page_bytes(engine);
+            source.page_bytes += page_bytes_of(engine);
             source.working_bytes += self.working_bytes(idx);
             source.weight_bytes += self.weight_bytes(idx, copies);
         }
@@ -205,7 +206,7 @@ impl<'a> Placement<'a> {
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(engine, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
-        passes + steps + self.scratch_pages(idx) * page_bytes(engine)
+        passes + steps + self.scratch_pages(idx) * page_bytes_of(engine)
     }
 
     /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.
@@ -258,18 +259,21 @@ fn step_bounds(target: &Engine, draft: Option<&Engine>, options: &Options) -> St
     }
 }
 
-/// Bytes of one page of an engine's KV cache.
-pub(super) fn page_bytes(engine: &Engine) -> usize {
-    let manifest = engine.manifest();
-    let (model, precision) = (&manifest.model, &manifest.precision);
-    match manifest.device {
+/// Bytes of one page of the KV cache of an engine that was built for `device`.
+pub fn page_bytes(model: &ModelConfig, precision: &Precision, device: &Built) -> usize {
+    match device {
         Built::Cpu => {
-            let beside = model.eagle.as_ref().map_or(0, |_| cpu::Eagle::page_end_bytes(manifest));
+            let beside = model.eagle.as_ref().map_or(0, |_| cpu::Eagle::page_end_bytes(model));
             let (layers, heads) = (model.num_layers, model.num_kv_heads);
             cpu::kv::KvCache::page_bytes(precision.kv, layers, heads, model.head_dim) + beside
         }
         Built::Cuda { .. } => cuda::model::kv::page_bytes(precision.kv, model),
     }
+}
+
+fn page_bytes_of(engine: &Engine) -> usize {
+    let manifest = engine.manifest();
+    page_bytes(&manifest.model, &manifest.precision, &manifest.device)
 }
 
 /// An engine whose device is not there.

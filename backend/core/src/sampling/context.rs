@@ -20,7 +20,7 @@ pub struct Context<'a> {
 
 impl<'a> Context<'a> {
     /// The absolute position of the token that follows.
-    pub fn position(&self) -> usize {
+    pub(crate) fn position(&self) -> usize {
         self.tokens.len() + self.drafted.len()
     }
 

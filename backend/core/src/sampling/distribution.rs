@@ -45,12 +45,7 @@ impl Distribution {
     }
 
     /// The natural logarithm of a token's probability; negative infinity outside the support.
-    pub fn log_prob(&self, token: u32) -> f32 {
-        self.exact_log_prob(token) as f32
-    }
-
-    /// As `log_prob`, before rounding.
-    pub(crate) fn exact_log_prob(&self, token: u32) -> f64 {
+    pub(crate) fn log_prob(&self, token: u32) -> f64 {
         self.prob(token).ln()
     }
 
@@ -153,7 +148,7 @@ mod tests {
             prop_assert!((total - 1.0).abs() < 1e-12);
             for (id, prob) in dist.iter() {
                 prop_assert_eq!(dist.prob(id), prob);
-                prop_assert!((f64::from(dist.log_prob(id)) - prob.ln()).abs() < 1e-6);
+                prop_assert!((dist.log_prob(id) - prob.ln()).abs() < 1e-6);
             }
         }
 
@@ -183,7 +178,7 @@ mod tests {
         for dist in [Distribution::certain(2), Distribution::dense(vec![0.0, 0.0, 1.0])] {
             assert_eq!(dist.log_prob(2), 0.0);
             for id in [0, 1, 3, 152_064] {
-                assert_eq!(dist.log_prob(id), f32::NEG_INFINITY);
+                assert_eq!(dist.log_prob(id), f64::NEG_INFINITY);
             }
         }
     }

@@ -23,7 +23,7 @@ pub fn report(logits: &[f32], token: u32, num_top: usize) -> (f32, Vec<(u32, f32
 }
 
 /// The place of `token` among all tokens, the likeliest first, lower ids first on ties: 1 for the likeliest.
-pub fn rank(logits: &[f32], token: u32) -> u32 {
+pub(crate) fn rank(logits: &[f32], token: u32) -> u32 {
     let own =
         logits.get(token as usize).map_or(f32::NEG_INFINITY, |own| own.max(f32::NEG_INFINITY));
     let before = (0..token).zip(logits).filter(|&(_, &logit)| logit >= own);
@@ -32,7 +32,7 @@ pub fn rank(logits: &[f32], token: u32) -> u32 {
 }
 
 /// The probability of the likeliest token in the softmax of the raw logits; 0 if there is none.
-pub fn confidence(logits: &[f32]) -> f32 {
+pub(crate) fn confidence(logits: &[f32]) -> f32 {
     let max = max(logits);
     let weights: Vec<f32> = logits.iter().map(|&logit| exp(logit - max)).collect();
     let total = sum(&weights);

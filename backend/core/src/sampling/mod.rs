@@ -3,19 +3,19 @@
 //!
 //! All of it is pure. A sampler's randomness is a function of its key, the absolute position and who draws.
 
-mod context;
-mod distribution;
+pub(crate) mod context;
+pub(crate) mod distribution;
 mod exp;
-mod logprob;
+pub(crate) mod logprob;
 mod noise;
 mod params;
 mod race;
-mod sampler;
+pub(crate) mod sampler;
 mod select;
 mod truncate;
 
-pub use context::Context;
-pub use distribution::Distribution;
-pub use logprob::{confidence, rank, report};
+pub(crate) use context::Context;
+pub(crate) use distribution::Distribution;
+pub(crate) use logprob::{confidence, rank, report};
 pub use params::SamplingParams;
-pub use sampler::{Coupling, Sampler, Stream};
+pub(crate) use sampler::{Coupling, Sampler, Stream};

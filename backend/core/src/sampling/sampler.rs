@@ -40,7 +40,7 @@ impl Sampler {
     }
 
     /// What the request asked for.
-    pub fn params(&self) -> &SamplingParams {
+    pub(crate) fn params(&self) -> &SamplingParams {
         &self.params
     }
 
@@ -50,7 +50,7 @@ impl Sampler {
     }
 
     /// What `min_tokens` holds back.
-    pub fn end_tokens(&self) -> &[u32] {
+    pub(crate) fn end_tokens(&self) -> &[u32] {
         &self.end_tokens
     }
 

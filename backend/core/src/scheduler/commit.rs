@@ -30,7 +30,7 @@ impl Scheduler {
     }
 
     /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
-    pub fn commit(&mut self, schedule: &Schedule, stepped: Stepped) -> Vec<Event> {
+    pub(crate) fn commit(&mut self, schedule: &Schedule, stepped: Stepped) -> Vec<Event> {
         let Stepped { outcomes, cost, as_asked, ahead: _ } = stepped;
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
         if let Some(cost) = cost {
@@ -80,13 +80,13 @@ impl Scheduler {
     }
 
     /// In place of `commit`, for a step that was not run to its end: its sequences are as they were before it.
-    pub fn give_up(&mut self, schedule: &Schedule) {
+    pub(crate) fn give_up(&mut self, schedule: &Schedule) {
         schedule.parts.iter().for_each(|part| self.give_back(part.key));
     }
 
     /// Ends the sequences of a step that failed, in place of `commit`: what it left in their pages is
     /// not known. All others are as they were before it.
-    pub fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {
+    pub(crate) fn fail(&mut self, schedule: &Schedule) -> Vec<Event> {
         let fail = |part: &Scheduled| {
             let sequence = self.finish(part.id, FinishReason::Failed)?;
             let (prompt, emitted) = (Vec::new(), Vec::new());
@@ -102,14 +102,9 @@ impl Scheduler {
         schedule.parts.iter().filter_map(fail).collect()
     }
 
-    /// Ends a sequence that is no longer wanted.
-    pub fn cancel(&mut self, id: SequenceId) -> Option<Sequence> {
-        self.finish(id, FinishReason::Cancelled)
-    }
-
     /// Ends a sequence, waiting or running, for a reason that the caller found. Its pages are free at
     /// once. Gives the sequence; there is no event of it any more.
-    pub fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
+    pub(crate) fn finish(&mut self, id: SequenceId, reason: FinishReason) -> Option<Sequence> {
         let key = self.keys.remove(&id)?;
         let mut sequence = match self.running.remove(&key) {
             Some(sequence) => sequence,
@@ -128,7 +123,7 @@ impl Scheduler {
 
     /// Takes a running sequence's pages away; it is computed again when its turn comes. Its tokens
     /// stay as they are. Returns whether it was running.
-    pub fn preempt(&mut self, id: SequenceId) -> bool {
+    pub(crate) fn preempt(&mut self, id: SequenceId) -> bool {
         let running = |key: &&Key| self.running.contains_key(*key);
         match self.keys.get(&id).filter(running).copied() {
             Some(key) => self.preempt_key(key),

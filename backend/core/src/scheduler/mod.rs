@@ -41,7 +41,7 @@ pub enum AdmissionPolicy {
 
 /// What an engine allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SchedulerConfig {
+pub(crate) struct SchedulerConfig {
     /// Sequences in a step.
     pub max_batch_size: usize,
     /// Rows of any forward pass in a step. The target's pass counts chunks and drafts, the drafter's
@@ -70,7 +70,7 @@ pub struct SchedulerConfig {
 
 /// One sequence's part in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scheduled {
+pub(crate) struct Scheduled {
     /// Whose part it is.
     pub id: SequenceId,
     /// Known tokens to run through the target.
@@ -88,7 +88,7 @@ pub struct Scheduled {
 
 /// A step to run. Its pages are lent until it is committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     /// Who takes part. Empty only when there is nothing to do.
     pub parts: Vec<Scheduled>,
     /// Sequences that leave the queue for the first time with this step.
@@ -128,7 +128,7 @@ struct Tally {
 
 /// Waiting and running sequences, and the pages.
 #[derive(Debug)]
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     config: SchedulerConfig,
     tuner: Tuner,
     pool: PagePool,
@@ -149,7 +149,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// A scheduler with nothing to do.
-    pub fn new(config: SchedulerConfig, tuner: Tuner) -> Self {
+    pub(crate) fn new(config: SchedulerConfig, tuner: Tuner) -> Self {
         let SchedulerConfig { max_batch_size, max_num_tokens, max_queue, .. } = config;
         assert!(
             max_batch_size > 0 && max_num_tokens > 0 && max_queue > 0,
@@ -172,7 +172,7 @@ impl Scheduler {
     }
 
     /// Takes a request into the queue, if it can ever be served.
-    pub fn add(&mut self, mut sequence: Sequence) -> Result<()> {
+    pub(crate) fn add(&mut self, mut sequence: Sequence) -> Result<()> {
         self.check(&sequence)?;
         if !self.has_room() {
             let (waiting, max_queue) = (self.num_waiting(), self.config.max_queue);
@@ -220,7 +220,7 @@ impl Scheduler {
     }
 
     /// The next step, its pages lent. It must be committed, given up or have failed before the next call.
-    pub fn schedule(&mut self) -> Schedule {
+    pub(crate) fn schedule(&mut self) -> Schedule {
         let (parts, started) = self.plan();
         self.count_rows(&parts);
         let has_place = self.waiting.is_empty() && self.running.len() < self.config.max_batch_size;
@@ -229,7 +229,7 @@ impl Scheduler {
     }
 
     /// The step as an executor takes it. Nothing may be removed between `schedule` and this.
-    pub fn entries(&self, schedule: &Schedule) -> Vec<Entry<'_>> {
+    pub(crate) fn entries(&self, schedule: &Schedule) -> Vec<Entry<'_>> {
         let entry = |part: &Scheduled| {
             let sequence = &self.running[&part.key];
             Entry {
@@ -253,22 +253,17 @@ impl Scheduler {
     }
 
     /// Whether the queue takes one more request.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.num_waiting() < self.config.max_queue
     }
 
     /// Whether there is nothing to run.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }
 
     /// Sequences that wait for their first turn.
-    pub fn num_waiting(&self) -> usize {
+    pub(crate) fn num_waiting(&self) -> usize {
         self.waiting.len() - self.num_paused
-    }
-
-    /// The pages.
-    pub fn pool(&self) -> &PagePool {
-        &self.pool
     }
 }

@@ -41,7 +41,7 @@ impl Scheduler {
     }
 
     /// Puts a sequence that waits for its first turn behind all others of its priority.
-    pub fn delay(&mut self, id: SequenceId) {
+    pub(crate) fn delay(&mut self, id: SequenceId) {
         let Some(&key) = self.keys.get(&id) else { return };
         let waits = self.waiting.get(&key).is_some_and(|sequence| !sequence.is_paused());
         if let Some(sequence) = waits.then(|| self.waiting.remove(&key)).flatten() {

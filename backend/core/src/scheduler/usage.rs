@@ -40,7 +40,7 @@ pub struct Usage {
 
 impl Scheduler {
     /// How full it is.
-    pub fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> Usage {
         let decoding = self.running.values().filter(|sequence| sequence.decodes()).count();
         let (pages, cached_pages) = (self.pool.num_pages(), self.pool.idle_pages());
         let used_pages = pages - self.pool.free_pages();

@@ -7,17 +7,18 @@
 mod chat;
 mod control;
 mod conversation;
-mod decode;
+pub(crate) mod decode;
 mod fewest;
 mod files;
 mod spelled;
 mod stop;
 
-pub use chat::ChatTemplate;
+pub(crate) use chat::ChatTemplate;
 pub use control::ChatPrompt;
 pub use conversation::Conversation;
-pub use decode::Detokenizer;
-pub use stop::{StopMatcher, StopOutcome, check_stops};
+pub(crate) use decode::Detokenizer;
+pub(crate) use stop::StopMatcher;
+pub use stop::check_stops;
 
 use crate::{Error, Result};
 use control::Control;
@@ -186,9 +187,9 @@ impl Tokenizer {
         self.eos
     }
 
-    /// The chat template, if the files hold one.
-    pub fn chat_template(&self) -> Option<&ChatTemplate> {
-        self.chat.as_ref()
+    /// Whether conversations can be rendered: whether the files hold a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.chat.is_some()
     }
 }
 

@@ -29,7 +29,7 @@ pub fn check_stops<S: AsRef<str>>(stops: &[S]) -> Result<()> {
 
 /// What a push makes of its text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StopOutcome {
+pub(crate) struct StopOutcome {
     /// Text to send on.
     pub emit: String,
     /// A stop string has been seen: nothing more will be emitted.
@@ -38,7 +38,7 @@ pub struct StopOutcome {
 
 /// Looks for stop strings in one stream of text.
 #[derive(Clone, Debug)]
-pub struct StopMatcher {
+pub(crate) struct StopMatcher {
     stops: Vec<Stop>,
     /// Whether a stop belongs to the text that it ends. Then nothing need be held back.
     includes: bool,
@@ -60,19 +60,19 @@ struct Stop {
 
 impl StopMatcher {
     /// A matcher at the start of a text. Empty strings stop nothing.
-    pub fn new<S: AsRef<str>>(stops: &[S]) -> Self {
+    pub(crate) fn new<S: AsRef<str>>(stops: &[S]) -> Self {
         let stops = stops.iter().map(AsRef::as_ref).filter(|stop| !stop.is_empty());
         let stops = stops.map(Stop::new).collect();
         Self { stops, includes: false, held: String::new(), stopped: false }
     }
 
     /// The same, with the stop that was met as the end of the text.
-    pub fn including(self) -> Self {
+    pub(crate) fn including(self) -> Self {
         Self { includes: true, ..self }
     }
 
     /// Takes the next text of the stream. Stops that end in it count if it `counts`.
-    pub fn push(&mut self, text: &str, counts: bool) -> StopOutcome {
+    pub(crate) fn push(&mut self, text: &str, counts: bool) -> StopOutcome {
         if self.stopped {
             return StopOutcome { emit: String::new(), stopped: true };
         }
@@ -94,7 +94,7 @@ impl StopMatcher {
     }
 
     /// The end of the text: returns what was held back. The next push starts a new text.
-    pub fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         self.stopped = false;
         self.stops.iter_mut().for_each(|stop| stop.matched = 0);
         std::mem::take(&mut self.held)

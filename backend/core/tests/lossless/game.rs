@@ -1,9 +1,10 @@
 //! Small target and draft models with known exact probabilities, and a naive twin of the sampler that
 //! computes those probabilities.
 
-use spec_core::draft::Proposal;
-use spec_core::sampling::{Context, Coupling, Distribution, Sampler, SamplingParams, Stream};
-use spec_core::verify::{Verdict, verify};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::draft::Proposal;
+use spec_core::testing::sampling::{Context, Coupling, Distribution, Sampler, Stream};
+use spec_core::testing::verify::{Verdict, verify};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 

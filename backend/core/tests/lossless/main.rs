@@ -11,7 +11,8 @@ mod tree;
 
 use chi_square::{ALPHA, p_value};
 use game::{Drafts, Game, Rule, constant, markov, shipped};
-use spec_core::sampling::{Coupling, SamplingParams};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::sampling::Coupling;
 use std::collections::BTreeMap;
 
 /// Trials of each test.

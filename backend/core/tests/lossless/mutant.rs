@@ -1,9 +1,9 @@
 //! Verification rules that are wrong, some of them shipped elsewhere. The tests must notice each.
 
 use crate::game::uniform;
-use spec_core::draft::Proposal;
-use spec_core::sampling::{Coupling, Distribution, Sampler};
-use spec_core::verify::Verdict;
+use spec_core::testing::draft::Proposal;
+use spec_core::testing::sampling::{Coupling, Distribution, Sampler};
+use spec_core::testing::verify::Verdict;
 
 type Target<'a> = &'a mut dyn FnMut(Option<usize>, &[u32]) -> Distribution;
 

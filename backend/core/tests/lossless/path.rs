@@ -3,8 +3,9 @@
 use crate::game::{Drafts, Game, PROMPT, markov, shipped};
 use crate::tree::given_tree;
 use proptest::prelude::*;
-use spec_core::sampling::{Coupling, Sampler, SamplingParams, Stream};
-use spec_core::verify::verify;
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::sampling::{Coupling, Sampler, Stream};
+use spec_core::testing::verify::verify;
 
 const VOCAB: u32 = 5;
 const LEN: usize = 24;

@@ -3,9 +3,9 @@
 use crate::chi_square::{ALPHA, p_value};
 use crate::game::{Drafts, Game, PROMPT, constant, markov, naive};
 use crate::{TRIALS, count, sampled};
-use spec_core::draft::Proposal;
-use spec_core::sampling::{Context, Coupling, Distribution, Sampler, Stream};
-use spec_core::verify::verify;
+use spec_core::testing::draft::Proposal;
+use spec_core::testing::sampling::{Context, Coupling, Distribution, Sampler, Stream};
+use spec_core::testing::verify::verify;
 use std::collections::BTreeMap;
 
 fn node(proposal: &mut Proposal, parent: Option<usize>, token: u32, q: Option<Distribution>) {

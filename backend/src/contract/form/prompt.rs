@@ -131,7 +131,7 @@ impl Form {
         contract: &Contract,
         tokenizer: &Tokenizer,
     ) -> Result<ChatPrompt> {
-        if tokenizer.chat_template().is_none() {
+        if !tokenizer.has_chat_template() {
             return Err(Error::unsupported("messages: the model has no chat template"));
         }
         let read = || {

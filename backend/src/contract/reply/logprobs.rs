@@ -2,7 +2,7 @@
 
 use crate::contract::table::OutputSource;
 use serde_json::{Value as Json, json};
-use spec_core::batch::Emitted;
+use spec_core::runtime::Emitted;
 use spec_core::tokenizer::Tokenizer;
 
 /// Those of a prompt's tokens, a list that grows with the steps that bring them. Nothing precedes the first token: its

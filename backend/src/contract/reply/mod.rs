@@ -5,8 +5,7 @@ pub(super) mod outputs;
 
 use super::table::{Layout, Output, OutputSource};
 use super::{Call, Profile};
-use spec_core::batch::Emitted;
-use spec_core::sequence::{Counters, FinishReason};
+use spec_core::runtime::{Counters, Emitted, FinishReason};
 use spec_core::tokenizer::Tokenizer;
 use triton_backend::{DataType, Tensor};
 

@@ -3,7 +3,7 @@
 use super::{Cell, RowReply};
 use crate::contract::Echo;
 use crate::contract::table::{Fill, Layout, Output, OutputSource};
-use spec_core::sequence::{Counters, FinishReason};
+use spec_core::runtime::{Counters, FinishReason};
 use triton_backend::DataType;
 
 /// How a text ended, as clients know it.

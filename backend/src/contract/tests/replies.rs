@@ -2,8 +2,7 @@
 
 use super::super::{Echo, PromptLogProbs, Reply, RowReply, Times};
 use super::*;
-use spec_core::batch::Emitted;
-use spec_core::sequence::{Counters, FinishReason};
+use spec_core::runtime::{Counters, Emitted, FinishReason};
 
 fn emitted(tokens: &[u32]) -> Vec<Emitted> {
     let one = |&token: &u32| Emitted {

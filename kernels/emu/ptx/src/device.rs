@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use spec_build::cuda::Compiler;
-use spec_core::exec::cuda::device::{
+use spec_core::testing::cuda::device::{
     self, Address, Description, Graph, Launch, Mark, Op, ProductShape, Shared,
 };
 use spec_core::{Error, Result};

@@ -4,7 +4,7 @@ use crate::image::{Matrix, Random};
 use crate::params::{EmbedParams, GemmParams, ROW_THREADS, float_bytes};
 use crate::problem::{Plan, Problem, Row};
 use crate::run::{Loaded, Run, read};
-use spec_core::exec::cuda::model::shape::GEMM_THREADS;
+use spec_core::testing::cuda::model::GEMM_THREADS;
 use spec_emu::{Arena, Launch};
 use spec_kernels::{Epilogue, Format, Variant};
 

@@ -5,7 +5,7 @@ use crate::params::{GemmParams, float_bytes, format_code, word_bytes};
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
-use spec_core::exec::cuda::model::shape::{GEMM_THREADS, gemm_partials, gemm_shared_bytes};
+use spec_core::testing::cuda::model::{GEMM_THREADS, gemm_partials, gemm_shared_bytes};
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
 

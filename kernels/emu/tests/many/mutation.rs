@@ -4,12 +4,12 @@
 use crate::image::Random;
 use crate::run::{put, read};
 use crate::written::{Written, code_of};
-use spec_core::exec::cuda::device::pod::{Pod, bytes_of};
-use spec_core::exec::cuda::model::many_params::{
+use spec_core::testing::cuda::device::{Pod, bytes_of};
+use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
 };
-use spec_core::exec::cuda::model::params::Scaling;
-use spec_core::exec::cuda::model::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
+use spec_core::testing::cuda::model::params::Scaling;
+use spec_core::testing::cuda::model::{OPERAND_SHARED_BYTES, ROW_THREADS};
 use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule};
 use spec_kernels::Format;
 use std::slice;

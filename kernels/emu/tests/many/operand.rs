@@ -4,10 +4,10 @@ use crate::image::Random;
 use crate::run::{floats, put, read, run};
 use crate::written::Written;
 use half::f16;
-use spec_core::exec::cuda::model::many_params::{
+use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams,
 };
-use spec_core::exec::cuda::model::params::Scaling;
+use spec_core::testing::cuda::model::params::Scaling;
 use spec_emu::Arena;
 use spec_kernels::{Epilogue, Format, Variant};
 

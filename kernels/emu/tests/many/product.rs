@@ -2,8 +2,8 @@
 
 use crate::image::{Random, e4m3_value};
 use half::f16;
-use spec_core::exec::cuda::device::{Device as _, Op, Product, ProductShape};
 use spec_core::model::Dtype;
+use spec_core::testing::cuda::device::{Device as _, Op, Product, ProductShape};
 use spec_emu::{Emulator, Schedule};
 
 const M: usize = 5;

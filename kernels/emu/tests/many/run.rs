@@ -1,7 +1,7 @@
 //! Launches of the kernels, and numbers in device memory.
 
-use spec_core::exec::cuda::device::pod::{Pod, bytes_of};
-use spec_core::exec::cuda::model::shape::{OPERAND_SHARED_BYTES, ROW_THREADS};
+use spec_core::testing::cuda::device::{Pod, bytes_of};
+use spec_core::testing::cuda::model::{OPERAND_SHARED_BYTES, ROW_THREADS};
 use spec_emu::{Arena, Launch, Schedule, launch};
 use spec_kernels::Variant;
 

@@ -4,7 +4,7 @@ use crate::image::{Matrix, Random, TILE, e4m3_value};
 use crate::run::{UNTOUCHED, read, run};
 use crate::written::{bytes_of, code_of};
 use half::f16;
-use spec_core::exec::cuda::model::many_params::UnpackParams;
+use spec_core::testing::cuda::model::many_params::UnpackParams;
 use spec_emu::Arena;
 use spec_kernels::{Format, Variant};
 

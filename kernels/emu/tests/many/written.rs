@@ -3,7 +3,7 @@
 use crate::image::e4m3_value;
 use crate::run::{UNTOUCHED, floats, read};
 use half::f16;
-use spec_core::exec::cuda::model::many_params::Operand;
+use spec_core::testing::cuda::model::many_params::Operand;
 use spec_emu::Arena;
 use spec_kernels::Format;
 

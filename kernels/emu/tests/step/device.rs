@@ -4,10 +4,10 @@
 use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
-use spec_core::batch::Entry;
-use spec_core::exec::cuda::device::pod::{Pod, bytes_of, bytes_of_mut};
-use spec_core::exec::cuda::step::input::{Planned, StepInput};
-use spec_core::exec::cuda::step::params::*;
+use spec_core::testing::batch::Entry;
+use spec_core::testing::cuda::device::{Pod, bytes_of, bytes_of_mut};
+use spec_core::testing::cuda::step::params::*;
+use spec_core::testing::cuda::step::{Planned, StepInput};
 use spec_emu::{Arena, Launch, Program, Schedule};
 
 /// Rows of a tile: not a divisor of what a sequence has, as a rule.

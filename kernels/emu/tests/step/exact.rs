@@ -3,7 +3,8 @@
 use crate::device::{self, Outcome, Run};
 use crate::host;
 use crate::world::{Model, Random, Sequence, World};
-use spec_core::sampling::{Coupling, Sampler, SamplingParams};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::sampling::{Coupling, Sampler};
 use spec_emu::Schedule;
 use std::ops::Range;
 use std::sync::Arc;

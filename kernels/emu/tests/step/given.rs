@@ -1,7 +1,7 @@
 //! Drafts that the host writes beside the sequences of a step.
 
 use crate::world::{Sequence, World};
-use spec_core::exec::cuda::step::params::{Distribution, Drafting, NO_TOKEN};
+use spec_core::testing::cuda::step::params::{Distribution, Drafting, NO_TOKEN};
 
 /// What the host writes about drafts that are given, and of every place if the drafter does not run.
 pub(crate) struct Given {

@@ -2,10 +2,8 @@
 
 use crate::world::{Model, Sequence, World};
 use spec_core::Result;
-use spec_core::batch::{Executor, Forward, Logits, Outcome, Segment, WANTED};
-use spec_core::draft;
-use spec_core::exec::Host;
-use spec_core::pages::PageId;
+use spec_core::testing::batch::{Executor, Forward, Logits, Outcome, Segment, WANTED};
+use spec_core::testing::{Host, PageId, draft};
 
 /// A model that remembers what it was fed, by position.
 struct Scripted {

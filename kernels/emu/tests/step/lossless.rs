@@ -5,7 +5,8 @@ use crate::chi_square::{ALPHA, p_value};
 use crate::device::{self, Run};
 use crate::game::{Drafts, Game, PROMPT, constant, markov};
 use crate::world::{Sequence, World};
-use spec_core::sampling::{Coupling, SamplingParams};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::sampling::Coupling;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -4,8 +4,8 @@
 use crate::device::Run;
 use crate::exact::random_step;
 use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::cuda::SearchPath;
-use spec_core::exec::cuda::step::params::SampleParams;
+use spec_core::exec::SearchPath;
+use spec_core::testing::cuda::step::params::SampleParams;
 use spec_emu::{Arena, Launch};
 use spec_emu_ptx::{Kernels, compare};
 use std::mem::offset_of;

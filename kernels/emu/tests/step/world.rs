@@ -1,7 +1,8 @@
 //! Two models that are functions of the tokens before, and sequences to be continued with them.
 
-use spec_core::batch::Entry;
-use spec_core::sampling::{Coupling, Sampler, SamplingParams};
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::batch::Entry;
+use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
 /// The logits of a sequence (by its place) after some tokens.

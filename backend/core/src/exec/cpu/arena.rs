@@ -33,11 +33,11 @@ pub struct ArenaSlice {
 
 impl Arena {
     /// Room that a section of `bytes` takes.
-    pub fn room(bytes: usize) -> usize {
+    pub(crate) fn room(bytes: usize) -> usize {
         bytes.next_multiple_of(ALIGN)
     }
 
-    /// Reserves `bytes`, the sum of [`Arena::room`] over what will be pushed.
+    /// Reserves `bytes`, the sum of `Arena::room` over what will be pushed.
     pub fn new(bytes: usize) -> Result<Self> {
         let mapping = Mapping::huge(bytes).map_err(|cause| {
             Error::Capacity(format!("no memory for {bytes} bytes of weights: {cause}"))
@@ -46,7 +46,7 @@ impl Arena {
     }
 
     /// Addresses of all that is reserved.
-    pub fn addresses(&self) -> Range<usize> {
+    pub(crate) fn addresses(&self) -> Range<usize> {
         self.mapping.range()
     }
 
@@ -61,7 +61,7 @@ impl Arena {
 
     /// Has `write` write `len` bytes, piece by piece on all threads: it gets a piece's offset and its memory. Of
     /// several failures one is returned; the room is free again then. Panics when they do not fit.
-    pub fn fill(
+    pub(crate) fn fill(
         &mut self,
         pool: &Pool,
         len: usize,

@@ -13,7 +13,7 @@ use super::tree::{Input, Inputs};
 use super::weights::Weights;
 use crate::batch::{Logits, Segment};
 use crate::draft::{Head, HeadPass, HeadSegment};
-use crate::engine::{Engine, Manifest};
+use crate::engine::Engine;
 use crate::model::eagle;
 use crate::model::{EagleConfig, EagleKind, ModelConfig, RopeTable, TapNorms};
 use crate::{Error, Result};
@@ -83,8 +83,8 @@ impl Eagle {
     }
 
     /// Bytes of its state behind a page, beside the page of its cache.
-    pub fn page_end_bytes(manifest: &Manifest) -> usize {
-        manifest.model.hidden_size * size_of::<f32>()
+    pub fn page_end_bytes(model: &ModelConfig) -> usize {
+        model.hidden_size * size_of::<f32>()
     }
 
     /// The KV cache.

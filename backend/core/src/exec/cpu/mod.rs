@@ -1,23 +1,24 @@
 //! The CPU executor: memory-bound work on few rows, one file a stage.
 
 mod arena;
-pub mod attention;
+pub(crate) mod attention;
 mod eagle;
 mod isa;
-pub mod kv;
+pub(crate) mod kv;
 mod layer;
 mod linear;
 mod mapping;
 mod model;
-pub mod ops;
+pub(crate) mod ops;
 mod pool;
-pub mod roofline;
+pub(crate) mod roofline;
 mod scratch;
 mod simd;
 mod tree;
 mod weights;
 
-pub use arena::{Arena, ArenaSlice};
+pub use arena::Arena;
+pub(crate) use arena::ArenaSlice;
 pub use eagle::Eagle;
 pub use isa::Isa;
 pub use linear::{Prepared, Weight, linear, prepare};

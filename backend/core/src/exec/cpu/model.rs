@@ -81,7 +81,11 @@ impl Model {
     }
 
     /// A model with the engine's weights, which others may compute with too.
-    pub fn new(engine: &Engine, weights: Arc<Weights>, resources: Resources) -> Result<Self> {
+    pub(crate) fn new(
+        engine: &Engine,
+        weights: Arc<Weights>,
+        resources: Resources,
+    ) -> Result<Self> {
         let Resources { num_pages, rows, isa, pool } = resources;
         let manifest = engine.manifest();
         let config = manifest.model.clone();
@@ -111,14 +115,14 @@ impl Model {
 
     /// Bytes that a model takes besides weights and cache, where its steps have up to `rows` rows; logits are their
     /// reader's.
-    pub fn working_bytes(engine: &Engine, isa: Isa, rows: usize) -> usize {
+    pub(crate) fn working_bytes(engine: &Engine, isa: Isa, rows: usize) -> usize {
         let Manifest { model, precision, limits, .. } = engine.manifest();
         let rope = limits.max_seq_len * model.head_dim * size_of::<f32>();
         rope + Scratch::bytes(model, precision, isa, rows.clamp(1, MAX_ROWS))
     }
 
     /// The KV cache.
-    pub fn kv(&self) -> &KvCache {
+    pub(crate) fn kv(&self) -> &KvCache {
         &self.kv
     }
 

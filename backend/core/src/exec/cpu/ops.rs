@@ -8,7 +8,7 @@ use super::simd::{Kernel, LANES, Simd, dispatch, exp, pad, sum};
 const CHAINS: usize = 4;
 
 /// `out = x / sqrt(mean(x^2) + eps) * weight`.
-pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+pub(crate) fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     assert_eq!((x.len(), x.len()), (weight.len(), out.len()), "elements of a norm");
     out.copy_from_slice(x);
     dispatch(isa, Heads { x: out, head_dim: x.len(), norm: Some((weight, eps)), rotation: None });
@@ -17,7 +17,7 @@ pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) 
 /// Makes queries or keys `[head][head_dim]` of one row ready for attention, in place: the RMS norm
 /// of each head with its weight and epsilon, if the model has one, then the rotation of elements
 /// `i` and `i + head_dim / 2` by the angle whose cos and sin are given.
-pub fn qk_norm_rope(
+pub(crate) fn qk_norm_rope(
     isa: Isa,
     x: &mut [f32],
     norm: Option<(&[f32], f32)>,
@@ -32,13 +32,13 @@ pub fn qk_norm_rope(
 }
 
 /// `out = silu(gate) * up` for the halves of `gate_up`, where silu(g) = g / (1 + exp(-g)).
-pub fn silu_mul(isa: Isa, gate_up: &[f32], out: &mut [f32]) {
+pub(crate) fn silu_mul(isa: Isa, gate_up: &[f32], out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "elements of gate and up");
     dispatch(isa, SiluMul { gate_up, out });
 }
 
 /// `x += y`.
-pub fn add(isa: Isa, x: &mut [f32], y: &[f32]) {
+pub(crate) fn add(isa: Isa, x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len(), "terms of a sum");
     dispatch(isa, Add { x, y });
 }

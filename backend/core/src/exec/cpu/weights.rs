@@ -23,14 +23,14 @@ impl Weights {
     }
 
     /// Memory for the matrices of a model.
-    pub fn reserve(engine: &Engine) -> Result<Arena> {
+    pub(crate) fn reserve(engine: &Engine) -> Result<Arena> {
         let sections = engine.manifest().sections.iter();
         let matrices = sections.filter(|section| section.kind == SectionKind::Weight);
         Arena::new(matrices.map(|section| Arena::room(section.bytes as usize)).sum())
     }
 
     /// As `load`, with the matrices in memory that `reserve` gave.
-    pub fn load_into(arena: Arena, engine: &Engine, pool: &Pool) -> Result<Self> {
+    pub(crate) fn load_into(arena: Arena, engine: &Engine, pool: &Pool) -> Result<Self> {
         engine.require_cpu()?;
         let Manifest { model, precision, .. } = engine.manifest();
         let reader = engine.reader()?;
@@ -60,7 +60,7 @@ impl Weights {
     }
 
     /// Bytes that the weights of an engine take.
-    pub fn bytes(engine: &Engine) -> usize {
+    pub(crate) fn bytes(engine: &Engine) -> usize {
         let sections = engine.manifest().sections.iter();
         sections.map(|section| Arena::room(section.bytes as usize)).sum()
     }

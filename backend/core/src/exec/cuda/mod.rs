@@ -4,10 +4,11 @@
 //! the launches of its forward passes. `step` is whole speculative steps, each one graph.
 //! Imports go one way: `device | model | step`.
 
-pub mod device;
-pub mod model;
-pub mod step;
+pub(crate) mod device;
+pub(crate) mod model;
+pub(crate) mod step;
 
 pub use device::{Driver, Gpu, SearchPath, is_present};
-pub use model::{Capacity, Model, OnHost, Pass, Prefill, Uploaded, Weights, Workspace};
+pub use model::{Model, OnHost, Pass, Prefill};
+pub(crate) use model::{Uploaded, Weights};
 pub(crate) use step::{DraftModel, GraphDrafter, OnGpu, Steps};

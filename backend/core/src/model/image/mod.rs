@@ -22,13 +22,13 @@ pub const RUN: usize = TILE / 2;
 const ROW_BYTES: usize = 128;
 
 /// Bytes of a unit.
-pub const UNIT_BYTES: usize = TILE * ROW_BYTES;
+pub(crate) const UNIT_BYTES: usize = TILE * ROW_BYTES;
 
 /// Bytes that keep together when a row is swizzled.
 const CHUNK_BYTES: usize = 16;
 
 /// Inputs in a unit.
-pub const fn unit_len(dtype: Dtype) -> usize {
+pub(crate) const fn unit_len(dtype: Dtype) -> usize {
     ROW_BYTES / dtype.bytes()
 }
 
@@ -38,12 +38,12 @@ pub const fn tile_bytes(dtype: Dtype, k: usize) -> usize {
 }
 
 /// Bytes of a whole matrix of `n` outputs and `k` inputs.
-pub const fn image_bytes(dtype: Dtype, n: usize, k: usize) -> usize {
+pub(crate) const fn image_bytes(dtype: Dtype, n: usize, k: usize) -> usize {
     n.div_ceil(TILE) * tile_bytes(dtype, k)
 }
 
 /// Scales and biases of `n` outputs, padding counted.
-pub const fn padded_len(n: usize) -> usize {
+pub(crate) const fn padded_len(n: usize) -> usize {
     n.next_multiple_of(TILE)
 }
 

@@ -5,7 +5,7 @@ use super::world::{World, config, prompt};
 use crate::draft_len::DraftPolicy;
 use crate::pages::PageKey;
 use crate::scheduler::fake;
-use crate::sequence::{Limits, Shares};
+use crate::sequence::{FinishReason, Limits, Shares};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -155,7 +155,7 @@ proptest! {
                     let _ = world.add_sequence(sequence);
                 }
                 Action::Step => drop(world.step()),
-                Action::Cancel(id) => cancelled.extend(world.scheduler.cancel(id).map(|s| s.id)),
+                Action::Cancel(id) => cancelled.extend(world.scheduler.finish(id, FinishReason::Cancelled).map(|s| s.id)),
                 Action::Preempt(id) if forced => drop(world.scheduler.preempt(id)),
                 Action::Preempt(_) => {}
             }

@@ -245,7 +245,7 @@ fn a_sequence_removed_during_a_step_is_passed_over() {
     world.started.clone_from(&schedule.started);
     let stepped = world.executor.step(&world.scheduler.entries(&schedule), WANTED);
     let stepped = stepped.unwrap().expect("it is wanted");
-    let cancelled = world.scheduler.cancel(1).unwrap();
+    let cancelled = world.scheduler.finish(1, FinishReason::Cancelled).unwrap();
     assert_eq!(cancelled.finish, Some(FinishReason::Cancelled));
     assert!(world.scheduler.preempt(2));
     let events = world.scheduler.commit(&schedule, stepped);

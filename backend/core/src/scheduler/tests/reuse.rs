@@ -5,7 +5,7 @@ use super::world::{World, config, prompt};
 use crate::batch::{Executor, WANTED};
 use crate::pages::{PAGE_TOKENS, PageId, PageKey};
 use crate::scheduler::fake::{self, limits};
-use crate::sequence::{Limits, Shares};
+use crate::sequence::{FinishReason, Limits, Shares};
 use std::collections::BTreeSet;
 
 /// Two full pages and a half.
@@ -79,7 +79,7 @@ fn texts_share_pages_while_they_run() {
     world.step();
     assert_eq!(pages(&world, 1)[..2], pages(&world, 2)[..2]);
     assert_ne!(pages(&world, 1)[2], pages(&world, 2)[2]);
-    assert!(world.scheduler.cancel(1).is_some());
+    assert!(world.scheduler.finish(1, FinishReason::Cancelled).is_some());
     assert_eq!(world.scheduler.usage().used_pages, pages(&world, 2).len());
     world.run();
     world.check_texts(&BTreeSet::from([1]));

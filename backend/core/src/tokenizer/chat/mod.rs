@@ -24,7 +24,7 @@ const NAME: &str = "chat_template";
 const TOOL_NAME: &str = "tool_use";
 
 /// A compiled chat template with the special tokens that it may name.
-pub struct ChatTemplate {
+pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     specials: Value,
     /// Whether it has a template of its own for tools.

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 /// Positions that are reduced as one: long enough that merging is cheap, short enough that the keys
 /// and values of a chunk stay in a core's own cache for all rows of a task.
-pub const CHUNK: usize = 256;
+pub(crate) const CHUNK: usize = 256;
 
 /// Rows and query heads that a task wants to have at least, to make the most of each key it loads.
 const TASK_LINES: usize = 48;
@@ -41,7 +41,7 @@ pub struct Row<'a> {
 
 /// A part of the work: some rows, and the query heads that share a key and value head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Task {
+pub(crate) struct Task {
     /// Consecutive positions of one sequence.
     pub rows: Range<usize>,
     /// The key and value head.
@@ -72,7 +72,7 @@ pub struct Attention<'a> {
 impl Attention<'_> {
     /// The work cut into tasks that may run at the same time. It depends on `rows` and the head
     /// counts only, so that one list serves all layers of a pass.
-    pub fn tasks(&self) -> Vec<Task> {
+    pub(crate) fn tasks(&self) -> Vec<Task> {
         let num_kv_heads = self.kv.num_kv_heads();
         let task_rows = (TASK_LINES / (self.num_heads / num_kv_heads)).clamp(1, TASK_ROWS);
         let mut tasks = Vec::new();
@@ -102,7 +102,7 @@ impl Attention<'_> {
     /// # Safety
     /// `out` points to as many elements as `q` has. Nobody else touches those of the task's rows and
     /// heads meanwhile. Nobody writes to the layer's pages that the task reads.
-    pub unsafe fn run_task(&self, task: &Task, out: *mut f32) {
+    pub(crate) unsafe fn run_task(&self, task: &Task, out: *mut f32) {
         let head_dim = self.kv.head_dim();
         assert_eq!(self.q.len(), self.rows.len() * self.num_heads * head_dim, "elements of q");
         assert!(self.num_heads.is_multiple_of(self.kv.num_kv_heads()), "head counts");

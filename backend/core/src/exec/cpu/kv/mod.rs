@@ -70,7 +70,7 @@ impl KvCache {
     }
 
     /// Bytes that one page takes over all layers.
-    pub fn page_bytes(
+    pub(crate) fn page_bytes(
         dtype: Dtype,
         num_layers: usize,
         num_kv_heads: usize,
@@ -81,12 +81,12 @@ impl KvCache {
     }
 
     /// Addresses of all pages: of the keys, and of the values.
-    pub fn addresses(&self) -> [Range<usize>; 2] {
+    pub(crate) fn addresses(&self) -> [Range<usize>; 2] {
         [self.keys.addresses(), self.values.addresses()]
     }
 
     /// The number format.
-    pub fn dtype(&self) -> Dtype {
+    pub(crate) fn dtype(&self) -> Dtype {
         self.dtype
     }
 
@@ -96,12 +96,12 @@ impl KvCache {
     }
 
     /// Key and value heads.
-    pub fn num_kv_heads(&self) -> usize {
+    pub(crate) fn num_kv_heads(&self) -> usize {
         self.num_kv_heads
     }
 
     /// Elements of a head.
-    pub fn head_dim(&self) -> usize {
+    pub(crate) fn head_dim(&self) -> usize {
         self.head_dim
     }
 

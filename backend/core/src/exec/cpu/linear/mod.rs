@@ -20,8 +20,7 @@ mod tests;
 pub use prepare::{Prepared, prepare};
 
 use super::pool::{Pool, SyncPtr};
-use super::{Arena, ArenaSlice, Isa};
-use crate::Result;
+use super::{ArenaSlice, Isa};
 use crate::model::Dtype;
 use crate::model::panel::{self, PANEL};
 use kernel::{Finish, Path, Tile};
@@ -70,27 +69,6 @@ impl Weight {
         Self { dtype, n, k, bytes, scales: pad(scales), bias: pad(bias) }
     }
 
-    /// Packs `values`, `[n][k]`, into an arena of their own.
-    pub fn pack(
-        dtype: Dtype,
-        n: usize,
-        k: usize,
-        values: &[f32],
-        bias: Option<Vec<f32>>,
-    ) -> Result<Self> {
-        assert_eq!(values.len(), n * k, "values of [{n}, {k}]");
-        let mut packed = vec![0; panel::packed_bytes(dtype, n, k)];
-        let mut scales = vec![0.0; if dtype.has_output_scales() { n } else { 0 }];
-        let panels = packed.chunks_exact_mut(panel::panel_bytes(dtype, k));
-        for (i, (rows, out)) in values.chunks(PANEL * k).zip(panels).enumerate() {
-            let first = (i * PANEL).min(scales.len());
-            let last = (first + PANEL).min(scales.len());
-            panel::pack_panel(dtype, rows, k, out, &mut scales[first..last]);
-        }
-        let bytes = Arena::new(packed.len())?.push(&Pool::new(1), &packed);
-        Ok(Self::new(dtype, n, k, bytes, scales, bias))
-    }
-
     /// The format.
     pub fn dtype(&self) -> Dtype {
         self.dtype
@@ -107,7 +85,7 @@ impl Weight {
     }
 
     /// The weights of one output, scale applied: a row of an embedding.
-    pub fn row(&self, idx: usize, out: &mut [f32]) {
+    pub(crate) fn row(&self, idx: usize, out: &mut [f32]) {
         assert!(idx < self.n, "row {idx} of {}", self.n);
         let scale = self.scales.get(idx).copied();
         panel::unpack_row(self.dtype, &self.bytes, self.k, idx, scale, out);

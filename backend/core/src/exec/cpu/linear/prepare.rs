@@ -102,12 +102,12 @@ pub fn prepare(
 
 impl Prepared {
     /// With room for so many words: rows are prepared without moving it.
-    pub fn with_capacity(words: usize) -> Self {
+    pub(crate) fn with_capacity(words: usize) -> Self {
         Self { words: Vec::with_capacity(words), ..Self::default() }
     }
 
     /// Words that `rows` rows of `k` values take, prepared for `dtype`.
-    pub fn num_words(isa: Isa, dtype: Dtype, rows: usize, k: usize) -> usize {
+    pub(crate) fn num_words(isa: Isa, dtype: Dtype, rows: usize, k: usize) -> usize {
         rows * Form::of(isa, dtype).stride(k)
     }
 

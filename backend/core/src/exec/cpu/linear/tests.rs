@@ -2,6 +2,8 @@
 //! depend on the other rows, the threads or the order of work.
 
 use super::*;
+use crate::Result;
+use crate::exec::cpu::Arena;
 use crate::model::panel::BLOCK;
 use half::{bf16, f16};
 
@@ -20,6 +22,29 @@ impl Noise {
 
     fn values(&mut self, len: usize, scale: f32) -> Vec<f32> {
         (0..len).map(|_| self.next() * scale).collect()
+    }
+}
+
+impl Weight {
+    /// Packs `values`, `[n][k]`, into an arena of their own.
+    fn pack(
+        dtype: Dtype,
+        n: usize,
+        k: usize,
+        values: &[f32],
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self> {
+        assert_eq!(values.len(), n * k, "values of [{n}, {k}]");
+        let mut packed = vec![0; panel::packed_bytes(dtype, n, k)];
+        let mut scales = vec![0.0; if dtype.has_output_scales() { n } else { 0 }];
+        let panels = packed.chunks_exact_mut(panel::panel_bytes(dtype, k));
+        for (i, (rows, out)) in values.chunks(PANEL * k).zip(panels).enumerate() {
+            let first = (i * PANEL).min(scales.len());
+            let last = (first + PANEL).min(scales.len());
+            panel::pack_panel(dtype, rows, k, out, &mut scales[first..last]);
+        }
+        let bytes = Arena::new(packed.len())?.push(&Pool::new(1), &packed);
+        Ok(Self::new(dtype, n, k, bytes, scales, bias))
     }
 }
 

@@ -32,8 +32,6 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
     /// Held during a region; protects the ranges.
     turn: Mutex<()>,
-    /// Memories that workers are near to.
-    nodes: Vec<usize>,
     /// Its place among the pools of the process, if it has one.
     claim: Option<Arc<Claim>>,
 }
@@ -85,8 +83,7 @@ impl Pool {
             near_victims: victims.iter().enumerate().map(near).collect(),
             victims: victims.into(),
         });
-        let (turn, nodes) = (Mutex::new(()), seats.nodes());
-        let mut pool = Self { shared, workers: Vec::new(), turn, nodes, claim };
+        let mut pool = Self { shared, workers: Vec::new(), turn: Mutex::new(()), claim };
         for worker in 1..threads {
             let (shared, claim) = (Arc::clone(&pool.shared), pool.claim.clone());
             let spawned =
@@ -105,11 +102,6 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Memories that workers are near to, as the system numbers them.
-    pub fn nodes(&self) -> &[usize] {
-        &self.nodes
-    }
-
     /// Takes the calling thread for worker 0, also in where it runs, as long as what is returned lives. `None` where
     /// another thread is that, or nothing is to be said.
     pub fn pin_caller(&self) -> Option<Pinned> {
@@ -117,7 +109,7 @@ impl Pool {
     }
 
     /// Runs `region(worker)` once for every worker and returns when all have returned.
-    pub fn run(&self, region: impl Fn(usize) + Sync) {
+    pub(crate) fn run(&self, region: impl Fn(usize) + Sync) {
         if self.workers.is_empty() || INSIDE.get() {
             (0..self.threads()).for_each(region);
             return;
@@ -128,12 +120,12 @@ impl Pool {
 
     /// Runs `task(i)` for every `i < num_tasks`, in any order, each once. A worker walks a contiguous
     /// range upwards, so tasks over consecutive memory stream, and then takes from the far ends of others.
-    pub fn for_each(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
+    pub(crate) fn for_each(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         self.share_out(num_tasks, &self.shared.victims, &task);
     }
 
     /// As `for_each`, by workers of the node whose range it is: they are the ones that find near what the task writes.
-    pub fn for_each_near(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
+    pub(crate) fn for_each_near(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
         self.share_out(num_tasks, &self.shared.near_victims, &task);
     }
 
@@ -163,7 +155,7 @@ impl Pool {
     }
 
     /// Runs `task(i, chunk)` for every `chunk_len`-long piece of `data`, the last perhaps shorter.
-    pub fn for_each_chunk<T: Send>(
+    pub(crate) fn for_each_chunk<T: Send>(
         &self,
         data: &mut [T],
         chunk_len: usize,

@@ -76,6 +76,7 @@ impl Seats {
     }
 
     /// The nodes that workers sit at, each once.
+    #[cfg(test)]
     pub(super) fn nodes(&self) -> Vec<usize> {
         let mut nodes: Vec<usize> = self.0.iter().map(|seat| seat.node).collect();
         nodes.dedup();

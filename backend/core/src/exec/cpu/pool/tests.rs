@@ -74,8 +74,9 @@ fn a_region_sees_what_the_one_before_it_wrote() {
 fn tasks_stay_on_the_node_whose_range_they_are_in() {
     let core = |idx: usize| Core { cpus: vec![idx], node: idx / 2, cache: idx / 2 };
     let machine: Vec<Core> = (0..4).map(core).collect();
-    let pool = Pool::start(&Seats::choose(&machine, &[0; 4], 4), None);
-    assert_eq!(pool.nodes(), [0, 1]);
+    let seats = Seats::choose(&machine, &[0; 4], 4);
+    assert_eq!(seats.nodes(), [0, 1]);
+    let pool = Pool::start(&seats, None);
     let workers = Mutex::new(std::collections::HashMap::new());
     pool.run(|worker| {
         lock(&workers).insert(thread::current().id(), worker);

@@ -9,7 +9,7 @@ mod driver;
 mod gpu;
 mod library;
 mod op;
-pub mod pod;
+pub(crate) mod pod;
 mod search_path;
 
 pub use driver::{Driver, is_present};
@@ -98,7 +98,7 @@ impl Shared {
     }
 
     /// Has `write` write a range. Nothing that was issued and not waited for may still read it.
-    pub fn with<R>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> R) -> R {
+    pub(crate) fn with<R>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> R) -> R {
         let (offset, len) = (range.start, range.len());
         assert!(range.end <= self.len, "{len} bytes at {offset} of {}", self.len);
         // SAFETY: the range lies inside, by the assertion; nobody else reads or writes there, by the contract.
@@ -107,7 +107,7 @@ impl Shared {
 }
 
 /// Memory that a device takes for what its library works in.
-pub const PRODUCT_BYTES: usize = 32 << 20;
+pub(crate) const PRODUCT_BYTES: usize = 32 << 20;
 
 impl Description {
     /// Whether there is hardware for products of FP8 with FP8.
@@ -175,7 +175,7 @@ pub trait Device: Send {
     /// Issues an operation. The shape of a product has been enabled.
     fn issue(&mut self, op: &Op) -> Result<()>;
 
-    /// Gets what products of these shapes take: a library, [`PRODUCT_BYTES`], and a way to compute each. The error says
+    /// Gets what products of these shapes take: a library, `PRODUCT_BYTES`, and a way to compute each. The error says
     /// what is missing.
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()>;
 

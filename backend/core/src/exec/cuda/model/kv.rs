@@ -5,7 +5,7 @@ use crate::model::{Dtype, ModelConfig};
 use crate::pages::PAGE_TOKENS;
 
 /// Bytes of a page over all layers.
-pub const fn page_bytes(kv: Dtype, model: &ModelConfig) -> usize {
+pub(crate) const fn page_bytes(kv: Dtype, model: &ModelConfig) -> usize {
     model.num_layers * model.num_kv_heads * 2 * PAGE_TOKENS * model.head_dim * kv.bytes()
 }
 

@@ -6,12 +6,12 @@
 pub(super) mod code;
 mod few;
 mod forward;
-pub mod kv;
+pub(crate) mod kv;
 mod many;
 pub mod many_params;
 pub mod params;
 mod pass;
-pub mod shape;
+pub(crate) mod shape;
 mod tables;
 mod taps;
 mod trees;
@@ -20,8 +20,8 @@ mod workspace;
 
 pub use forward::OnHost;
 pub use many::Prefill;
-pub use weights::{Uploaded, Weights};
-pub use workspace::{Capacity, Workspace};
+pub(crate) use weights::{Uploaded, Weights};
+pub(crate) use workspace::{Capacity, Workspace};
 
 use crate::Result;
 use crate::batch::Segment;
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// As `load_with`, with weights that others may compute with too.
-    pub fn load_sharing(
+    pub(crate) fn load_sharing(
         engine: &Engine,
         uploaded: Arc<Uploaded>,
         num_pages: usize,
@@ -153,12 +153,12 @@ impl Model {
     }
 
     /// How large a pass may be.
-    pub fn capacity(&self) -> &Capacity {
+    pub(crate) fn capacity(&self) -> &Capacity {
         &self.capacity
     }
 
     /// Bytes that a model takes on a GPU besides weights and cache.
-    pub fn working_bytes(engine: &Engine, prefill: Prefill, device: &Description) -> usize {
+    pub(crate) fn working_bytes(engine: &Engine, prefill: Prefill, device: &Description) -> usize {
         let manifest = engine.manifest();
         let capacity = Capacity::of(manifest, prefill);
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);

@@ -5,7 +5,7 @@ use crate::pages::PAGE_TOKENS;
 use spec_kernels::{GEMM_ROWS, MAX_GROUP};
 
 /// Outputs in a tile of a matrix.
-pub const TILE_OUTPUTS: usize = 64;
+pub(crate) const TILE_OUTPUTS: usize = 64;
 
 /// How many packed query rows (rows times heads of a group) attend together. A row's bits are the same in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl Tiling {
     }
 
     /// Shared memory of a block.
-    pub fn shared_bytes(self, kv: Dtype, head_dim: usize) -> u32 {
+    pub(crate) fn shared_bytes(self, kv: Dtype, head_dim: usize) -> u32 {
         let page = 2 * PAGE_TOKENS * head_dim * kv.bytes();
         let (rings, stages) = match self {
             Self::Narrow if page > 4096 => (4, 2),
@@ -52,7 +52,7 @@ impl Tiling {
     /// Items that `blocks` have at most, if their sums are to be added to others': enough that none of the blocks
     /// waits long for another, whatever the lengths. Where there is more to do, items are larger. The bits of a row
     /// do not depend on it.
-    pub fn max_items(self, blocks: usize) -> usize {
+    pub(crate) fn max_items(self, blocks: usize) -> usize {
         match self {
             Self::Narrow => 8 * blocks,
             Self::Wide => 4 * blocks,
@@ -60,7 +60,7 @@ impl Tiling {
     }
 
     /// f32 values of the workspace for sums: a partial of each item, and of a node of each level for each block.
-    pub fn partials(self, head_dim: usize, blocks: usize) -> usize {
+    pub(crate) fn partials(self, head_dim: usize, blocks: usize) -> usize {
         let partial = self.packed_rows() * (head_dim + 4);
         (self.max_items(blocks) + ATTENTION_LEVELS * blocks) * partial
     }
@@ -77,12 +77,12 @@ const ATTENTION_LEVELS: usize = 3;
 
 /// Positions of a split, four pages for each warp: few, so that short contexts have work for many blocks. A constant,
 /// so that a row's positions are split in the same places whatever else is in the batch.
-pub const SPLIT_TOKENS: usize = 256;
+pub(crate) const SPLIT_TOKENS: usize = 256;
 
 /// Warps that multiply, one that loads, and one that counts parts.
 pub const GEMM_THREADS: u32 = 10 * 32;
 /// Threads of an attention block.
-pub const ATTENTION_THREADS: u32 = 128;
+pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
@@ -91,28 +91,28 @@ pub const ROW_THREADS: u32 = 256;
 /// rows of activations; a library waits 0.9 ms until it is unpacked and read, and takes 0.22 ms for each 100 rows. So three
 /// launches, 1.3 ms, are better than a library's 256 rows, 1.5 ms, to which fewer are padded, and four, 1.6 to 1.7 ms, are
 /// not. In FP16 the two part in the same place.
-pub const MANY_ROWS: usize = 3 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1;
+pub(crate) const MANY_ROWS: usize = 3 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1;
 /// Rows that it multiplies at a time: more would cost memory and save little.
-pub const MOST_MANY_ROWS: usize = 512;
+pub(crate) const MOST_MANY_ROWS: usize = 512;
 /// Shared memory of the kernels that write what it multiplies.
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
 /// Unpacking blocks of a multiprocessor.
-pub const UNPACK_BLOCKS: u32 = 4;
+pub(crate) const UNPACK_BLOCKS: u32 = 4;
 
 /// Rows that `rows` are padded to where a library multiplies them: few different numbers, so that few ways of computing
 /// are chosen.
-pub fn padded_rows(rows: usize) -> usize {
+pub(crate) fn padded_rows(rows: usize) -> usize {
     rows.max(MANY_ROWS).next_power_of_two()
 }
 
 /// The numbers that up to `most` rows, one of them, are padded to.
-pub fn many_rows(most: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn many_rows(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(padded_rows(MANY_ROWS)), |rows| Some(2 * rows))
         .take_while(move |&rows| rows <= most)
 }
 
 /// The largest of them for chunks of up to so many rows; none where no chunk is ever long enough.
-pub fn most_many_rows(chunk: usize) -> Option<usize> {
+pub(crate) fn most_many_rows(chunk: usize) -> Option<usize> {
     (chunk >= MANY_ROWS).then(|| padded_rows(chunk).min(MOST_MANY_ROWS))
 }
 
@@ -125,7 +125,7 @@ const UNIT_BYTES: usize = 8192;
 const SEGMENT_INPUTS: usize = 1024;
 
 /// The smallest compiled number of rows that holds `rows`, which is at most the largest.
-pub fn gemm_rows_idx(rows: usize) -> usize {
+pub(crate) fn gemm_rows_idx(rows: usize) -> usize {
     GEMM_ROWS.partition_point(|&most| most < rows)
 }
 
@@ -165,7 +165,7 @@ pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
 }
 
 /// Attention blocks of a GPU.
-pub fn attention_blocks(num_sms: usize) -> usize {
+pub(crate) fn attention_blocks(num_sms: usize) -> usize {
     num_sms * ATTENTION_BLOCKS
 }
 

@@ -35,20 +35,20 @@ pub(super) type Mlp = decoder::Mlp<Matrix, Address>;
 
 /// All weights of a model.
 #[derive(Clone, Debug)]
-pub struct Weights {
+pub(crate) struct Weights {
     pub(super) decoder: Decoder<Matrix, Address>,
 }
 
 impl Weights {
     /// Bytes that [`upload`](Self::upload) allocates.
-    pub fn bytes(engine: &Engine) -> usize {
+    pub(crate) fn bytes(engine: &Engine) -> usize {
         let sections = engine.manifest().sections.iter();
         let data = sections.filter(|section| section.kind != SectionKind::Code);
         data.map(|section| (section.bytes as usize).next_multiple_of(ALIGNMENT)).sum()
     }
 
     /// Copies every section but the code to the device.
-    pub fn upload(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+    pub(crate) fn upload(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let address = device.alloc(Self::bytes(engine))?;
         Self::upload_to(address, engine, device)
     }
@@ -66,7 +66,7 @@ impl Weights {
 }
 
 /// Weights in memory of their own, which goes with the last model that holds them.
-pub struct Uploaded {
+pub(crate) struct Uploaded {
     pub(super) weights: Weights,
     /// Has allocated it, and does nothing else.
     _owner: Gpu,
@@ -80,7 +80,7 @@ impl fmt::Debug for Uploaded {
 
 impl Uploaded {
     /// Has `owner` allocate memory, and `device` copy the weights there: devices of one number that share memory.
-    pub fn new(
+    pub(crate) fn new(
         engine: &Engine,
         mut owner: Box<dyn Device>,
         device: &mut dyn Device,

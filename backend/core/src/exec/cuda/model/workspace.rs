@@ -16,7 +16,7 @@ const MIN_PASS_ROWS: usize = 256;
 
 /// Array sizes of a pass, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capacity {
+pub(crate) struct Capacity {
     /// Rows of a pass.
     pub rows: usize,
     /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
@@ -33,7 +33,7 @@ pub struct Capacity {
 
 impl Capacity {
     /// What the engine's steps need.
-    pub fn of(manifest: &Manifest, prefill: Prefill) -> Self {
+    pub(crate) fn of(manifest: &Manifest, prefill: Prefill) -> Self {
         let limits = &manifest.limits;
         let verify = limits.max_batch_size * (limits.max_draft_len + 1);
         let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
@@ -128,12 +128,12 @@ impl Workspace {
     }
 
     /// Bytes that [`alloc`](Self::alloc) takes.
-    pub fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
+    pub(crate) fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
         arrays::total(&Self::sizes(manifest, capacity, grid))
     }
 
     /// Allocates all arrays, zeroed.
-    pub fn alloc(
+    pub(crate) fn alloc(
         manifest: &Manifest,
         capacity: &Capacity,
         grid: usize,

@@ -10,7 +10,7 @@ use crate::exec::cuda::model::Model;
 use std::sync::Arc;
 
 /// A source of drafts that the device runs by itself, ahead of the target's pass.
-pub trait GraphDrafter: Send {
+pub(crate) trait GraphDrafter: Send {
     /// Tokens of its distributions: those that the target has too.
     fn vocab_size(&self) -> usize;
 
@@ -22,7 +22,7 @@ pub trait GraphDrafter: Send {
 }
 
 /// A second, smaller model as the drafter: it proposes a chain, one pass a token.
-pub struct DraftModel {
+pub(crate) struct DraftModel {
     /// On the same GPU as the target.
     pub model: Arc<Model>,
     /// Tokens that both models have.

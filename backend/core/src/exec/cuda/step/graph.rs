@@ -13,7 +13,7 @@ use crate::exec::cuda::model::{Model, Pass};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub(crate) struct Shape {
     /// Places for sequences.
     pub sequences: usize,
     /// Drafts of each.
@@ -23,7 +23,7 @@ pub struct Shape {
 }
 
 /// What a step is made of.
-pub struct StepGraph<'a> {
+pub(crate) struct StepGraph<'a> {
     pub(super) target: &'a Model,
     pub(super) drafter: Option<&'a dyn GraphDrafter>,
     /// Tokens that both models have.

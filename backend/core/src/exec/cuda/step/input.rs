@@ -27,7 +27,7 @@ pub struct Planned {
 }
 
 /// Whether the logits of a sequence are edited by its newest tokens.
-pub fn looks_back(entry: &Entry<'_>) -> bool {
+pub(crate) fn looks_back(entry: &Entry<'_>) -> bool {
     history_len(entry.sampler.params(), entry.tokens.len()) > 0
 }
 
@@ -76,7 +76,7 @@ impl StepInput {
     }
 
     /// Words that a sequence takes at most.
-    pub fn num_words(entry: &Entry<'_>) -> usize {
+    pub(crate) fn num_words(entry: &Entry<'_>) -> usize {
         let params = entry.sampler.params();
         let bad: usize = params.bad_words.iter().map(|word| word.len() + 1).sum();
         let history = history_len(params, entry.tokens.len());

@@ -13,7 +13,7 @@ mod drafter;
 mod entry;
 mod graph;
 mod in_flight;
-pub mod input;
+pub(crate) mod input;
 mod issue;
 mod page_table;
 pub mod params;
@@ -30,9 +30,9 @@ use crate::{Error, Result};
 use answers::Answers;
 use buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use code::StepCode;
-pub use drafter::{DraftModel, GraphDrafter};
+pub(crate) use drafter::{DraftModel, GraphDrafter};
 use entry::StepEntry;
-pub use graph::{Shape, StepGraph};
+pub(crate) use graph::Shape;
 use in_flight::InFlight;
 use input::StepInput;
 use issue::{Launched, slot};
@@ -43,7 +43,7 @@ use std::time::Instant;
 use upload::Uploads;
 
 /// What steps need to be on their GPU.
-pub struct OnGpu {
+pub(crate) struct OnGpu {
     /// Where everything is.
     pub gpu: Gpu,
     /// The model whose text is wanted.
@@ -57,7 +57,7 @@ pub struct OnGpu {
 }
 
 /// An executor of whole steps on one GPU.
-pub struct Steps {
+pub(crate) struct Steps {
     on: OnGpu,
     host: Host,
     code: StepCode,
@@ -92,7 +92,7 @@ const FOUND_SHARE: usize = 4;
 
 impl Steps {
     /// `host` decides about what this cannot, with the same models.
-    pub fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
+    pub(crate) fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
         let draft_vocab = on.drafter.as_ref().map_or(0, |drafter| drafter.vocab_size());
         let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
         let mut device = on.gpu.lock();
@@ -118,7 +118,7 @@ impl Steps {
     }
 
     /// Bytes of GPU memory that steps take besides the models.
-    pub fn bytes(target: &Manifest, draft_vocab: usize) -> usize {
+    pub(crate) fn bytes(target: &Manifest, draft_vocab: usize) -> usize {
         StepBuffers::bytes(&StepCapacity::of(target, draft_vocab))
     }
 
