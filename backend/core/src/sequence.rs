@@ -116,9 +116,7 @@ pub struct Sequence {
     pub(crate) page_keys: Arc<Vec<PageKey>>,
     /// With whom it shares the pages that it begins with.
     pub(crate) shares: Shares,
-    /// How its logits become tokens.
     pub(crate) sampler: Sampler,
-    /// What it may generate.
     pub(crate) limits: Limits,
     /// Draft tokens that came with the request, for the step that ends the prompt.
     pub(crate) given: Vec<u32>,

@@ -34,7 +34,6 @@ impl Object {
         Self { place: place.into(), fields }
     }
 
-    /// Reads a configuration file.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let fields = serde_json::from_slice(&read(path, MAX_CONFIG)?)
             .with_context(|| format!("{} is no JSON object", path.display()))?;

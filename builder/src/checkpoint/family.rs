@@ -75,7 +75,6 @@ pub(crate) fn is_known(model_type: &str) -> bool {
     FAMILIES.iter().any(|row| row.model_type == model_type)
 }
 
-/// The row of a family.
 pub(crate) fn row(family: Family) -> &'static FamilyRow {
     // Every variant has its row, in the order of the enum: tested below.
     &FAMILIES[family as usize]

@@ -82,7 +82,6 @@ impl Gguf {
         Ok(Self { file, metadata, tensors })
     }
 
-    /// An array of strings.
     pub(super) fn strings(&self, key: &str) -> Result<Option<Vec<String>>> {
         self.list(key, kind::STRING, 8, |cursor| cursor.string())
     }

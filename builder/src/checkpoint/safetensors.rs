@@ -64,7 +64,6 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// The tensors of a file.
 pub(super) fn open(path: &Path) -> Result<Vec<Stored>> {
     read(path).with_context(|| format!("reading {}", path.display()))
 }

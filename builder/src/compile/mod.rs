@@ -66,7 +66,6 @@ struct Part {
     kind: Option<MatrixKind>,
 }
 
-/// Lists them.
 struct Parts(Vec<Part>);
 
 impl Load for Parts {

@@ -170,7 +170,6 @@ impl Api {
     }
 }
 
-/// A program being compiled.
 struct Program<'a> {
     api: &'a Api,
     handle: Handle,

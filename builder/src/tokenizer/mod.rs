@@ -14,9 +14,7 @@ use serde_json::{Map, Value, json};
 use spec_core::tokenizer::Tokenizer;
 use std::path::Path;
 
-/// Most tokens of a vocabulary.
 const MAX_TOKENS: usize = 1 << 22;
-/// Most bytes of a token.
 const MAX_TOKEN_BYTES: usize = 4096;
 
 /// The `tokenizer.*` metadata of a GGUF file.

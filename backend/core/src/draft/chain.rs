@@ -4,14 +4,12 @@ use super::Proposal;
 use crate::batch::Entry;
 use crate::sampling::{Context, Stream, confidence};
 
-/// The chains of a step.
 pub(super) struct Chains {
     /// How likely each is held to be; 1 where nobody asks.
     likelihood: Vec<f32>,
 }
 
 impl Chains {
-    /// For so many entries.
     pub(super) fn new(num_entries: usize) -> Self {
         Self { likelihood: vec![1.0; num_entries] }
     }

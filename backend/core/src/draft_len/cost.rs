@@ -17,7 +17,6 @@ const DRIFT_VARIANCE: f64 = 1e-4;
 /// Standard deviations beyond which a step time is taken for a stall, and cut.
 const MAX_DEVIATIONS: f64 = 4.0;
 
-/// Shape of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StepShape {
     /// Rows of the target pass: chunks and drafts.

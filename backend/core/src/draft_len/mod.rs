@@ -47,7 +47,6 @@ pub enum DraftPolicy {
 /// A sequence that decodes in the step to come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
-    /// Its name.
     pub id: SequenceId,
     /// The longest draft allowed; 0 if it decodes plainly.
     pub limit: usize,

@@ -13,9 +13,7 @@ const HEAD_DIMS: [usize; 2] = [64, 128];
 /// The kernels of one model. It has passed [`Device::validate`](super::Device::validate).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernels<'a> {
-    /// Its shape.
     pub model: &'a ModelConfig,
-    /// Its number formats.
     pub precision: &'a Precision,
 }
 

@@ -69,7 +69,6 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// That of a matrix.
     pub(crate) fn of(&self, kind: MatrixKind) -> Dtype {
         match kind {
             MatrixKind::Embed | MatrixKind::Head => self.head,

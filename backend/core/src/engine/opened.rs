@@ -120,7 +120,6 @@ impl Engine {
         Err(self.bad(&format!("has changed since it was opened: {what}"), "load the model again"))
     }
 
-    /// An error about this file.
     pub(super) fn bad(&self, what: &str, remedy: &str) -> Error {
         bad_engine(&self.path, what, remedy)
     }

@@ -22,7 +22,6 @@ const ROWS_BESIDE_OTHERS: usize = 16;
 pub(crate) struct StepBounds {
     /// Rows of the target.
     pub rows: usize,
-    /// Sequences.
     pub sequences: usize,
     /// Drafts of a sequence.
     pub drafts: usize,

@@ -12,7 +12,6 @@ type Mask = [u64; MAX_CPUS / 64];
 pub(crate) struct ThreadId(libc::pid_t);
 
 impl ThreadId {
-    /// The calling thread.
     pub(crate) fn current() -> Self {
         // SAFETY: takes nothing and cannot fail.
         Self(unsafe { libc::gettid() })

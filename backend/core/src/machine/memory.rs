@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 /// Memory that can still be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Headroom {
-    /// That much.
     pub bytes: usize,
-    /// What sets the bound.
     pub bound: Bound,
 }
 
@@ -22,7 +20,6 @@ pub(crate) enum Bound {
     Machine,
     /// A control group.
     Group {
-        /// Its folder.
         folder: PathBuf,
         /// What it may have.
         limit: usize,

@@ -143,7 +143,6 @@ pub struct Vector {
 pub(crate) struct Decoder<M, V> {
     /// The table of token vectors.
     pub embed: M,
-    /// In order.
     pub layers: Vec<Layer<M, V>>,
     /// Norm before the head.
     pub final_norm: V,
@@ -247,7 +246,6 @@ impl Decoder<Linear, Vector> {
 }
 
 impl Layer<Linear, Vector> {
-    /// One layer of a model.
     pub(crate) fn of(config: &ModelConfig, idx: usize) -> Self {
         let parts = Parts { config, idx };
         Self {
@@ -265,7 +263,6 @@ impl Layer<Linear, Vector> {
         })
     }
 
-    /// The matrices of the layer.
     pub(crate) fn matrices(&self) -> [&Linear; 4] {
         [&self.attention.qkv, &self.attention.out, &self.mlp.gate_up, &self.mlp.down]
     }

@@ -17,7 +17,6 @@ pub(crate) struct Format {
 /// Which stored values share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// There is none.
     None,
     /// Those of an output: one f32, in a section of its own.
     PerOutput,

@@ -65,7 +65,6 @@ pub struct EagleConfig {
 }
 
 impl EagleConfig {
-    /// Inputs of `fc`.
     pub(crate) fn fc_inputs(&self, hidden_size: usize) -> usize {
         match self.kind {
             EagleKind::Eagle1 => hidden_size + self.target_hidden,
@@ -132,7 +131,6 @@ pub(crate) struct Eagle<M, V> {
     pub vocab_map: Option<V>,
 }
 
-/// The first layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FirstLayer<M, V> {
     /// Of the token; none in EAGLE-1.
@@ -146,7 +144,6 @@ pub(crate) struct FirstLayer<M, V> {
 }
 
 impl Eagle<Linear, Vector> {
-    /// The parts of a head.
     pub(crate) fn of(config: &ModelConfig, eagle: &EagleConfig) -> Self {
         let (hidden, wide) = (config.hidden_size, eagle.target_hidden);
         let table = |name: &str, kind, role, rows, k, has_bias| Linear {

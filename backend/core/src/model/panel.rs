@@ -24,7 +24,6 @@ pub(crate) const GROUP_BYTES: usize = 4 * PANEL;
 /// Inputs of an output that share a scale in the formats that have scales within a row.
 pub const BLOCK: usize = 32;
 
-/// Groups of a block.
 pub(crate) const BLOCK_GROUPS: usize = BLOCK / group_len(Dtype::Int8);
 
 /// Bytes of a block's groups and its scales, one bfloat16 an output.
@@ -46,7 +45,6 @@ const fn unit_len(dtype: Dtype) -> usize {
     }
 }
 
-/// Bytes of a unit.
 pub(crate) const fn unit_bytes(dtype: Dtype) -> usize {
     match dtype.format().scale {
         Scale::PerBlock => BLOCK_BYTES,

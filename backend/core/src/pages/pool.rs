@@ -80,7 +80,6 @@ impl PagePool {
         self.idle.len()
     }
 
-    /// How many hold a page.
     pub(crate) fn holders(&self, page: PageId) -> usize {
         self.slots[page as usize].holders
     }

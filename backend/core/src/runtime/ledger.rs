@@ -41,7 +41,6 @@ impl Entry {
 }
 
 impl Ledger {
-    /// That of this process.
     pub(super) fn of_process() -> &'static Self {
         &OF_PROCESS
     }
@@ -63,7 +62,6 @@ impl Decision<'_> {
         entries.map(Entry::outstanding).sum()
     }
 
-    /// Promises memory.
     pub(super) fn promise(&mut self, memory: MemoryType, bytes: usize) -> Promise {
         let id = self.entries.last().map_or(0, |last| last.id + 1);
         self.entries.push(Entry { id, memory, bytes, reserved: Vec::new() });

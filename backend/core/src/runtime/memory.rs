@@ -87,7 +87,6 @@ pub(super) struct Source {
     pub(super) fraction: f64,
 }
 
-/// Free memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Free {
     /// Without what is promised and kept back.

@@ -38,7 +38,6 @@ impl SharedWeights {
 }
 
 impl<W> Shelf<W> {
-    /// The copy, if one is there.
     pub(super) fn get(&self, key: &Key) -> Option<Numbered<Arc<W>>> {
         self.0.iter().filter(|(other, _)| other == key).find_map(|(_, copy)| {
             let Numbered { number, weights } = copy;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 /// Highest temperature; above it every distribution is flat for practical purposes.
 const MAX_TEMPERATURE: f32 = 100.0;
-/// Highest repetition penalty.
 const MAX_REPETITION_PENALTY: f32 = 100.0;
 /// Largest presence or frequency penalty, either way.
 const MAX_PENALTY: f32 = 2.0;
@@ -13,7 +12,6 @@ const MAX_PENALTY: f32 = 2.0;
 const MAX_BIAS: f32 = 1e6;
 /// Most entries of `logit_bias`.
 const MAX_BIASED: usize = 4096;
-/// Most entries of `bad_words`.
 const MAX_BAD_WORDS: usize = 1024;
 /// Most tokens of one entry of `bad_words`.
 const MAX_BAD_WORD_LEN: usize = 64;

@@ -28,7 +28,6 @@ pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
     }
 }
 
-/// A request.
 pub(crate) fn sequence(id: SequenceId, prompt: Vec<u32>, limits: Limits) -> Sequence {
     let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
     Sequence::new(id, prompt.into(), sampler, limits)
@@ -104,7 +103,6 @@ pub(crate) struct Fake {
     draft: Option<Cache>,
     /// How far each sequence was computed.
     remembered: BTreeMap<SequenceId, usize>,
-    /// Steps run.
     pub(crate) num_steps: u64,
 }
 

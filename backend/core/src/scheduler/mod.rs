@@ -55,7 +55,6 @@ pub(crate) struct SchedulerConfig {
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
     pub max_queue: usize,
-    /// When a request leaves the queue.
     pub admission: AdmissionPolicy,
     /// Whether the drafter has a half of every page. Otherwise there is nothing that could lag behind.
     pub drafter_caches: bool,
@@ -71,7 +70,6 @@ pub(crate) struct SchedulerConfig {
 /// One sequence's part in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scheduled {
-    /// Whose part it is.
     pub id: SequenceId,
     /// Known tokens to run through the target.
     pub chunk: usize,
@@ -148,7 +146,6 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do.
     pub(crate) fn new(config: SchedulerConfig, tuner: Tuner) -> Self {
         let SchedulerConfig { max_batch_size, max_num_tokens, max_queue, .. } = config;
         assert!(
@@ -257,7 +254,6 @@ impl Scheduler {
         self.num_waiting() < self.config.max_queue
     }
 
-    /// Whether there is nothing to run.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty()
     }

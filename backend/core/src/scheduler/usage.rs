@@ -39,7 +39,6 @@ pub struct Usage {
 }
 
 impl Scheduler {
-    /// How full it is.
     pub(crate) fn usage(&self) -> Usage {
         let decoding = self.running.values().filter(|sequence| sequence.decodes()).count();
         let (pages, cached_pages) = (self.pool.num_pages(), self.pool.idle_pages());

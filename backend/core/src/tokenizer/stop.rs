@@ -9,7 +9,6 @@ use crate::{Error, Result};
 
 /// Most stop strings of a request: each costs a step for every byte of the text.
 const MAX_STOPS: usize = 256;
-/// Most bytes of a stop string.
 const MAX_STOP_BYTES: usize = 1024;
 
 /// Checks the stop strings of a request against their limits.

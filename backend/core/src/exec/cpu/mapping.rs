@@ -64,7 +64,6 @@ impl Mapping {
         Ok(Self { base, len, whole, whole_len })
     }
 
-    /// Where it begins.
     pub(super) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -74,7 +73,6 @@ impl Mapping {
         self.len
     }
 
-    /// Its addresses.
     pub(super) fn range(&self) -> Range<usize> {
         let start = self.base.as_ptr() as usize;
         start..start + self.len

@@ -121,7 +121,6 @@ impl Model {
         rope + Scratch::bytes(model, precision, isa, rows.clamp(1, MAX_ROWS))
     }
 
-    /// The KV cache.
     pub(crate) fn kv(&self) -> &KvCache {
         &self.kv
     }

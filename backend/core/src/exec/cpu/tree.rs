@@ -14,7 +14,6 @@ use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 #[derive(Clone, Copy)]
 pub(super) struct Input<'a> {
     pub token: u32,
-    /// Pages of its sequence.
     pub pages: &'a [PageId],
     /// Where its key and value are stored.
     pub slot: usize,

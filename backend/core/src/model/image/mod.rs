@@ -21,7 +21,6 @@ pub const RUN: usize = TILE / 2;
 /// Bytes of a row of a unit.
 const ROW_BYTES: usize = 128;
 
-/// Bytes of a unit.
 pub(crate) const UNIT_BYTES: usize = TILE * ROW_BYTES;
 
 /// Bytes that keep together when a row is swizzled.

@@ -7,7 +7,6 @@ use crate::exec::cpu::simd::{LANES, Simd, exp, prefix, sum};
 use crate::pages::PAGE_TOKENS;
 use std::ops::Range;
 
-/// Pages in a chunk.
 const CHUNK_PAGES: usize = CHUNK / PAGE_TOKENS;
 
 /// Lines in the largest block.

@@ -44,7 +44,6 @@ pub struct Row<'a> {
 pub(crate) struct Task {
     /// Consecutive positions of one sequence.
     pub rows: Range<usize>,
-    /// The key and value head.
     pub kv_head: usize,
 }
 
@@ -160,7 +159,6 @@ impl Run<'_> {
         &self.attention.q[offset..offset + self.attention.kv.head_dim()]
     }
 
-    /// The result of a line.
     fn result(&mut self, line: usize) -> &mut [f32] {
         // SAFETY: the offset is that of a query, `out` has as many elements, and the elements of the
         // task's lines are this task's alone: the promises of the caller of `run_task`.

@@ -27,7 +27,6 @@ impl Buffer {
         unsafe { self.0.base().add(offset * size).cast() }
     }
 
-    /// Its addresses.
     pub(super) fn addresses(&self) -> Range<usize> {
         self.0.range()
     }

@@ -9,7 +9,6 @@ use half::slice::HalfFloatSliceExt;
 pub(in super::super) trait Element:
     Copy + Default + Send + Sync + 'static
 {
-    /// The format's name.
     const DTYPE: Dtype;
     /// What [`Element::load`] must be multiplied by, a power of two.
     const SCALE: f32;

@@ -85,7 +85,6 @@ impl KvCache {
         [self.keys.addresses(), self.values.addresses()]
     }
 
-    /// The number format.
     pub(crate) fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -95,12 +94,10 @@ impl KvCache {
         self.num_pages
     }
 
-    /// Key and value heads.
     pub(crate) fn num_kv_heads(&self) -> usize {
         self.num_kv_heads
     }
 
-    /// Elements of a head.
     pub(crate) fn head_dim(&self) -> usize {
         self.head_dim
     }

@@ -51,7 +51,6 @@ pub(super) fn prefetch_share<const V: usize>(group: *const u8, strip: usize, len
     }
 }
 
-/// Fetches a cache line.
 #[inline(always)]
 pub(super) fn prefetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]

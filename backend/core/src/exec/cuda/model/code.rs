@@ -26,11 +26,8 @@ pub(super) struct Code {
     attention_wide: Kernel,
     /// Output of the attention.
     out: ByRows,
-    /// Gate and up.
     gate_up: ByRows,
-    /// Down.
     down: ByRows,
-    /// The head.
     head: ByRows,
 }
 
@@ -89,7 +86,6 @@ impl Code {
 pub(super) struct ManyCode {
     /// Packed matrices row by row.
     pub(super) unpack: Kernel,
-    /// Norms.
     pub(super) normalise: Kernel,
     /// From the attention to the product, where the weights are FP8.
     pub(super) quantise: Option<Kernel>,
@@ -100,7 +96,6 @@ pub(super) struct ManyCode {
 }
 
 impl ManyCode {
-    /// Loads them.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let reader = engine.reader()?;
         let mut loader = Loader::new(engine, &reader, device)?;

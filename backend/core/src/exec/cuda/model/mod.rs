@@ -152,7 +152,6 @@ impl Model {
         &self.workspace
     }
 
-    /// How large a pass may be.
     pub(crate) fn capacity(&self) -> &Capacity {
         &self.capacity
     }
@@ -209,7 +208,6 @@ impl Model {
         PassOps::new(self, pass, None, None).all()
     }
 
-    /// The cache of one layer.
     fn layer_cache(&self, idx: usize) -> Address {
         self.cache + (idx * self.layer_bytes) as Address
     }

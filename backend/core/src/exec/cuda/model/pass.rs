@@ -47,7 +47,6 @@ pub(super) struct PassOps<'a> {
 }
 
 impl<'a> PassOps<'a> {
-    /// Nothing yet.
     pub(super) fn new(
         model: &'a Model,
         pass: &'a Pass,

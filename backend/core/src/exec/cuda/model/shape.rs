@@ -81,7 +81,6 @@ pub(crate) const SPLIT_TOKENS: usize = 256;
 
 /// Warps that multiply, one that loads, and one that counts parts.
 pub const GEMM_THREADS: u32 = 10 * 32;
-/// Threads of an attention block.
 pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;

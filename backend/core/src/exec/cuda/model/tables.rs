@@ -8,11 +8,9 @@ use crate::pages::{PageId, pages_for};
 /// How much a pass may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Rows.
     pub rows: usize,
     /// Rows of a pass that a library multiplies, where one does.
     pub many: Option<usize>,
-    /// Sequences.
     pub sequences: usize,
     /// Query heads of a key head.
     pub group: usize,

@@ -13,7 +13,6 @@ const ALIGNMENT: usize = 256;
 /// A matrix, its scales and its bias; 0 where it has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Matrix {
-    /// What it does.
     pub kind: MatrixKind,
     /// Image of the matrix.
     pub weights: Address,
@@ -33,7 +32,6 @@ pub(super) type Attention = decoder::Attention<Matrix, Address>;
 /// What looks at its row alone.
 pub(super) type Mlp = decoder::Mlp<Matrix, Address>;
 
-/// All weights of a model.
 #[derive(Clone, Debug)]
 pub(crate) struct Weights {
     pub(super) decoder: Decoder<Matrix, Address>,

@@ -17,7 +17,6 @@ pub(super) const MAX_WORDS: usize = 1 << 20;
 /// How large a step may be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepCapacity {
-    /// Sequences.
     pub(super) sequences: usize,
     /// Drafts of a sequence.
     pub(super) drafts: usize,
@@ -85,17 +84,14 @@ impl StepBuffers {
         arrays::total(&sizes(capacity))
     }
 
-    /// Bytes of the uploaded arrays.
     pub(super) fn uploaded_bytes(capacity: &StepCapacity) -> usize {
         arrays::total(&sizes(capacity)[..UPLOADED])
     }
 
-    /// The same.
     pub(super) fn uploaded_len(&self) -> usize {
         (self.scores - self.sequences) as usize
     }
 
-    /// Allocates all of it.
     pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
         let [
             sequences,

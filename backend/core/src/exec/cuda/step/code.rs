@@ -19,7 +19,6 @@ pub(super) struct StepCode {
 }
 
 impl StepCode {
-    /// Loads them.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let reader = engine.reader()?;
         let mut loader = Loader::new(engine, &reader, device)?;

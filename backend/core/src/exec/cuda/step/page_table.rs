@@ -29,7 +29,6 @@ impl PageTable {
         self.words[place * self.max_pages..][..self.max_pages].starts_with(pages)
     }
 
-    /// The words of a range.
     pub(super) fn words(&self, range: Range<usize>) -> &[u32] {
         &self.words[range]
     }

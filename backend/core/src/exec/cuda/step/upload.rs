@@ -25,7 +25,6 @@ pub(super) struct StepData {
     pub(super) drafts: Vec<u32>,
     /// Of the drafts.
     pub(super) distributions: Vec<Distribution>,
-    /// The step's number.
     pub(super) number: u32,
 }
 
