@@ -6,6 +6,8 @@
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::{process, thread};
 
 /// Alignment of every allocation, in bytes.
@@ -28,16 +30,49 @@ const FAR_PLACE: usize = 1 << 46;
 
 /// Memory that kernels may use, until it is dropped. Panics then if a kernel wrote past an allocation.
 pub struct Arena {
-    file: File,
-    memory: *mut u8,
-    num_bytes: usize,
+    mapping: Arc<Mapping>,
     used: Cell<usize>,
     /// Where the bytes between allocations start and end.
     fences: RefCell<Vec<(usize, usize)>>,
 }
 
-// SAFETY: the mapping is the arena's own and is not bound to a thread.
-unsafe impl Send for Arena {}
+/// Address space, for as long as somebody has a part of it.
+struct Mapping {
+    file: File,
+    memory: *mut u8,
+    num_bytes: usize,
+}
+
+// SAFETY: the mapping is not bound to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: what is read and written through it is the kernels', which other threads and processes run: no references
+// into it are handed out but those of [`Words`].
+unsafe impl Sync for Mapping {}
+
+/// An allocation that the host looks at as well.
+pub(crate) struct Words {
+    mapping: Arc<Mapping>,
+    /// From the start of the mapping.
+    start: usize,
+    num_words: usize,
+}
+
+impl AsRef<[AtomicU32]> for Words {
+    fn as_ref(&self) -> &[AtomicU32] {
+        // SAFETY: the range lies inside, by `Arena::words`, is aligned, and mapped for as long as this is here.
+        unsafe {
+            let first = self.mapping.memory.add(self.start).cast();
+            std::slice::from_raw_parts(first, self.num_words)
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own; nothing refers to it any more.
+        unsafe { libc::munmap(self.memory.cast(), self.num_bytes) };
+    }
+}
 
 impl Arena {
     /// Reserves address space; only what is allocated takes memory.
@@ -53,16 +88,18 @@ impl Arena {
             .chain((LAST_PLACE..FAR_PLACE).step_by(FAR_STEP))
             .find_map(|place| map(&file, place, num_bytes))
             .unwrap_or_else(|| panic!("no address space for an arena of {num_bytes} bytes"));
-        Self { file, memory, num_bytes, used: Cell::new(0), fences: RefCell::default() }
+        let mapping = Arc::new(Mapping { file, memory, num_bytes });
+        Self { mapping, used: Cell::new(0), fences: RefCell::default() }
     }
 
     /// Address of new memory, poisoned, aligned to 256 bytes.
     pub fn alloc(&self, num_bytes: usize) -> u64 {
         let start = self.used.get();
         let end = start + (num_bytes + FENCE_BYTES).next_multiple_of(ALIGNMENT);
-        assert!(end <= self.num_bytes, "the arena of {} bytes is full", self.num_bytes);
+        let most = self.mapping.num_bytes;
+        assert!(end <= most, "the arena of {most} bytes is full");
         self.used.set(end);
-        let address = self.memory as u64 + start as u64;
+        let address = self.start() + start as u64;
         let mut fresh = vec![POISON; end - start];
         fresh[num_bytes..].fill(FENCE);
         self.write(address, &fresh);
@@ -97,7 +134,7 @@ impl Arena {
         let mut next = 0;
         let allocation = |&(end, next_start): &(usize, usize)| {
             let start = std::mem::replace(&mut next, next_start);
-            (self.memory as u64 + start as u64, end - start)
+            (self.start() + start as u64, end - start)
         };
         self.fences.borrow().iter().map(allocation).collect()
     }
@@ -113,7 +150,7 @@ impl Arena {
         let fences = self.fences.take();
         for (start, end) in &fences {
             let (start, end) = (*start, *end);
-            let address = self.memory as u64 + start as u64;
+            let address = self.start() + start as u64;
             let mut bytes = vec![0; end - start];
             self.read(address, &mut bytes);
             if let Some(past) = bytes.iter().position(|byte| *byte != FENCE) {
@@ -128,12 +165,26 @@ impl Arena {
 
     /// File, address and length, for another process.
     pub(crate) fn shared(&self) -> String {
-        let (process, descriptor) = (process::id(), self.file.as_raw_fd());
-        format!("/proc/{process}/fd/{descriptor} {} {}", self.memory as usize, self.num_bytes)
+        let Mapping { file, num_bytes, .. } = &*self.mapping;
+        let (process, descriptor) = (process::id(), file.as_raw_fd());
+        format!("/proc/{process}/fd/{descriptor} {} {num_bytes}", self.start())
+    }
+
+    /// An allocation as words that the host reads and writes at any time.
+    pub(crate) fn words(&self, address: u64, num_words: usize) -> Words {
+        self.place(address, num_words * size_of::<u32>());
+        let start = (address - self.start()) as usize;
+        assert!(start.is_multiple_of(size_of::<u32>()), "{address:#x} is no word's");
+        Words { mapping: Arc::clone(&self.mapping), start, num_words }
+    }
+
+    /// Address of the first byte.
+    fn start(&self) -> u64 {
+        self.mapping.memory as u64
     }
 
     fn place(&self, address: u64, num_bytes: usize) -> *mut u8 {
-        let start = self.memory as u64;
+        let start = self.start();
         let end = start + self.used.get() as u64;
         let inside = address >= start
             && address.checked_add(num_bytes as u64).is_some_and(|last| last <= end);
@@ -141,16 +192,13 @@ impl Arena {
             inside,
             "{num_bytes} bytes at {address:#x} are not in the arena's {start:#x} to {end:#x}"
         );
-        self.memory.wrapping_add((address - start) as usize)
+        self.mapping.memory.wrapping_add((address - start) as usize)
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        let checked = self.check();
-        // SAFETY: the mapping is this arena's own; nothing refers to it any more.
-        unsafe { libc::munmap(self.memory.cast(), self.num_bytes) };
-        if let Err(message) = checked
+        if let Err(message) = self.check()
             && !thread::panicking()
         {
             panic!("{message}");

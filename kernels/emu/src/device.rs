@@ -10,7 +10,7 @@ use spec_core::testing::cuda::device::{
 use spec_core::{Error, Result};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Address space of a device; what is not used takes no memory.
 const MEMORY_BYTES: usize = 16 << 30;
@@ -158,12 +158,13 @@ impl Device for Emulator {
     }
 
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
-        let device = self.alloc(bytes)?;
+        let bytes = bytes.next_multiple_of(size_of::<u32>());
+        let address = self.alloc(bytes)?;
         // All of its memory is the machine's; this is told apart.
         self.held.device -= bytes;
         self.held.pinned += bytes;
-        let host = NonNull::new(device as *mut u8).expect("an address of the arena");
-        Ok(Shared { host, device, len: bytes })
+        let words = self.arena.words(address, bytes / size_of::<u32>());
+        Ok(Shared::new(Arc::new(words), address))
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
@@ -173,7 +174,7 @@ impl Device for Emulator {
     }
 
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
-        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
+        assert!(from.end <= shared.num_bytes(), "{from:?} of {} bytes", shared.num_bytes());
         match self.copies_left {
             Some(0) => {
                 self.copies_left = None;
@@ -182,7 +183,7 @@ impl Device for Emulator {
             Some(left) => self.copies_left = Some(left - 1),
             None => (),
         }
-        let (from, bytes) = (shared.device + from.start as Address, from.len());
+        let (from, bytes) = (shared.address() + from.start as Address, from.len());
         self.queue.push_back(Work::Copy { to, from, bytes });
         Ok(())
     }

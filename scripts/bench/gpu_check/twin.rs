@@ -197,7 +197,7 @@ impl Twin {
 
     /// Of a piece of memory: the GPU's and the emulator's.
     fn contents(&mut self, idx: usize) -> Result<(Vec<u8>, Vec<u8>)> {
-        let Piece { gpu, emulated, len, shared } = self.pieces[idx];
+        let &Piece { gpu, emulated, len, ref shared } = &self.pieces[idx];
         let (mut found, mut expected) = (vec![0u8; len], vec![0u8; len]);
         match shared {
             Some(shared) => shared.copy_to(0, &mut found),
@@ -211,9 +211,13 @@ impl Twin {
         let differs = |(a, b)| a != b;
         let first = found.iter().zip(expected).position(differs).unwrap_or(0);
         let last = found.iter().zip(expected).rposition(differs).unwrap_or(0);
-        let Piece { gpu, shared, .. } = self.pieces[idx];
+        let &Piece { gpu, ref shared, .. } = &self.pieces[idx];
         match shared {
-            Some(shared) => shared.copy_from(first, &expected[first..=last]),
+            // In words.
+            Some(shared) => {
+                let (first, end) = (first / 4 * 4, (last + 1).next_multiple_of(4));
+                shared.copy_from(first, &expected[first..end]);
+            }
             None => self.gpu.write(gpu + first as Address, &expected[first..=last])?,
         }
         Ok(())
@@ -278,9 +282,10 @@ impl Device for Twin {
     }
 
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
-        let (shared, emulated) = (self.gpu.alloc_shared(bytes)?, self.emulator.alloc(bytes)?);
-        let (gpu, shared) = (shared.device, Shared { len: bytes, ..shared });
-        self.pieces.push(Piece { gpu, emulated, len: bytes, shared: Some(shared) });
+        let shared = self.gpu.alloc_shared(bytes)?;
+        let (gpu, len) = (shared.address(), shared.num_bytes());
+        let emulated = self.emulator.alloc(len)?;
+        self.pieces.push(Piece { gpu, emulated, len, shared: Some(shared.clone()) });
         Ok(shared)
     }
 

@@ -106,8 +106,9 @@ impl Device {
 
     fn pull_shared(&mut self) -> Result<()> {
         for at in 0..self.shared.len() {
-            let Shared { device, len, .. } = self.shared[at];
-            self.pull(device, len)?;
+            let shared = &self.shared[at];
+            let (address, bytes) = (shared.address(), shared.num_bytes());
+            self.pull(address, bytes)?;
         }
         Ok(())
     }
@@ -159,8 +160,8 @@ impl device::Device for Device {
 
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
         let shared = self.emulator.alloc_shared(bytes)?;
-        self.memory.put(shared.device, vec![0; bytes]);
-        self.shared.push(shared);
+        self.memory.put(shared.address(), vec![0; shared.num_bytes()]);
+        self.shared.push(shared.clone());
         Ok(shared)
     }
 

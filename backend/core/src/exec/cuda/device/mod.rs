@@ -1,7 +1,6 @@
 //! What the executor needs of a GPU, so that the same executor runs on the CUDA driver and, in the tests, on an
 //! emulator. Work is issued in order to one queue; `read`, `wait` and `wait_for` wait for it, and `write` where there is no
 //! room for what it copies.
-#![allow(unsafe_code)]
 
 pub(super) mod arrays;
 mod cublas;
@@ -11,16 +10,17 @@ mod library;
 mod op;
 pub(crate) mod pod;
 mod search_path;
+mod shared;
 
 pub use driver::{Driver, is_present};
 pub use gpu::Gpu;
 pub use op::{Launch, Op, Product, ProductShape};
 pub use search_path::SearchPath;
+pub use shared::Shared;
 
 use crate::Result;
 use pod::{Pod, bytes_of};
 use std::ops::Range;
-use std::ptr::NonNull;
 
 /// An address in the device's memory.
 pub type Address = u64;
@@ -65,47 +65,6 @@ pub type Fill<'a> = dyn FnMut(usize, &mut [u8]) -> Result<()> + 'a;
 /// Bytes of a piece where a device does not say otherwise.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// Memory that host and device both see. It lives as long as the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Shared {
-    /// Where the host sees it.
-    pub host: NonNull<u8>,
-    /// Where the device sees it.
-    pub device: Address,
-    /// Bytes.
-    pub len: usize,
-}
-
-// SAFETY: a plain address of memory that is not bound to a thread; who reads or writes through it sees to order.
-unsafe impl Send for Shared {}
-
-impl Shared {
-    /// Copies values out, from `offset` bytes on. What the device wrote is seen once it was waited for.
-    pub fn copy_to<T: Pod>(&self, offset: usize, out: &mut [T]) {
-        let bytes = size_of_val(out);
-        assert!(offset + bytes <= self.len, "{bytes} bytes at {offset} of {}", self.len);
-        // SAFETY: the range lies inside, by the assertion; any bytes are a `Pod` value.
-        unsafe {
-            let from = self.host.as_ptr().add(offset);
-            from.copy_to_nonoverlapping(out.as_mut_ptr().cast(), bytes);
-        }
-    }
-
-    /// Copies values in, to `offset` bytes on. Nothing that was issued and not waited for may still read them.
-    pub fn copy_from<T: Pod>(&self, offset: usize, values: &[T]) {
-        let bytes = bytes_of(values);
-        self.with(offset..offset + bytes.len(), |memory| memory.copy_from_slice(bytes));
-    }
-
-    /// Has `write` write a range. Nothing that was issued and not waited for may still read it.
-    pub(crate) fn with<R>(&self, range: Range<usize>, write: impl FnOnce(&mut [u8]) -> R) -> R {
-        let (offset, len) = (range.start, range.len());
-        assert!(range.end <= self.len, "{len} bytes at {offset} of {}", self.len);
-        // SAFETY: the range lies inside, by the assertion; nobody else reads or writes there, by the contract.
-        write(unsafe { std::slice::from_raw_parts_mut(self.host.as_ptr().add(offset), len) })
-    }
-}
-
 /// Memory that a device takes for what its library works in.
 pub(crate) const PRODUCT_BYTES: usize = 32 << 20;
 
@@ -137,7 +96,8 @@ pub trait Device: Send {
     /// Zeroed memory, aligned to 256, that lives as long as the device.
     fn alloc(&mut self, bytes: usize) -> Result<Address>;
 
-    /// Zeroed memory that the host sees too.
+    /// Zeroed memory that the host sees too, of `bytes` bytes or some more, a whole number of words. The device holds on
+    /// to it until it is dropped.
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared>;
 
     /// Copies to the device.
@@ -156,7 +116,7 @@ pub trait Device: Send {
     }
 
     /// Copies to the device from memory that both see, bytes `from.start .. from.end` of it, when their turn comes:
-    /// they stay as they are until they were waited for.
+    /// they stay as they are until they were waited for. The memory is this device's, and the range one of words.
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()>;
 
     /// Waits for all work, then copies from the device.

@@ -43,7 +43,7 @@ impl StepCapacity {
 }
 
 /// Arrays on the device. The host uploads the first seven.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(super) struct StepBuffers {
     /// [`StepSequence`] a place.
     pub(super) sequences: Address,

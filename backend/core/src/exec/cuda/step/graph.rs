@@ -136,7 +136,7 @@ impl StepGraph<'_> {
             drafts: buffers.drafts,
             choices: buffers.choices,
             step: buffers.step,
-            answers: buffers.answers.device,
+            answers: buffers.answers.address(),
             answer_bytes: answer.bytes as u32,
             tokens_offset: answer.tokens as u32,
             done_offset: answer.done as u32,

@@ -3,7 +3,9 @@
 #![allow(unsafe_code)]
 
 mod calls;
+mod context;
 mod describe;
+mod pinned;
 mod staging;
 
 pub use calls::is_present;
@@ -16,13 +18,17 @@ use super::{
 };
 use crate::{Error, Result};
 use calls::{Status, check};
+use context::Context;
 use cudarc::driver::sys;
 use describe::describe;
+use pinned::Pinned;
 use staging::Staging;
 use std::cell::OnceCell;
 use std::ffi::{CString, c_void};
 use std::ops::Range;
-use std::ptr::{self, NonNull};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// Alignment that `cuMemAlloc` guarantees.
 const ALIGNMENT: usize = 256;
@@ -32,11 +38,10 @@ pub struct Driver {
     description: Description,
     /// Whether kernels may start before the ones ahead of them have ended.
     overlaps: bool,
-    ordinal: i32,
-    context: sys::CUcontext,
+    context: Arc<Context>,
     stream: sys::CUstream,
     memory: Vec<sys::CUdeviceptr>,
-    shared: Vec<*mut c_void>,
+    shared: Vec<Shared>,
     modules: Vec<sys::CUmodule>,
     functions: Vec<sys::CUfunction>,
     graphs: Vec<Recorded>,
@@ -77,17 +82,12 @@ impl Driver {
             let mut device = 0;
             check("cuDeviceGet", calls::cuDeviceGet(&mut device, ordinal))?;
             let description = describe(device)?;
-            let mut context = ptr::null_mut();
-            check(
-                "cuDevicePrimaryCtxRetain",
-                calls::cuDevicePrimaryCtxRetain(&mut context, device),
-            )?;
+            let context = Arc::new(Context::retain(device)?);
             // Older GPUs have no such thing: there, kernels do not wait by themselves.
             let overlaps = description.capability >= (9, 0) && overlap_is_wanted()?;
             let mut driver = Self {
                 description,
                 overlaps,
-                ordinal: device,
                 context,
                 stream: ptr::null_mut(),
                 memory: Vec::new(),
@@ -115,8 +115,7 @@ impl Driver {
             let message = format!("the GPU failed before ({name}): restart the server");
             return Err(Error::Device(message));
         }
-        // SAFETY: the context is retained until drop.
-        self.check("cuCtxSetCurrent", unsafe { calls::cuCtxSetCurrent(self.context) })
+        self.check("cuCtxSetCurrent", self.context.make_current())
     }
 
     /// As the other `check`; what ends all work is remembered, and told with what to do.
@@ -195,6 +194,25 @@ impl Driver {
         }
     }
 
+    /// Page-locked memory, for as long as somebody has it.
+    fn pinned(&mut self, bytes: usize) -> Result<Pinned> {
+        self.enter()?;
+        let memory = Pinned::alloc(bytes, &self.context)?;
+        self.held.pinned += bytes;
+        Ok(memory)
+    }
+
+    /// Copies so many bytes to the device when its turn comes. The words are page-locked memory that this has until drop.
+    fn copy(&self, to: Address, from: &[AtomicU32], bytes: usize) -> Result<()> {
+        assert!(bytes <= size_of_val(from), "{bytes} bytes of {}", size_of_val(from));
+        self.enter()?;
+        // SAFETY: the memory lives until nothing runs any more, by the above; who changes it earlier has the device see
+        // either value. The driver checks the target range.
+        let status =
+            unsafe { calls::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
+        self.check("cuMemcpyHtoDAsync", status)
+    }
+
     /// # Safety
     /// The context is current, nothing runs, and nothing of this is used again.
     unsafe fn free(&self) {
@@ -207,7 +225,6 @@ impl Driver {
             }
             self.events.iter().for_each(|&event| _ = calls::cuEventDestroy_v2(event));
             self.modules.iter().for_each(|&module| _ = calls::cuModuleUnload(module));
-            self.shared.iter().for_each(|&host| _ = calls::cuMemFreeHost(host));
             self.memory.iter().for_each(|&address| _ = calls::cuMemFree_v2(address));
             if !self.stream.is_null() {
                 calls::cuStreamDestroy_v2(self.stream);
@@ -265,23 +282,11 @@ impl Device for Driver {
     fn alloc_shared(&mut self, bytes: usize) -> Result<Shared> {
         self.enter()?;
         let len = bytes.max(1).next_multiple_of(ALIGNMENT);
-        let (mut host, mut device) = (ptr::null_mut(), 0);
-        // SAFETY: pointers to locals; the memory is freed once, at drop, and is `len` bytes long.
-        unsafe {
-            self.check(
-                "cuMemHostAlloc",
-                calls::cuMemHostAlloc(&mut host, len, sys::CU_MEMHOSTALLOC_DEVICEMAP),
-            )?;
-            self.shared.push(host);
-            self.held.pinned += len;
-            ptr::write_bytes(host.cast::<u8>(), 0, len);
-            self.check(
-                "cuMemHostGetDevicePointer",
-                calls::cuMemHostGetDevicePointer_v2(&mut device, host, 0),
-            )?;
-        }
-        let host = NonNull::new(host.cast()).expect("the driver gave memory");
-        Ok(Shared { host, device, len })
+        let memory = self.pinned(len)?;
+        let address = memory.address()?;
+        let shared = Shared::new(Arc::new(memory), address);
+        self.shared.push(shared.clone());
+        Ok(shared)
     }
 
     fn write(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
@@ -302,15 +307,9 @@ impl Device for Driver {
     }
 
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {
-        assert!(from.end <= shared.len, "{from:?} of {} bytes", shared.len);
-        self.enter()?;
-        // SAFETY: the range lies inside of page-locked memory that lives until drop; the caller leaves it alone until
-        // the copy was waited for. The driver checks the target range.
-        let status = unsafe {
-            let source = shared.host.as_ptr().add(from.start).cast();
-            calls::cuMemcpyHtoDAsync_v2(to, source, from.len(), self.stream)
-        };
-        self.check("cuMemcpyHtoDAsync", status)
+        assert!(self.shared.iter().any(|own| own.is(shared)), "memory of another device");
+        let bytes = from.len();
+        self.copy(to, shared.words(from), bytes)
     }
 
     fn read(&mut self, from: Address, out: &mut [u8]) -> Result<()> {
@@ -445,8 +444,6 @@ impl Drop for Driver {
             // SAFETY: nothing runs on the stream any more; this is the last use.
             unsafe { self.free() };
         }
-        // SAFETY: it was retained once.
-        unsafe { calls::cuDevicePrimaryCtxRelease_v2(self.ordinal) };
     }
 }
 

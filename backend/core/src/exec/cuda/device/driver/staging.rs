@@ -1,8 +1,10 @@
 //! Page-locked memory through which everything else on the host goes to a device: the copy engine reads it when its turn
 //! comes, so what is copied may go as soon as it is here, and nobody waits for the device until a half is full.
 
+use super::Driver;
+use super::pinned::Pinned;
 use crate::Result;
-use crate::exec::cuda::device::{Address, Device, Fill, Mark, Shared};
+use crate::exec::cuda::device::{Address, Device, Fill, Mark};
 
 /// One half is filled while the other is read.
 const HALF_BYTES: usize = 8 << 20;
@@ -11,7 +13,7 @@ const ALIGNMENT: usize = 256;
 
 /// Two halves, and behind what was read last of each a mark.
 pub(super) struct Staging {
-    shared: Shared,
+    memory: Pinned,
     marks: [Mark; 2],
     half: usize,
     /// Bytes of the half that are on their way.
@@ -19,10 +21,10 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(device: &mut dyn Device) -> Result<Self> {
-        let shared = device.alloc_shared(2 * HALF_BYTES)?;
-        let marks = [device.new_mark()?, device.new_mark()?];
-        Ok(Self { shared, marks, half: 0, used: 0 })
+    pub(super) fn new(driver: &mut Driver) -> Result<Self> {
+        let memory = driver.pinned(2 * HALF_BYTES)?;
+        let marks = [driver.new_mark()?, driver.new_mark()?];
+        Ok(Self { memory, marks, half: 0, used: 0 })
     }
 
     /// Copies what `fill` writes to the device, in order with all other work.
@@ -31,27 +33,27 @@ impl Staging {
         to: Address,
         bytes: usize,
         fill: &mut Fill<'_>,
-        device: &mut dyn Device,
+        driver: &mut Driver,
     ) -> Result<()> {
         for offset in (0..bytes).step_by(HALF_BYTES) {
             let len = HALF_BYTES.min(bytes - offset);
             if self.used + len > HALF_BYTES {
-                self.turn(device)?;
+                self.turn(driver)?;
             }
             let first = self.half * HALF_BYTES + self.used;
-            let range = first..first + len;
-            self.shared.with(range.clone(), |piece| fill(offset, piece))?;
-            device.write_shared(to + offset as Address, &self.shared, range)?;
+            fill(offset, self.memory.bytes_mut(first..first + len))?;
+            let words = &self.memory.as_ref()[first / size_of::<u32>()..];
+            driver.copy(to + offset as Address, words, len)?;
             self.used += len.next_multiple_of(ALIGNMENT);
         }
         Ok(())
     }
 
     /// Goes on in the other half, once all of it was read.
-    fn turn(&mut self, device: &mut dyn Device) -> Result<()> {
-        device.put_mark(self.marks[self.half])?;
+    fn turn(&mut self, driver: &mut Driver) -> Result<()> {
+        driver.put_mark(self.marks[self.half])?;
         self.half = 1 - self.half;
         self.used = 0;
-        device.wait_for(self.marks[self.half])
+        driver.wait_for(self.marks[self.half])
     }
 }
