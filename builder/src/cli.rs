@@ -1,5 +1,6 @@
 //! The command line of `spec-build`.
 
+use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use spec_core::model::Dtype;
 use spec_core::runtime::{Isa, Pinning};
@@ -72,8 +73,14 @@ pub struct ModelArgs {
     /// llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b or of a config.json, for measurements.
     #[arg(long, value_name = "DIR|FILE.gguf|random:NAME[@SEED]")]
     pub target: PathBuf,
-    /// Where draft tokens come from: a second model, an EAGLE head of the target, `ngram`, or `none`.
-    #[arg(long, value_name = "DIR|FILE.gguf|random:NAME|ngram|none", default_value = "none")]
+    /// Where draft tokens come from: a second model, an EAGLE head of the target, `ngram` (what followed the last
+    /// `max` tokens, or as few as `min`, where they stood before; 3 and 2 where nothing is said), or `none`.
+    #[arg(
+        long,
+        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|none",
+        default_value = "none",
+        value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
+    )]
     pub draft: DraftSource,
     /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
     #[arg(long)]
@@ -231,18 +238,63 @@ pub struct TryArgs {
 pub enum DraftSource {
     /// No speculation.
     None,
-    /// Look-up of earlier n-grams.
-    Ngram,
+    /// Look-up of earlier n-grams, from the longest to the shortest.
+    Ngram {
+        /// Tokens of the longest.
+        max: usize,
+        /// Tokens of the shortest.
+        min: usize,
+    },
     /// A checkpoint.
     Model(PathBuf),
 }
 
-impl From<OsString> for DraftSource {
-    fn from(text: OsString) -> Self {
-        match text.to_str() {
-            Some("none") => Self::None,
-            Some("ngram") => Self::Ngram,
-            _ => Self::Model(text.into()),
+/// Tokens that can be looked up at most: each length has an index of its own.
+const MAX_NGRAM: usize = 16;
+
+impl DraftSource {
+    /// Look-up as long as nobody says otherwise.
+    pub const NGRAM: Self = Self::Ngram { max: 3, min: 2 };
+
+    fn parse(text: OsString) -> Result<Self, String> {
+        let Some(known) = text.to_str() else { return Ok(Self::Model(text.into())) };
+        let lengths = match known.strip_prefix("ngram") {
+            Some("") => return Ok(Self::NGRAM),
+            Some(rest) => rest.strip_prefix(':'),
+            None => None,
+        };
+        match (known, lengths) {
+            ("none", _) => Ok(Self::None),
+            (_, Some(lengths)) => Self::ngram(lengths),
+            (_, None) => Ok(Self::Model(text.into())),
+        }
+    }
+
+    /// Look-up of lengths such as `max=4,min=2`. One that is not said gives way to the other.
+    fn ngram(lengths: &str) -> Result<Self, String> {
+        let (mut max, mut min) = (None, None);
+        for part in lengths.split(',') {
+            let length = match part.split_once('=') {
+                Some(("max", length)) if max.is_none() => (&mut max, length),
+                Some(("min", length)) if min.is_none() => (&mut min, length),
+                _ => {
+                    return Err(format!(
+                        "'{part}' is not known: expected max=N or min=N, each once"
+                    ));
+                }
+            };
+            let value = length.1.parse().map_err(|_| format!("'{part}' has no number"))?;
+            *length.0 = Some(value);
+        }
+        let (max, min): (usize, usize) = match (max, min) {
+            (Some(max), min) => (max, min.unwrap_or(max.min(2))),
+            (None, min) => (min.unwrap_or(3).max(3), min.unwrap_or(2)),
+        };
+        match 1 <= min && min <= max && max <= MAX_NGRAM {
+            true => Ok(Self::Ngram { max, min }),
+            false => {
+                Err(format!("max={max} and min={min}: expected 1 <= min <= max <= {MAX_NGRAM}"))
+            }
         }
     }
 }

@@ -31,8 +31,6 @@ const DEFAULT_SEQ_LEN: usize = 8192;
 /// What is bounded in serving unless the operator says otherwise. Triton's HTTP frontend does not tell of clients that
 /// have gone: what they asked for ends with its time.
 const BOUNDS: [(&str, &str); 2] = [("max_queue_size", "1024"), ("request_timeout_ms", "600000")];
-/// n-grams that the look-up drafter tries.
-const NGRAM: DrafterKind = DrafterKind::Ngram { max_ngram: 3, min_ngram: 2 };
 
 /// Builds the model folder.
 pub fn build(args: &BuildArgs) -> Result<()> {
@@ -136,11 +134,13 @@ impl Plan {
                 let shares = device == draft_device;
                 Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
             }
-            DraftSource::None | DraftSource::Ngram => None,
+            DraftSource::None | DraftSource::Ngram { .. } => None,
         };
         let drafter = match &args.draft {
             DraftSource::None => DrafterKind::None,
-            DraftSource::Ngram => NGRAM,
+            &DraftSource::Ngram { max, min } => {
+                DrafterKind::Ngram { max_ngram: max, min_ngram: min }
+            }
             DraftSource::Model(_) => {
                 DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
             }

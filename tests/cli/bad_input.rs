@@ -154,6 +154,16 @@ fn arguments_of_the_wrong_form_are_misuse() {
         &["fp4", "fp32, fp16, bf16, fp8, int8"],
     );
     misused(&["--target", "x", "--output", "y", "--max-draft-len", "-1"], &["-1"]);
+    for (draft, parts) in [
+        ("ngram:max=2,min=3", &["max=2 and min=3", "1 <= min <= max <= 16"][..]),
+        ("ngram:max=17", &["max=17 and min=2"]),
+        ("ngram:min=0", &["max=3 and min=0"]),
+        ("ngram:max=x", &["'max=x' has no number"]),
+        ("ngram:max=3,max=4", &["'max=4' is not known"]),
+        ("ngram:", &["'' is not known: expected max=N or min=N"]),
+    ] {
+        misused(&["--target", "x", "--output", "y", "--draft", draft], parts);
+    }
     misused(&["try", "m", "--prompt", "x", "--temperature", "hot"], &["hot"]);
     misused(&["try", "m", "--prompt", "x", "--draft-len", "many"], &["many", "auto"]);
     misused(&["try", "m", "--prompt-ids", "1,-2"], &["-2"]);

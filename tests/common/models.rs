@@ -161,7 +161,7 @@ impl Recipe {
 
     /// A target that drafts by look-up.
     pub(crate) fn ngram(target: PathBuf, dtype: Dtype) -> Self {
-        Self::new(target, dtype, DraftSource::Ngram, dtype)
+        Self::new(target, dtype, DraftSource::NGRAM, dtype)
     }
 
     /// A target with a second model as the drafter.

@@ -33,7 +33,7 @@ impl Mapping {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Self::aligned(len, HUGE_PAGE)?;
         // SAFETY: the range lies in the mapping just made. Advice only: refusal leaves small pages.
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(miri)))]
         unsafe {
             libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
         }
