@@ -91,10 +91,10 @@ impl Archive {
 
     /// The folder that holds a file of this name, with the slash behind it.
     pub(super) fn folder_of(&self, name: &str) -> Result<String> {
-        let folder = |member: &String| Some(member.strip_suffix(name)?.to_string());
-        let mut folders = self.members.keys().filter_map(folder);
+        let folders = self.members.keys().filter_map(|member| member.strip_suffix(name));
+        let mut folders = folders.filter(|folder| folder.is_empty() || folder.ends_with('/'));
         match (folders.next(), folders.next()) {
-            (Some(folder), None) if folder.is_empty() || folder.ends_with('/') => Ok(folder),
+            (Some(folder), None) => Ok(folder.into()),
             (None, _) => bail!("it has no file `{name}`"),
             (Some(_), _) => bail!("it has more than one file `{name}`"),
         }

@@ -13,8 +13,8 @@ use pickle::{Tensor, Value};
 use std::path::Path;
 use std::rc::Rc;
 
-/// Bytes of a pickle at most: names and shapes, no weights.
-const MAX_PICKLE: u64 = 64 << 20;
+/// Bytes of a pickle at most: names and shapes, no weights. Each may make a value of 32.
+const MAX_PICKLE: u64 = 16 << 20;
 
 /// The tensors of a file.
 pub(super) fn open(path: &Path) -> Result<Vec<Stored>> {

@@ -8,8 +8,8 @@ use std::rc::Rc;
 const MAX_DEPTH: usize = 8;
 /// Dimensions of a tensor at most.
 const MAX_DIMENSIONS: usize = 8;
-/// Bytes of a module's name and of what is in it at most.
-const MAX_NAME: usize = 200;
+/// Bytes of a name at most: of a tensor, or of a module and what is in it.
+const MAX_NAME: usize = 1000;
 
 /// What a pickle holds, as far as it is about tensors.
 #[derive(Clone, Debug)]
@@ -286,7 +286,9 @@ impl<'a> Machine<'a> {
         };
         let (pairs, []) = items.as_chunks::<2>() else { bail!("a key without a value") };
         for [key, value] in pairs {
-            self.dicts[*number].push((key.text()?, value.clone()));
+            let (key, most) = (key.text()?, MAX_NAME);
+            ensure!(key.len() <= most, "a name of {} bytes, expected at most {most}", key.len());
+            self.dicts[*number].push((key, value.clone()));
         }
         Ok(())
     }

@@ -178,11 +178,14 @@ fn tensors_that_are_not_in_their_storage_are_refused() {
 
 #[test]
 fn what_names_itself_again_and_again_takes_no_memory() {
-    // A text of 1 MB as the name of a million tensors, and as a module's.
+    // One name for a million tensors; a text of 1 MB as a name, and as a module's.
+    let named = |name: &str| {
+        let first = [b"\x80\x02}(".to_vec(), text(name), b"q\x00K\x01".to_vec()].concat();
+        saved(&[first, b"h\x00K\x01".repeat(1 << 20), b"u.".to_vec()].concat())
+    };
+    refused(&named(&"n".repeat(1000)), &["appears twice"]);
+    refused(&named(&"n".repeat(1 << 20)), &["a name of 1048576 bytes"]);
     let long = [b"(".to_vec(), text(&"n".repeat(1 << 20)), b"q\x00".to_vec()].concat();
-    let again = b"h\x00K\x01".repeat(1 << 20);
-    let named = [b"\x80\x02}".to_vec(), long.clone(), b"K\x01".to_vec(), again, b"u.".to_vec()];
-    refused(&saved(&named.concat()), &["appears twice"]);
     let module = [b"\x80\x02".to_vec(), long, b"h\x00h\x00\x93.".to_vec()].concat();
     refused(&saved(&module), &["a name of 2097152 bytes"]);
     // Tuples of twice the same, one in the other.
@@ -196,6 +199,9 @@ fn archives_that_are_none_are_refused() {
     refused(&b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.".repeat(9), &["PyTorch before 1.6"]);
     let pickle = state(&[("w", tensor(0, &[1], &[1]))]);
     refused(&archive(&[("model/data/0", b"")]), &["no file `data.pkl`"]);
+    refused(&archive(&[("model/otherdata.pkl", b"")]), &["no file `data.pkl`"]);
+    let long = vec![b'N'; (16 << 20) + 1];
+    refused(&archive(&[("model/data.pkl", &long)]), &["16777217 bytes, expected at most 16777216"]);
     refused(
         &archive(&[("a/data.pkl", &pickle), ("b/data.pkl", &pickle)]),
         &["more than one file `data.pkl`"],
