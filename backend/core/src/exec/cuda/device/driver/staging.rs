@@ -52,8 +52,9 @@ impl Staging {
     /// Goes on in the other half, once all of it was read.
     fn turn(&mut self, driver: &mut Driver) -> Result<()> {
         driver.put_mark(self.marks[self.half])?;
-        self.half = 1 - self.half;
-        self.used = 0;
-        driver.wait_for(self.marks[self.half])
+        let other = 1 - self.half;
+        driver.wait_for(self.marks[other])?;
+        (self.half, self.used) = (other, 0);
+        Ok(())
     }
 }
