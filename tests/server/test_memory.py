@@ -122,6 +122,8 @@ def test_a_cache_of_all_that_is_allowed_can_be_filled(grouped):
     before = server.rss()
     assert server.load("a") is None
     prompt = lambda number: f"{number}: " + "one two three four five six seven eight nine ten " * 85
+    # Figures are published by the engine's thread, behind the load.
+    eventually(lambda: server.pages("a", "max") > 0)
     most = int(server.pages("a", "max"))
     asked = [dict(text_input=prompt(number), max_tokens=2, stream=True) for number in range(most // 50)]
     with ThreadPoolExecutor(8) as pool:
