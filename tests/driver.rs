@@ -18,9 +18,10 @@ use spec_core::testing::cuda::Driver;
 use spec_core::testing::cuda::device::{Device as _, Launch, Op};
 use spec_emu::{Emulator, Schedule};
 use std::fmt::Write as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, thread};
 
 const SIZES: Sizes =
     Sizes { hidden: 96, head_dim: 64, num_heads: 4, num_kv_heads: 2, ff: 160, qk_norm: false };
@@ -394,4 +395,70 @@ fn a_status_without_a_name_is_told_as_its_number() {
     gpu.alloc(1).unwrap();
     assert_eq!(error(gpu.alloc(1)), "device: cuMemAlloc: error 4321");
     gpu.alloc(1).unwrap();
+}
+
+#[test]
+fn staging_memory_stays_the_drivers_where_what_is_copied_panics() {
+    let test = "staging_memory_stays_the_drivers_where_what_is_copied_panics";
+    if Emulated::run(test, &[], &[]).is_none() {
+        return;
+    }
+    const BYTES: usize = 20 << 20;
+    let mut gpu = Driver::open(0).unwrap();
+    let address = gpu.alloc(BYTES).unwrap();
+    gpu.write(address, &[7; 4]).unwrap();
+    let held = gpu.held().pinned;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        gpu.write_with(address, BYTES, &mut |offset, piece| {
+            assert!(offset == 0, "the second piece");
+            piece.fill(9);
+            Ok(())
+        })
+    }));
+    assert!(panicked.is_err());
+    gpu.write(address, &[8; 4]).unwrap();
+    assert_eq!(gpu.held().pinned, held, "no other staging memory was taken");
+    let mut found = [0; 8];
+    gpu.read(address, &mut found).unwrap();
+    assert_eq!(found, [8, 8, 8, 8, 9, 9, 9, 9]);
+}
+
+#[test]
+fn shared_memory_outlives_its_device_and_goes_on_any_thread() {
+    let test = "shared_memory_outlives_its_device_and_goes_on_any_thread";
+    if Emulated::run(test, &[], &[]).is_none() {
+        return;
+    }
+    let mut gpu = Driver::open(0).unwrap();
+    let shared = gpu.alloc_shared(256).unwrap();
+    shared.copy_from(0, &[5u32]);
+    let address = gpu.alloc(4).unwrap();
+    gpu.write_shared(address, &shared, 0..4).unwrap();
+    let mut other = Driver::open(0).unwrap();
+    let refused = catch_unwind(AssertUnwindSafe(|| other.write_shared(address, &shared, 0..4)));
+    let message = *refused.unwrap_err().downcast::<&str>().unwrap();
+    assert_eq!(message, "memory of another device");
+    drop((gpu, other));
+    let last = thread::spawn(move || {
+        let mut found = [0u32];
+        shared.copy_to(0, &mut found);
+        found[0]
+    });
+    assert_eq!(last.join().unwrap(), 5);
+}
+
+#[test]
+fn a_gpu_that_fails_while_memory_is_taken_takes_no_more_work() {
+    let test = "a_gpu_that_fails_while_memory_is_taken_takes_no_more_work";
+    // Here the context is as good as before: what is not freed any more is noticed.
+    let complaints = ["never freed: 1 stream"];
+    if Emulated::run(test, &[("EMU_DRIVER_FAIL", "cuMemHostAlloc=700")], &complaints).is_none() {
+        return;
+    }
+    let mut gpu = Driver::open(0).unwrap();
+    let message = error(gpu.alloc_shared(256));
+    assert!(message.contains("error 700"), "{message}");
+    assert!(message.contains("restart the server"), "{message}");
+    let message = error(gpu.alloc(4));
+    assert!(message.contains("the GPU failed before"), "{message}");
 }

@@ -1,7 +1,6 @@
 //! Loaded code: modules, their functions, and what a launch of one must keep to.
 
-use std::collections::HashMap;
-
+use crate::config::Config;
 use crate::cubin::{Cubin, Kernel};
 use crate::fault::{
     Fault, INVALID_IMAGE, INVALID_VALUE, NO_BINARY_FOR_GPU, NOT_FOUND, NOT_SUPPORTED, Outcome,
@@ -33,11 +32,7 @@ pub(crate) struct Function {
 
 impl Module {
     /// Refuses code that this GPU would, and code that the table does not know.
-    pub(crate) fn new(
-        cubin: Cubin,
-        capability: (u32, u32),
-        code: &HashMap<String, String>,
-    ) -> Outcome<Self> {
+    pub(crate) fn new(cubin: Cubin, capability: (u32, u32), config: &Config) -> Outcome<Self> {
         let (major, minor) = (cubin.sm / 10, cubin.sm % 10);
         let suits = match cubin.is_for_one {
             true => (major, minor) == capability,
@@ -46,11 +41,9 @@ impl Module {
         if !suits {
             return Err(Fault::plain(NO_BINARY_FOR_GPU));
         }
-        let unknown =
-            || Fault::wrong(INVALID_IMAGE, format!("no kernel is known for {}", cubin.hash));
-        let variant = code.get(&cubin.hash).ok_or_else(unknown)?;
-        let variant = spec_emu::variant_for(variant, capability)
-            .map_err(|message| Fault::wrong(INVALID_IMAGE, message))?;
+        let variant = config.variant_of(&cubin.hash);
+        let variant = variant.and_then(|variant| spec_emu::variant_for(&variant, capability));
+        let variant = variant.map_err(|message| Fault::wrong(INVALID_IMAGE, message))?;
         Ok(Self { kernels: cubin.kernels, variant })
     }
 

@@ -1,12 +1,13 @@
 //! What a test sets about the emulated machine, by variables of the environment.
 //!
-//! - `EMU_DRIVER_CODE`: a file of lines `<BLAKE3 of a cubin> <variant>`: what the emulator runs for a cubin.
+//! - `EMU_DRIVER_CODE`: a file of lines `<BLAKE3 of a cubin> <variant>`: what the emulator runs for a cubin. Read
+//!   whenever code is loaded: NVRTC opens the driver, and with it all of this, before there are cubins.
 //! - `EMU_DRIVER_CAPABILITY`: such as `9.0`, which is the default.
 //! - `EMU_DRIVER_DEVICES`, `EMU_DRIVER_MIB`: GPUs, and the memory of each.
 //! - `EMU_DRIVER_FAIL`: `NAME=STATUS@N`: the call number N of a function, or each without `@N`, does nothing and
 //!   returns the status. The name `kernel` stands for the kernels that run.
 
-use std::collections::HashMap;
+use std::path::PathBuf;
 use std::{env, fs};
 
 use crate::fault::Status;
@@ -20,8 +21,8 @@ pub(crate) struct Config {
     pub(crate) num_devices: usize,
     /// Of each device.
     pub(crate) memory_bytes: usize,
-    /// Variants by the hash of their cubins.
-    pub(crate) code: HashMap<String, String>,
+    /// The file that names the variants of cubins.
+    code: Option<PathBuf>,
     pub(crate) failing: Option<Failing>,
 }
 
@@ -45,9 +46,20 @@ impl Config {
             capability,
             num_devices: parsed("EMU_DRIVER_DEVICES", 1, |text| text.parse().ok())?,
             memory_bytes: parsed("EMU_DRIVER_MIB", 2048, |text| text.parse::<usize>().ok())? << 20,
-            code: code()?,
+            code: env::var_os("EMU_DRIVER_CODE").map(PathBuf::from),
             failing: parsed("EMU_DRIVER_FAIL", None, |text| Failing::parse(text).map(Some))?,
         })
+    }
+
+    /// The variant that a cubin was compiled from, by its hash.
+    pub(crate) fn variant_of(&self, hash: &str) -> Result<String, String> {
+        let unknown = || format!("no kernel is known for {hash}");
+        let path = self.code.as_ref().ok_or_else(unknown)?;
+        let text =
+            fs::read_to_string(path).map_err(|e| format!("EMU_DRIVER_CODE {path:?}: {e}"))?;
+        let mut pairs = text.lines().filter_map(|line| line.split_once(' '));
+        let found = pairs.find(|(other, _)| *other == hash).ok_or_else(unknown)?;
+        Ok(found.1.into())
     }
 }
 
@@ -76,11 +88,4 @@ fn parsed<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> Resul
         Ok(text) => parse(&text).ok_or_else(|| format!("{name} is {text:?}")),
         Err(_) => Ok(default),
     }
-}
-
-fn code() -> Result<HashMap<String, String>, String> {
-    let Some(path) = env::var_os("EMU_DRIVER_CODE") else { return Ok(HashMap::new()) };
-    let text = fs::read_to_string(&path).map_err(|e| format!("EMU_DRIVER_CODE {path:?}: {e}"))?;
-    let pairs = text.lines().filter_map(|line| line.split_once(' '));
-    Ok(pairs.map(|(hash, variant)| (hash.into(), variant.into())).collect())
 }

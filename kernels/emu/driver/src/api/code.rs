@@ -42,7 +42,7 @@ unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_void)
         // SAFETY: the caller's image is whole, or no image at all, of which only a header is read.
         let cubin = unsafe { Cubin::read(image.cast()) };
         let cubin = cubin.map_err(|message| Fault::wrong(INVALID_IMAGE, message))?;
-        let loaded = Module::new(cubin, context.capability, &config.code)?;
+        let loaded = Module::new(cubin, context.capability, config)?;
         // SAFETY: the caller's pointer, as the interface asks; so in all that follow.
         unsafe { put(module, context.modules.put(loaded)) }
     })

@@ -1,11 +1,12 @@
 //! Devices and their primary contexts.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr;
 use std::sync::Once;
 
 use super::put;
 use crate::config::NUM_SMS;
-use crate::fault::{self, Fault, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Status};
+use crate::fault::{self, Fault, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED, SUCCESS, Status};
 use crate::machine::{self, call};
 use crate::table::Handle;
 
@@ -29,11 +30,19 @@ extern "C" fn cuInit(flags: c_uint) -> Status {
     if flags == 0 { machine::init() } else { INVALID_VALUE }
 }
 
+/// NVRTC asks whatever driver it finds for such tables, and crashes where it cannot ask. There are none.
+///
 /// # Safety
 /// As the driver's; so below.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
+unsafe extern "C" fn cuGetExportTable(table: *mut *const c_void, _id: *const c_void) -> Status {
     // SAFETY: the caller's pointer, as the interface asks; so in all that follow.
+    unsafe { put(table, ptr::null()) }.map_or(INVALID_VALUE, |()| NOT_FOUND)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
+    // SAFETY: as above.
     unsafe { put(version, VERSION) }.map_or(INVALID_VALUE, |()| SUCCESS)
 }
 

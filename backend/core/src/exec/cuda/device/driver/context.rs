@@ -1,4 +1,5 @@
 //! What a GPU's memory and code belong to.
+#![allow(unsafe_code)]
 
 use super::calls::{self, Status, check};
 use crate::Result;

@@ -197,7 +197,7 @@ impl Driver {
     /// Page-locked memory, for as long as somebody has it.
     fn pinned(&mut self, bytes: usize) -> Result<Pinned> {
         self.enter()?;
-        let memory = Pinned::alloc(bytes, &self.context)?;
+        let memory = Pinned::alloc(bytes, self)?;
         self.held.pinned += bytes;
         Ok(memory)
     }
@@ -283,7 +283,7 @@ impl Device for Driver {
         self.enter()?;
         let len = bytes.max(1).next_multiple_of(ALIGNMENT);
         let memory = self.pinned(len)?;
-        let address = memory.address()?;
+        let address = memory.address(self)?;
         let shared = Shared::new(Arc::new(memory), address);
         self.shared.push(shared.clone());
         Ok(shared)
@@ -297,13 +297,7 @@ impl Device for Driver {
     }
 
     fn write_with(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
-        let mut staging = match self.staging.take() {
-            Some(staging) => staging,
-            None => Staging::new(self)?,
-        };
-        let written = staging.write_with(to, bytes, fill, self);
-        self.staging = Some(staging);
-        written
+        self.stage(to, bytes, fill)
     }
 
     fn write_shared(&mut self, to: Address, shared: &Shared, from: Range<usize>) -> Result<()> {

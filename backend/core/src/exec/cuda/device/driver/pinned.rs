@@ -1,5 +1,7 @@
 //! Page-locked memory of the machine, which a GPU reads and writes as well.
+#![allow(unsafe_code)]
 
+use super::Driver;
 use super::calls::{self, check};
 use super::context::Context;
 use crate::Result;
@@ -23,26 +25,26 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Zeroed memory of so many bytes, a multiple of four. The context is that of the calling thread.
-    pub(super) fn alloc(bytes: usize, context: &Arc<Context>) -> Result<Self> {
+    /// Zeroed memory of so many bytes, a multiple of four. The driver's context is that of the calling thread.
+    pub(super) fn alloc(bytes: usize, driver: &Driver) -> Result<Self> {
         let mut host = ptr::null_mut();
         // SAFETY: a pointer to a local.
         let status =
             unsafe { calls::cuMemHostAlloc(&mut host, bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP) };
-        check("cuMemHostAlloc", status)?;
+        driver.check("cuMemHostAlloc", status)?;
         let host: NonNull<AtomicU32> = NonNull::new(host.cast()).expect("the driver gave memory");
         // SAFETY: it was just allocated, with this many bytes, and is aligned to pages.
         unsafe { host.as_ptr().cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { host, num_words: bytes / size_of::<u32>(), context: Arc::clone(context) })
+        Ok(Self { host, num_words: bytes / size_of::<u32>(), context: Arc::clone(&driver.context) })
     }
 
     /// Where the device sees it.
-    pub(super) fn address(&self) -> Result<Address> {
+    pub(super) fn address(&self, driver: &Driver) -> Result<Address> {
         let mut address = 0;
         let host = self.host.as_ptr().cast();
         // SAFETY: a pointer to a local; the memory is mapped for devices.
         let status = unsafe { calls::cuMemHostGetDevicePointer_v2(&mut address, host, 0) };
-        check("cuMemHostGetDevicePointer", status)?;
+        driver.check("cuMemHostGetDevicePointer", status)?;
         Ok(address)
     }
 

@@ -21,40 +21,53 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub(super) fn new(driver: &mut Driver) -> Result<Self> {
+    fn new(driver: &mut Driver) -> Result<Self> {
         let memory = driver.pinned(2 * HALF_BYTES)?;
         let marks = [driver.new_mark()?, driver.new_mark()?];
         Ok(Self { memory, marks, half: 0, used: 0 })
     }
 
-    /// Copies what `fill` writes to the device, in order with all other work.
-    pub(super) fn write_with(
-        &mut self,
-        to: Address,
-        bytes: usize,
-        fill: &mut Fill<'_>,
-        driver: &mut Driver,
-    ) -> Result<()> {
+    /// Where the next bytes go, of its memory.
+    fn free(&self) -> usize {
+        self.half * HALF_BYTES + self.used
+    }
+}
+
+impl Driver {
+    /// Copies what `fill` writes to the device, in order with all other work. The memory stays the driver's all the time:
+    /// the device may still read it where `fill` panics.
+    pub(super) fn stage(&mut self, to: Address, bytes: usize, fill: &mut Fill<'_>) -> Result<()> {
+        if self.staging.is_none() {
+            self.staging = Some(Staging::new(self)?);
+        }
         for offset in (0..bytes).step_by(HALF_BYTES) {
             let len = HALF_BYTES.min(bytes - offset);
-            if self.used + len > HALF_BYTES {
-                self.turn(driver)?;
+            if self.staging().used + len > HALF_BYTES {
+                self.turn()?;
             }
-            let first = self.half * HALF_BYTES + self.used;
-            fill(offset, self.memory.bytes_mut(first..first + len))?;
-            let words = &self.memory.as_ref()[first / size_of::<u32>()..];
-            driver.copy(to + offset as Address, words, len)?;
-            self.used += len.next_multiple_of(ALIGNMENT);
+            let staging = self.staging();
+            let first = staging.free();
+            fill(offset, staging.memory.bytes_mut(first..first + len))?;
+            staging.used += len.next_multiple_of(ALIGNMENT);
+            let staging = self.staging.as_ref().expect("it was made");
+            let words = &staging.memory.as_ref()[first / size_of::<u32>()..];
+            self.copy(to + offset as Address, words, len)?;
         }
         Ok(())
     }
 
     /// Goes on in the other half, once all of it was read.
-    fn turn(&mut self, driver: &mut Driver) -> Result<()> {
-        driver.put_mark(self.marks[self.half])?;
-        let other = 1 - self.half;
-        driver.wait_for(self.marks[other])?;
-        (self.half, self.used) = (other, 0);
+    fn turn(&mut self) -> Result<()> {
+        let Staging { marks, half, .. } = *self.staging();
+        let other = 1 - half;
+        self.put_mark(marks[half])?;
+        self.wait_for(marks[other])?;
+        let staging = self.staging();
+        (staging.half, staging.used) = (other, 0);
         Ok(())
+    }
+
+    fn staging(&mut self) -> &mut Staging {
+        self.staging.as_mut().expect("it was made")
     }
 }
