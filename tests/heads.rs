@@ -356,6 +356,7 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
                     min_confidence: 0.0,
                     pages: &pages[idx],
                     prompt_rows: 0,
+                    shares: spec_core::testing::Shares::All,
                     sampler: &greedy,
                 }
             };

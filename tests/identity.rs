@@ -11,7 +11,9 @@ use common::{data, turn};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
-use spec_core::runtime::{AdmissionPolicy, Counters, Options, Request, Runtime, SequenceId};
+use spec_core::runtime::{
+    AdmissionPolicy, Counters, Lookup, Options, Request, Runtime, SequenceId,
+};
 use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::Tokenizer;
 use std::cell::Cell;
@@ -262,6 +264,45 @@ fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
         (drafted, accepted) = (drafted + num_drafted, accepted + num_accepted);
     }
     assert_speculated("trees", (drafted, accepted));
+}
+
+/// What ended is drafted from by what comes behind it, unless nothing is shared.
+fn check_suffix(what: &str, engine: &Engine) {
+    let requests = many_requests(12, &tokenizer(engine));
+    let expected = alone(engine, &requests);
+    let [own, shared] = [false, true].map(|kv_reuse| {
+        let lookup = Some(Lookup::Suffix);
+        let options = Options { lookup, kv_reuse, ..running::options(Fixed) };
+        let mut runtime = running::load(engine, &options);
+        let rounds = [0, 1].map(|_| running::run(&mut runtime, &requests));
+        rounds.map(|done| {
+            assert_same(&format!("{what}, shared {kv_reuse}"), &done, &expected);
+            totals(&done)
+        })
+    });
+    eprintln!("{what}: drafted and accepted alone {own:?}, shared {shared:?}");
+    assert_eq!(own[0], own[1], "{what}: who shares nothing learns nothing");
+    assert_eq!(own[0], shared[0], "{what}: nothing had ended yet");
+    assert!(shared[1].1 > 2 * shared[0].1, "{what}: accepted {shared:?}");
+
+    let lookup = Some(Lookup::Suffix);
+    let options = Options { lookup, max_num_tokens: Some(24), ..smallest_cache(engine) };
+    let mut turns = 0;
+    check_preempted(what, engine, &requests, &options, |runtime, open| {
+        turns += 1;
+        if turns % 7 == 0 {
+            runtime.preempt(open[turns % open.len()]);
+        }
+    });
+}
+
+#[test]
+fn drafts_from_texts_that_ended_give_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = ngram() else { return };
+    check_suffix("suffix", &engine);
+    let Some(engine) = poor_drafter() else { return };
+    check_suffix("suffix before a poor drafter", &engine);
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn a_drafter_is_told_of_every_position_as_if_it_were_computed_alone() {
                 min_confidence: 0.0,
                 pages: &pages[idx],
                 prompt_rows: 0,
+                shares: spec_core::testing::Shares::All,
                 sampler: &samplers[idx],
             }
         };

@@ -136,6 +136,7 @@ impl Model {
                 Some(_) => DraftPolicy::Fixed,
                 None => DraftPolicy::Adaptive,
             },
+            lookup: settings.lookup,
             ngram_branches: settings.ngram_branches,
             max_batch_size: settings.max_running,
             kv_free_fraction: settings.kv_memory_fraction,

@@ -2,8 +2,9 @@
 
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
+use spec_core::engine::MAX_SUFFIX_TOKENS;
 use spec_core::model::Dtype;
-use spec_core::runtime::{Isa, Pinning};
+use spec_core::runtime::{Isa, Lookup, Pinning, SUFFIX_TOKENS};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -74,10 +75,12 @@ pub struct ModelArgs {
     #[arg(long, value_name = "DIR|FILE.gguf|random:NAME[@SEED]")]
     pub target: PathBuf,
     /// Where draft tokens come from: a second model, an EAGLE head of the target, `ngram` (what followed the last
-    /// `max` tokens, or as few as `min`, where they stood before; 3 and 2 where nothing is said), or `none`.
+    /// `max` tokens, or as few as `min`, where they stood before; 3 and 2 where nothing is said), `suffix` (what mostly
+    /// followed the last tokens there, or in the last `tokens` tokens of what was read and written for those with the same
+    /// `cache_salt`; 524288 where nothing is said), or `none`.
     #[arg(
         long,
-        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|none",
+        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|none",
         default_value = "none",
         value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
     )]
@@ -171,6 +174,9 @@ pub struct TryArgs {
     /// Draft tokens in a step: a number up to the engine's maximum, 0 for none, or `auto`.
     #[arg(long, default_value = "auto")]
     pub draft_len: DraftLen,
+    /// Where drafts are looked up, alone or ahead of a model: off, ngram or suffix [default: as the engine was built].
+    #[arg(long)]
+    pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree.
     #[arg(long, default_value_t = 1)]
     pub ngram_branches: usize,
@@ -245,6 +251,11 @@ pub enum DraftSource {
         /// Tokens of the shortest.
         min: usize,
     },
+    /// Look-up there, and in texts that ended.
+    Suffix {
+        /// Tokens of those that are kept.
+        max_tokens: usize,
+    },
     /// A checkpoint.
     Model(PathBuf),
 }
@@ -258,15 +269,26 @@ impl DraftSource {
 
     fn parse(text: OsString) -> Result<Self, String> {
         let Some(known) = text.to_str() else { return Ok(Self::Model(text.into())) };
-        let lengths = match known.strip_prefix("ngram") {
-            Some("") => return Ok(Self::NGRAM),
-            Some(rest) => rest.strip_prefix(':'),
-            None => None,
+        let (name, sizes) = match known.split_once(':') {
+            Some((name, sizes)) => (name, Some(sizes)),
+            None => (known, None),
         };
-        match (known, lengths) {
-            ("none", _) => Ok(Self::None),
-            (_, Some(lengths)) => Self::ngram(lengths),
-            (_, None) => Ok(Self::Model(text.into())),
+        match (name, sizes) {
+            ("none", None) => Ok(Self::None),
+            ("ngram", None) => Ok(Self::NGRAM),
+            ("ngram", Some(lengths)) => Self::ngram(lengths),
+            ("suffix", None) => Ok(Self::Suffix { max_tokens: SUFFIX_TOKENS }),
+            ("suffix", Some(size)) => Self::suffix(size),
+            _ => Ok(Self::Model(text.into())),
+        }
+    }
+
+    /// Look-up in so many tokens of texts that ended, such as `tokens=100000`.
+    fn suffix(size: &str) -> Result<Self, String> {
+        let number = size.strip_prefix("tokens=").and_then(|number| number.parse().ok());
+        match number {
+            Some(max_tokens @ 1..=MAX_SUFFIX_TOKENS) => Ok(Self::Suffix { max_tokens }),
+            _ => Err(format!("'{size}': expected tokens=N, from 1 to {MAX_SUFFIX_TOKENS}")),
         }
     }
 

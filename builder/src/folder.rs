@@ -134,13 +134,14 @@ impl Plan {
                 let shares = device == draft_device;
                 Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
             }
-            DraftSource::None | DraftSource::Ngram { .. } => None,
+            DraftSource::None | DraftSource::Ngram { .. } | DraftSource::Suffix { .. } => None,
         };
         let drafter = match &args.draft {
             DraftSource::None => DrafterKind::None,
             &DraftSource::Ngram { max, min } => {
                 DrafterKind::Ngram { max_ngram: max, min_ngram: min }
             }
+            &DraftSource::Suffix { max_tokens } => DrafterKind::Suffix { max_tokens },
             DraftSource::Model(_) => {
                 DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
             }

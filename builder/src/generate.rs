@@ -23,6 +23,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
         threads: args.threads,
         pinning: args.pin_threads,
         isa: args.isa,
+        lookup: args.lookup,
         ngram_branches: args.ngram_branches,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,

@@ -136,6 +136,9 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
             DrafterKind::Ngram { max_ngram, min_ngram } => {
                 format!("look-up of the last {max_ngram} to {min_ngram} tokens")
             }
+            DrafterKind::Suffix { max_tokens } => {
+                format!("look-up in the text and in {max_tokens} tokens of earlier ones")
+            }
             DrafterKind::Model(peer) => format!("{}, identity {}", peer.file, peer.identity),
         },
     )?;

@@ -161,10 +161,17 @@ fn arguments_of_the_wrong_form_are_misuse() {
         ("ngram:max=x", &["'max=x' has no number"]),
         ("ngram:max=3,max=4", &["'max=4' is not known"]),
         ("ngram:", &["'' is not known: expected max=N or min=N"]),
+        ("suffix:", &["'': expected tokens=N, from 1 to 67108864"]),
+        ("suffix:tokens=0", &["'tokens=0': expected tokens=N"]),
+        ("suffix:max=3", &["'max=3': expected tokens=N"]),
     ] {
         misused(&["--target", "x", "--output", "y", "--draft", draft], parts);
     }
     misused(&["try", "m", "--prompt", "x", "--temperature", "hot"], &["hot"]);
+    misused(
+        &["try", "m", "--prompt", "x", "--lookup", "x"],
+        &["expected one of off, ngram, suffix"],
+    );
     misused(&["try", "m", "--prompt", "x", "--draft-len", "many"], &["many", "auto"]);
     misused(&["try", "m", "--prompt-ids", "1,-2"], &["-2"]);
     misused(&["try", "m", "--prompt", "x", "--logit-bias", "7"], &["ID:VALUE"]);

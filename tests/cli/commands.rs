@@ -74,6 +74,13 @@ fn verify_runs_look_ups_and_plain_models_too() {
     let dir = built(&Checkpoint::tiny(1), &["--draft", "ngram:min=1,max=4"]);
     let text = succeeds(&["inspect".as_ref(), dir.path().join("model").as_os_str()]);
     has_all(&text, &["look-up of the last 4 to 1 tokens"]);
+    let dir = built(&Checkpoint::tiny(1), &["--draft", "suffix:tokens=1000"]);
+    let model = dir.path().join("model");
+    let text = succeeds(&["inspect".as_ref(), model.as_os_str()]);
+    has_all(&text, &["look-up in the text and in 1000 tokens of earlier ones"]);
+    let line = succeeds(&["verify".as_ref(), model.as_os_str()]);
+    has_all(&line, &["the same with draft length 0 and 8"]);
+    assert!(!line.contains("(0 drafted"), "the look-up never engaged: {line}");
     let dir = built(&Checkpoint::tiny(1), &["--max-seq-len", "4"]);
     let model = dir.path().join("model");
     has_all(&succeeds(&["verify".as_ref(), model.as_os_str()]), &["without a drafter"]);

@@ -139,6 +139,7 @@ impl Intruding {
             min_confidence: 0.0,
             pages,
             prompt_rows: 0,
+            shares: spec_core::testing::Shares::All,
             sampler: &Sampler::new(params, Coupling::Path(0), Vec::new()),
         };
         self.inner.step(&[intruder], WANTED)?;

@@ -14,7 +14,7 @@ use common::{golden, models, turn};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
-use spec_core::runtime::{Options, Prefill, Request, Runtime, TARGET_FILE};
+use spec_core::runtime::{Lookup, Options, Prefill, Request, Runtime, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::PageId;
 use spec_core::testing::batch::{Forward, Logits, Segment};
@@ -320,6 +320,29 @@ fn texts_are_the_same_with_trees_of_looked_up_drafts() {
         // What is drafted beside a model follows what steps cost.
         let is_better = of_chains < of_trees && of_trees < drafted;
         assert!(drafts == Drafts::Model || is_better, "a second branch is accepted, too");
+    }
+}
+
+#[test]
+fn texts_are_the_same_with_drafts_from_texts_that_ended() {
+    for drafts in [Drafts::Lookup, Drafts::Model] {
+        let (_dir, engine) = target(drafts);
+        let mut requests = requests_of_three_tokens();
+        // The second one is decided about on the host, and drafts from the same texts.
+        requests[1].sampling.logprobs = Some(1);
+        let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
+        let options = Options { lookup: Some(Lookup::Suffix), ..running::options(Fixed) };
+        let mut runtime = load_with(&engine, options, Schedule::PLAIN);
+        let rounds = [0, 1].map(|_| {
+            let done = running::run(&mut runtime, &requests);
+            assert_eq!(texts(&done), alone, "{drafts:?}");
+            done
+        });
+        let [first, again] = rounds.map(|done| totals(&done));
+        eprintln!("{drafts:?}: drafted and accepted {first:?}, then {again:?}");
+        // A model's drafts are as good as those of texts of three tokens.
+        let is_better = again.1 * first.0 > first.1 * again.0;
+        assert!(drafts == Drafts::Model || is_better, "what ended is drafted from");
     }
 }
 

@@ -24,6 +24,7 @@ def server(serve, engine):
         Model("stream", engine, parameters=pool),
         Model("whole", engine, decoupled=False, parameters=pool),
         Model("tight", short, parameters=tight),
+        Model("suffix", engine, parameters={**pool, "lookup": "suffix", "draft_len": 8}),
     ], gates=True)
 
 
@@ -125,3 +126,17 @@ def test_preempted_sequences_give_the_text_of_try(server, reference):
 
 def preempted(server, model):
     return server.metric("nv_spec_engine_metrics", model=model, engine_metric_type="preemptions")
+
+
+def test_answers_are_drafted_from_answers_to_the_same_salt(server, reference):
+    asked = dict(text_input=SYSTEM + QUESTIONS[0], max_tokens=40, ignore_eos=True)
+
+    def accepted(salt):
+        measured = {**asked, "return_perf_metrics": True, **({"cache_salt": salt} if salt else {})}
+        answer = client.grpc_stream(server, "suffix", measured).good()
+        assert answer.text == reference.text(**asked)
+        return answer.value("acceptance_rate"), answer.value("total_accepted_draft_tokens")
+
+    first, again, other, other_again = [accepted(salt) for salt in [None, None, "a tenant", "a tenant"]]
+    assert again[0] > first[0] and again[1] > first[1], (first, again)
+    assert other == first and other_again == again, (first, again, other, other_again)

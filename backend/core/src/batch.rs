@@ -3,7 +3,7 @@
 
 use crate::pages::PageId;
 use crate::sampling::Sampler;
-use crate::sequence::SequenceId;
+use crate::sequence::{SequenceId, Shares};
 use crate::{Error, Result};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub struct Entry<'a> {
     /// So many rows of the chunk, the last ones but for that of the last known token, tell how likely the prompt's
     /// tokens behind them are: what the request wants to hear of them.
     pub prompt_rows: usize,
+    /// Whose texts may be looked at for its drafts: those whose pages it may share.
+    pub shares: Shares,
     /// How to turn logits into tokens.
     pub sampler: &'a Sampler,
 }

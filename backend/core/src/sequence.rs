@@ -47,7 +47,7 @@ pub(crate) struct Limits {
 
 /// With whom a sequence shares the pages that it begins with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Shares {
+pub enum Shares {
     /// With no other.
     NoOne,
     /// With all that share so and begin alike.

@@ -3,7 +3,8 @@
 //! on, and nothing here stays as it is for anybody.
 
 pub use crate::exec::host::Host;
-pub use crate::pages::PageId;
+pub use crate::pages::{PageId, PageKey};
+pub use crate::sequence::Shares;
 pub use crate::tokenizer::decode::Detokenizer;
 
 /// What goes into a step, and what comes out of it.
@@ -16,7 +17,7 @@ pub mod batch {
 /// Drafters by themselves.
 pub mod draft {
     pub use crate::draft::{
-        Drafter, Eagle, Head, HeadPass, HeadSegment, Model, Ngram, Proposal, Verified,
+        Drafter, Eagle, Head, HeadPass, HeadSegment, Model, Ngram, Proposal, Suffix, Verified,
     };
 }
 

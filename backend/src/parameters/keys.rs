@@ -83,6 +83,14 @@ pub(crate) static KEYS: &[Key] = &[
         "draft tokens in a step: chosen from acceptance and cost, or always this many; 0 decodes plainly",
     ),
     key(
+        "lookup",
+        "`off`, `ngram`, `suffix`",
+        "as built",
+        lookup,
+        "where drafts are looked up, alone or ahead of the drafter that the engine was built with: in the text itself, or \
+         also in what was lately read and written for requests with the same `cache_salt`",
+    ),
+    key(
         "ngram_branches",
         "number",
         "`1`",
@@ -443,6 +451,11 @@ fn draft_len(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
         "auto" => None,
         _ => Some(parsed(value, "auto or a whole number of at least 0")?),
     };
+    Ok(())
+}
+
+fn lookup(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
+    settings.lookup = Some(value.parse().map_err(|_| "off, ngram or suffix")?);
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 
 use crate::contract::Profile;
 use serde_json::Value;
-use spec_core::runtime::{Isa, Pinning, Prefill};
+use spec_core::runtime::{Isa, Lookup, Pinning, Prefill};
 use triton_backend::{Error, Result};
 
 mod keys;
@@ -87,6 +87,8 @@ pub struct Settings {
     pub isa: Option<Isa>,
     /// Draft tokens in a step; `None` adapts.
     pub draft_len: Option<usize>,
+    /// Where drafts are looked up; `None` is as the engine was built.
+    pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side.
     pub ngram_branches: usize,
     /// Part of the free memory that the KV cache may take.
@@ -167,6 +169,7 @@ impl Default for Settings {
             pin_threads: Pinning::default(),
             isa: None,
             draft_len: None,
+            lookup: None,
             ngram_branches: 1,
             kv_memory_fraction: None,
             max_kv_tokens: None,

@@ -97,7 +97,7 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         writeln!(text, "{}", step_table(&steps))?;
     }
     text.truncate(text.trim_end().len() + 1);
-    if matches!(plan.drafter, DrafterKind::Ngram { .. }) {
+    if matches!(plan.drafter, DrafterKind::Ngram { .. } | DrafterKind::Suffix { .. }) {
         writeln!(
             text,
             "look-ups are taken to cost nothing; a step without a match is a plain one"

@@ -1,20 +1,20 @@
 //! Look-up first, another drafter otherwise: where the text repeats itself, a draft as long as allowed comes for
 //! nothing and no model runs. It catches up when it is asked again.
 
-use super::{Drafter, Ngram, Proposal, Verified};
+use super::{Drafter, Proposal, Verified};
 use crate::Result;
 use crate::batch::Entry;
 use crate::sequence::SequenceId;
 
 /// Two drafters in turn.
 pub(crate) struct Combined {
-    lookup: Ngram,
+    lookup: Box<dyn Drafter>,
     next: Box<dyn Drafter>,
 }
 
 impl Combined {
     /// Asks `lookup` for every draft, and `next` where it has none.
-    pub(crate) fn new(lookup: Ngram, next: Box<dyn Drafter>) -> Self {
+    pub(crate) fn new(lookup: Box<dyn Drafter>, next: Box<dyn Drafter>) -> Self {
         Self { lookup, next }
     }
 }
@@ -35,7 +35,7 @@ impl Drafter for Combined {
     }
 
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
-        let found = ask_first(&mut self.lookup, entries)?;
+        let found = ask_first(&mut *self.lookup, entries)?;
         let rest = entries.iter().zip(&found).filter(|(_, found)| found.is_none());
         let rest: Vec<Entry<'_>> = rest.map(|(entry, _)| *entry).collect();
         let mut others = self.next.propose(&rest)?.into_iter();
@@ -56,7 +56,7 @@ impl Drafter for Combined {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cached, Model};
+    use super::super::{Cached, Model, Ngram};
     use super::*;
     use crate::batch::{Forward, Logits, Segment};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
@@ -83,7 +83,7 @@ mod tests {
     fn repeated_text_is_looked_up_and_the_model_catches_up_afterwards() {
         let fed = Arc::new(Mutex::new(Vec::new()));
         let model = Model::new(Box::new(Nine(Arc::clone(&fed))), 10);
-        let mut drafter = Combined::new(Ngram::new(3, 2), Box::new(model));
+        let mut drafter = Combined::new(Box::new(Ngram::new(3, 2)), Box::new(model));
         let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
         let entry = |tokens, draft_computed| Entry {
             id: 7,
@@ -99,6 +99,7 @@ mod tests {
             min_confidence: 0.0,
             pages: &[0],
             prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
             sampler: &sampler,
         };
         let repeats = entry(&[1, 2, 3, 4, 1, 2][..], 4);

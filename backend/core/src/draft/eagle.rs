@@ -349,6 +349,7 @@ mod tests {
                 min_confidence: 0.0,
                 pages: &[4, 9, 2, 6, 1, 3, 5, 7, 8, 10, 11, 12, 13],
                 prompt_rows: 0,
+                shares: crate::sequence::Shares::All,
                 sampler,
             };
             let proposal = eagle.propose(&[entry]).unwrap().remove(0);

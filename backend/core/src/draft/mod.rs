@@ -6,15 +6,19 @@
 pub(crate) mod catch_up;
 mod chain;
 mod combined;
+mod corpus;
 mod eagle;
 mod model;
 mod ngram;
+mod suffix;
+mod text;
 
 pub(crate) use catch_up::Cached;
 pub(crate) use combined::{Combined, ask_first};
 pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
 pub use model::Model;
 pub use ngram::Ngram;
+pub use suffix::Suffix;
 
 use crate::Result;
 use crate::batch::Entry;

@@ -65,7 +65,7 @@ impl Ngram {
         }
         for end in index.len..tokens.len() {
             for len in self.lengths().filter(|&len| len <= end) {
-                let earlier = index.continuations.insert(hash(&tokens[end - len..end]), end);
+                let earlier = index.continuations.insert(hash(0, &tokens[end - len..end]), end);
                 if self.branches > 1
                     && let Some(earlier) = earlier
                 {
@@ -86,7 +86,7 @@ impl Ngram {
         let mut num_branches = 0;
         for len in self.lengths().rev().filter(|&len| len < tokens.len()) {
             let last = &tokens[tokens.len() - len..];
-            let mut place = index.continuations.get(&hash(last)).copied();
+            let mut place = index.continuations.get(&hash(0, last)).copied();
             for _ in 0..MAX_PLACES {
                 let Some(start) = place.filter(|_| num_branches < self.branches) else { break };
                 if tokens[start - len..start] == *last {
@@ -107,7 +107,7 @@ impl Ngram {
     fn lookup<'a>(&self, index: &Index, tokens: &'a [u32], max: usize) -> &'a [u32] {
         for len in self.lengths().rev().filter(|&len| len < tokens.len()) {
             let last = &tokens[tokens.len() - len..];
-            if let Some(&start) = index.continuations.get(&hash(last))
+            if let Some(&start) = index.continuations.get(&hash(0, last))
                 && tokens[start - len..start] == *last
             {
                 return &tokens[start..tokens.len().min(start.saturating_add(max))];
@@ -181,9 +181,9 @@ fn graft(tree: &mut Proposal, tokens: &[u32], budget: usize) -> bool {
     added > 0
 }
 
-/// A multiplication and a fold a token, starting from the length.
-fn hash(ngram: &[u32]) -> u64 {
-    let start = 0xcbf2_9ce4_8422_2325 ^ ngram.len() as u64;
+/// A multiplication and a fold a token, starting from the length and a seed.
+pub(super) fn hash(seed: u64, ngram: &[u32]) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ seed ^ ngram.len() as u64;
     let mix = |hash: u64, &token: &u32| {
         let product = (hash ^ u64::from(token)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         product ^ (product >> 29)
@@ -229,6 +229,7 @@ mod tests {
             min_confidence: 0.0,
             pages: &[],
             prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
             sampler: &sampler(),
         };
         let proposal = drafter.propose(&[entry]).unwrap().remove(0);

@@ -116,6 +116,9 @@ fn check_limits(limits: &Limits, model: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
+/// Most tokens of ended texts to draft from.
+pub const MAX_SUFFIX_TOKENS: usize = 1 << 26;
+
 fn check_peers(
     role: Role,
     drafter: &DrafterKind,
@@ -131,6 +134,13 @@ fn check_peers(
         (Role::Draft, ..) => return Err("a draft names a drafter, expected none".into()),
         (Role::Target, DrafterKind::None, None) => return Ok(()),
         (Role::Target, DrafterKind::Model(peer), None) => check_peer(peer)?,
+        (Role::Target, &DrafterKind::Suffix { max_tokens }, None) => {
+            if !(1..=MAX_SUFFIX_TOKENS).contains(&max_tokens) {
+                return Err(format!(
+                    "suffix: max_tokens is {max_tokens}, expected 1 to {MAX_SUFFIX_TOKENS}"
+                ));
+            }
+        }
         (Role::Target, &DrafterKind::Ngram { max_ngram, min_ngram }, None) => {
             if min_ngram == 0 || min_ngram > max_ngram {
                 return Err(format!(

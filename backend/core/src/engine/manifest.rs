@@ -52,6 +52,11 @@ pub enum DrafterKind {
         /// Shortest suffix looked up, in tokens.
         min_ngram: usize,
     },
+    /// What followed the last tokens in the text, or in others that were read and written lately.
+    Suffix {
+        /// Tokens of other texts that are kept.
+        max_tokens: usize,
+    },
     /// A second engine.
     Model(Peer),
 }

@@ -6,7 +6,7 @@ use super::PAGE_TOKENS;
 
 /// Names the contents of a full page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct PageKey([u8; 32]);
+pub struct PageKey([u8; 32]);
 
 /// Keep the names of salts apart from those of pages, whatever a client takes as its salt.
 const SALT_CONTEXT: &str = "speculative decoding for Triton: salt of the prefix cache";
@@ -23,6 +23,12 @@ impl PageKey {
     pub(crate) fn of_pair(name: u64, secret: u64) -> PageKey {
         let pair = [name.to_le_bytes(), secret.to_le_bytes()].concat();
         Self(blake3::derive_key(ROWS_CONTEXT, &pair))
+    }
+
+    /// A part of it that may agree with others by chance.
+    pub(crate) fn short(&self) -> u64 {
+        let [first, ..] = *self.0.as_chunks().0 else { unreachable!("it has 32 bytes") };
+        u64::from_le_bytes(first)
     }
 
     /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text.

@@ -4,7 +4,7 @@
 mod key;
 mod pool;
 
-pub(crate) use key::PageKey;
+pub use key::PageKey;
 pub(crate) use pool::{Kept, PagePool};
 
 /// Index of a page; one table serves target and drafter, whose caches have the same geometry.

@@ -1,13 +1,13 @@
 //! From engines with their places to an executor: weights are brought to where they are used, or found there, and
 //! target and drafter are put together.
 
+use super::lookup::Settled;
 use super::memory::{Memory, MemoryType, WeightCopy};
 use super::placement::{Place, Placement, Promises};
 use super::shared::{Copies, Numbered};
 use crate::batch::{Executor, Forward};
 use crate::draft::{self, Drafter};
 use crate::draft_len::DraftPolicy;
-use crate::engine::DrafterKind;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
@@ -16,11 +16,6 @@ use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Repeated tokens before which the adaptive policy looks up the draft instead of running the drafter model:
-/// from the longest to the shortest. Shorter repeats are right too seldom to beat the model.
-const MAX_LOOKUP: usize = 5;
-const MIN_LOOKUP: usize = 3;
 
 /// An executor, and what it took.
 pub(super) struct Loaded {
@@ -56,19 +51,25 @@ impl Loader<'_> {
         let target = self.model(0, &mut memory)?;
         let has_draft = placement.engines.len() > 1;
         let draft = has_draft.then(|| self.model(1, &mut memory)).transpose()?;
-        let branches = placement.ngram_branches;
-        let lookup = || {
-            let lookup = lookup(&engine.manifest().drafter, policy)?;
-            Some(lookup.with_branches(branches))
-        };
-        let drafts = lookup().is_some() || draft.is_some();
-        let steps = self.steps(&target, draft.as_ref(), lookup());
+        let lookup = Settled::of(&engine.manifest().drafter, placement.lookup, policy)?;
+        let drafts = lookup.is_some() || draft.is_some();
+        let mut steps = self.steps(&target, draft.as_ref());
+        let lookup = lookup.map(|lookup| {
+            let (all, rest) = lookup.drafters(placement.ngram_branches);
+            match &mut steps {
+                // Asked ahead of the host, about all sequences.
+                Some(steps) => {
+                    steps.first = Some(all);
+                    rest
+                }
+                None => all,
+            }
+        });
 
         let draft = draft.map(|draft| draft.drafter(placement));
-        let drafter: Option<Box<dyn Drafter>> = match (lookup(), draft) {
+        let drafter: Option<Box<dyn Drafter>> = match (lookup, draft) {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
-            (Some(lookup), None) => Some(Box::new(lookup)),
-            (None, draft) => draft,
+            (lookup, draft) => lookup.or(draft),
         };
         let first = self.num_pages as PageId;
         let scratch = first..first + placement.scratch_pages(0) as PageId;
@@ -85,12 +86,7 @@ impl Loader<'_> {
     }
 
     /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.
-    fn steps(
-        &self,
-        target: &Model,
-        draft: Option<&Model>,
-        lookup: Option<draft::Ngram>,
-    ) -> Option<cuda::OnGpu> {
+    fn steps(&self, target: &Model, draft: Option<&Model>) -> Option<cuda::OnGpu> {
         let Model::Gpu(target, number, gpu) = target else { return None };
         let drafter: Option<Box<dyn GraphDrafter>> = match draft {
             None => None,
@@ -103,8 +99,7 @@ impl Loader<'_> {
         };
         let (gpu, target) = (gpu.clone(), Arc::clone(target));
         let launch_ahead = self.placement.launch_ahead;
-        let first = lookup.map(|lookup| -> Box<dyn Drafter> { Box::new(lookup) });
-        Some(cuda::OnGpu { gpu, target, first, drafter, launch_ahead })
+        Some(cuda::OnGpu { gpu, target, first: None, drafter, launch_ahead })
     }
 
     /// Loads an engine, and tells what weights it has.
@@ -196,19 +191,6 @@ impl Loader<'_> {
             }
         }
         own
-    }
-}
-
-/// The look-up of an engine without a model to draft with; beside a model, the adaptive policy has one too.
-fn lookup(kind: &DrafterKind, policy: DraftPolicy) -> Option<draft::Ngram> {
-    match (kind, policy) {
-        (DrafterKind::Ngram { max_ngram, min_ngram }, _) => {
-            Some(draft::Ngram::new(*max_ngram, *min_ngram))
-        }
-        (DrafterKind::Model(_), DraftPolicy::Adaptive) => {
-            Some(draft::Ngram::new(MAX_LOOKUP, MIN_LOOKUP))
-        }
-        _ => None,
     }
 }
 

@@ -3,6 +3,7 @@
 mod folder;
 mod ledger;
 mod loading;
+mod lookup;
 mod memory;
 mod placement;
 mod shared;
@@ -14,6 +15,7 @@ mod text;
 mod tests;
 
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
+pub use lookup::{Lookup, SUFFIX_TOKENS};
 pub use memory::{Memory, MemoryType, WeightCopy};
 pub use placement::page_bytes;
 pub use shared::SharedWeights;
@@ -72,6 +74,9 @@ pub struct Options {
     pub kv_tokens: Option<usize>,
     /// How draft lengths are chosen.
     pub draft_policy: DraftPolicy,
+    /// Where drafts are looked up, alone or ahead of a model that drafts; `None` is as the engine was built, and in the
+    /// sequence's own text ahead of a model whose draft lengths adapt.
+    pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
     pub ngram_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
@@ -104,6 +109,7 @@ impl Default for Options {
             kv_free_fraction: None,
             kv_tokens: None,
             draft_policy: DraftPolicy::Adaptive,
+            lookup: None,
             ngram_branches: 1,
             max_num_tokens: None,
             max_queue: 1024,

@@ -1,6 +1,7 @@
 //! Where target and drafter run, what they need of the memory there, and what is free of it.
 
 use super::ledger::{Decision, Ledger, Promise};
+use super::lookup::Lookup;
 use super::memory::{self, Free, MemoryType, Source};
 use super::shared::{Copies, Key};
 use super::{MAX_GIVEN_LEN, Options};
@@ -44,6 +45,7 @@ pub(super) struct Placement<'a> {
     pub(super) prefill: Prefill,
     pub(super) launch_ahead: bool,
     pub(super) ngram_branches: usize,
+    pub(super) lookup: Option<Lookup>,
     pub(super) open: OpenGpu<'a>,
     /// How large steps may be.
     pub(super) bounds: StepBounds,
@@ -102,6 +104,7 @@ impl<'a> Placement<'a> {
             prefill: options.prefill,
             launch_ahead: options.launch_ahead,
             ngram_branches: options.ngram_branches.max(1),
+            lookup: options.lookup,
             open,
             bounds: step_bounds(target, draft, options),
         })

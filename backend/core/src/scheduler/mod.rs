@@ -243,6 +243,7 @@ impl Scheduler {
                 min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
                 prompt_rows: part.prompt_rows,
+                shares: sequence.shares,
                 sampler: &sequence.sampler,
             }
         };

@@ -1,6 +1,7 @@
 //! Two models that are functions of the tokens before, and sequences to be continued with them.
 
 use spec_core::sampling::SamplingParams;
+use spec_core::testing::Shares;
 use spec_core::testing::batch::Entry;
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
@@ -75,6 +76,7 @@ impl Sequence {
             min_confidence: self.min_confidence,
             pages: &[],
             prompt_rows: 0,
+            shares: Shares::All,
             sampler: &self.sampler,
         }
     }

@@ -157,6 +157,12 @@ fn the_other_fields_must_be_sane() {
         refusal(|m| m.drafter = DrafterKind::Ngram { max_ngram: 1, min_ngram: 2 }),
         "ngram: min_ngram is 2, expected 1 to max_ngram 1"
     );
+    for max_tokens in [0, usize::MAX] {
+        assert_eq!(
+            refusal(|m| m.drafter = DrafterKind::Suffix { max_tokens }),
+            format!("suffix: max_tokens is {max_tokens}, expected 1 to 67108864")
+        );
+    }
     assert_eq!(
         refusal(|m| m.tokenizer.truncate(3)),
         r#"tokenizer is "777", expected 64 lowercase hex digits"#

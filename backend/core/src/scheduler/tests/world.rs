@@ -204,7 +204,13 @@ impl World {
             let is_same =
                 other.tokens.len() >= end && other.tokens[..end] == sequence.tokens[..end];
             let shares = other.shares == sequence.shares && other.shares != Shares::NoOne;
-            is_same && shares && other.computed < end && halves(other) >= halves(sequence)
+            // A page of generated tokens has no name before it is kept: nobody waits for one.
+            let is_named = idx < other.page_keys.len();
+            is_same
+                && shares
+                && is_named
+                && other.computed < end
+                && halves(other) >= halves(sequence)
         };
         let mut before = self.scheduler.running.range(..key);
         !sequence.tells_of_prompt()

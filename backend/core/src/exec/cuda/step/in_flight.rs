@@ -124,6 +124,7 @@ mod tests {
             min_confidence: 0.5,
             pages,
             prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
             sampler,
         }
     }

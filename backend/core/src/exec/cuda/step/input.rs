@@ -161,6 +161,7 @@ mod tests {
             min_confidence: 0.0,
             pages: &[],
             prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
             sampler,
         }
     }
