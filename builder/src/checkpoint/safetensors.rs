@@ -1,5 +1,6 @@
 //! The one file that knows safetensors' bytes: a u64 length, a JSON header, the data. Reads only the
-//! header, bounded; checks every offset against the file and every size against its shape.
+//! header, bounded; checks every offset against the file and every size against its shape. The crate of that name, which the
+//! tests compare with, wants the whole file in memory, and its errors name neither the file nor the two values.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};

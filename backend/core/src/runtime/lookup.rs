@@ -46,7 +46,7 @@ const MIN_BESIDE: usize = 3;
 const MAX_ALONE: usize = 3;
 const MIN_ALONE: usize = 2;
 
-/// Tokens of ended texts that are kept unless the engine says otherwise: some 70 bytes each.
+/// Tokens of ended texts that are kept unless the engine says otherwise: some 100 bytes each.
 pub const SUFFIX_TOKENS: usize = 1 << 19;
 
 /// A look-up with its sizes.
