@@ -89,7 +89,8 @@ pub(crate) static KEYS: &[Key] = &[
         lookup,
         "where drafts are looked up, alone or ahead of the drafter that the engine was built with: in the text itself, or \
          also in what was lately read and written for requests with the same `cache_salt`, of which an instance keeps \
-         524288 tokens, some 50 MB, unless the engine was built with another number",
+         524288 tokens, some 50 MB, unless the engine was built with another number; without `enable_kv_cache_reuse` nobody \
+         looks at the texts of others",
     ),
     key(
         "ngram_branches",
