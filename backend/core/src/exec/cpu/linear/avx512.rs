@@ -305,7 +305,11 @@ impl Format for Fp8 {
     }
 }
 
-/// `R` rows, `Q` quarters of the outputs at a time; `FETCH`: what comes next.
+/// How far ahead of the reads a pass that reads straight through fetches, in bytes: the processor's own prefetcher stops at
+/// the end of a page.
+const AHEAD: usize = 4096;
+
+/// `R` rows, `Q` quarters of the outputs at a time; `FETCH`: what comes behind the chunk.
 ///
 /// # Safety
 /// The tile's pointers cover `R` rows, and the machine has the level's features.
@@ -342,9 +346,11 @@ unsafe fn strip<F: Format, const R: usize, const Q: usize, const FETCH: bool>(
         let (mut w, mut x) = (tile.w, tile.x.cast::<i32>());
         for group in 0..tile.units {
             for quarter in 0..Q {
-                if FETCH {
-                    prefetch(tile.next(group).wrapping_add(64 * (first + quarter)));
-                }
+                let line = 64 * (first + quarter);
+                prefetch(match FETCH {
+                    true => tile.next(group).wrapping_add(line),
+                    false => w.wrapping_add(AHEAD + line),
+                });
                 let vectors = F::load(tables, w, first + quarter);
                 for (word, w) in vectors.as_ref().iter().enumerate() {
                     for (r, acc) in acc.iter_mut().enumerate() {
