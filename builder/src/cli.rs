@@ -57,6 +57,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Generate text from a built model folder, without a server.
     Try(Box<TryArgs>),
+    /// Let a built target answer prompts, and store its tokens and hidden states to train a draft head with.
+    Collect(Box<CollectArgs>),
     /// Convert a GGUF file to a Hugging Face checkpoint folder in bf16.
     Export {
         /// The GGUF file.
@@ -237,6 +239,47 @@ pub struct TryArgs {
     /// Print one JSON object on one line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A collection.
+#[derive(Clone, Debug, Args)]
+pub struct CollectArgs {
+    /// A folder written by this program.
+    #[arg(long, value_name = "MODEL_DIR")]
+    pub target: PathBuf,
+    /// Prompts, one a line: text, or JSON with `prompt`, `turns` (the first one), `messages` or `prompt_ids`. May be repeated.
+    #[arg(long, value_name = "FILE", required = true)]
+    pub prompts: Vec<PathBuf>,
+    /// The folder to fill. One that was begun is gone on with.
+    #[arg(long, value_name = "DIR")]
+    pub output: PathBuf,
+    /// Answers to each prompt: the first one is greedy, the others are drawn.
+    #[arg(long, default_value_t = 1)]
+    pub answers: usize,
+    /// Of the answers that are drawn.
+    #[arg(long, default_value_t = 0.8)]
+    pub temperature: f32,
+    /// Tokens of an answer at most.
+    #[arg(long, default_value_t = 512)]
+    pub max_tokens: usize,
+    /// One prompt of so many is answered once and kept to measure with; 0 keeps none.
+    #[arg(long, default_value_t = 10)]
+    pub held_out: usize,
+    /// Layers behind which hidden states are taken, beside the last one [default: 2, half of them, all but 3].
+    #[arg(long, value_delimiter = ',')]
+    pub layers: Option<Vec<usize>>,
+    /// Stop once the hidden states take so many GiB.
+    #[arg(long, default_value_t = 20)]
+    pub max_gib: usize,
+    /// Give prompts to the model as they are, without its chat template.
+    #[arg(long)]
+    pub plain: bool,
+    /// Threads [default: one for each physical core that may be used].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction set to compute with: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    #[arg(long)]
+    pub isa: Option<Isa>,
 }
 
 /// Where draft tokens come from.

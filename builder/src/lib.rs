@@ -3,6 +3,7 @@
 pub mod check;
 pub mod checkpoint;
 pub mod cli;
+pub mod collect;
 pub mod compile;
 pub mod cuda;
 pub mod device;
@@ -14,6 +15,7 @@ pub mod pair;
 pub mod pbtxt;
 pub mod plan;
 pub mod progress;
+pub mod prompts;
 pub mod roofline;
 pub mod sizes;
 pub mod staging;

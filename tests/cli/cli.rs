@@ -4,6 +4,7 @@
 
 mod bad_engine;
 mod bad_input;
+mod collect;
 mod commands;
 mod cuda;
 mod killed;

@@ -12,6 +12,7 @@ mod model;
 mod ngram;
 mod suffix;
 mod text;
+mod watch;
 
 pub(crate) use catch_up::Cached;
 pub(crate) use combined::{Combined, ask_first};
@@ -19,6 +20,7 @@ pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
 pub use model::Model;
 pub use ngram::Ngram;
 pub use suffix::Suffix;
+pub use watch::{OnStates, Watch};
 
 use crate::Result;
 use crate::batch::Entry;

@@ -6,7 +6,7 @@ use super::memory::{Memory, MemoryType, WeightCopy};
 use super::placement::{Place, Placement, Promises};
 use super::shared::{Copies, Numbered};
 use crate::batch::{Executor, Forward};
-use crate::draft::{self, Drafter};
+use crate::draft::{self, Drafter, Watch};
 use crate::draft_len::DraftPolicy;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
@@ -40,6 +40,8 @@ pub(super) struct Loader<'a> {
     pub(super) num_pages: usize,
     pub(super) promises: &'a Promises,
     pub(super) copies: &'a mut Copies,
+    /// Who looks on in place of what drafts.
+    pub(super) watch: Option<Watch>,
 }
 
 impl Loader<'_> {
@@ -51,9 +53,17 @@ impl Loader<'_> {
         let target = self.model(0, &mut memory)?;
         let has_draft = placement.engines.len() > 1;
         let draft = has_draft.then(|| self.model(1, &mut memory)).transpose()?;
-        let lookup = Settled::of(&engine.manifest().drafter, placement.lookup, policy)?;
+        let watch = self.watch.take();
+        let lookup = match &watch {
+            None => Settled::of(&engine.manifest().drafter, placement.lookup, policy)?,
+            Some(_) => None,
+        };
         let drafts = lookup.is_some() || draft.is_some();
-        let mut steps = self.steps(&target, draft.as_ref());
+        // A step that is all on a GPU tells nobody what is in between.
+        let mut steps = match &watch {
+            None => self.steps(&target, draft.as_ref()),
+            Some(_) => None,
+        };
         let lookup = lookup.map(|lookup| {
             let (all, rest) = lookup.drafters(placement.ngram_branches);
             match &mut steps {
@@ -71,6 +81,7 @@ impl Loader<'_> {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (lookup, draft) => lookup.or(draft),
         };
+        let drafter = drafter.or_else(|| watch.map(|watch| Box::new(watch) as _));
         let first = self.num_pages as PageId;
         let scratch = first..first + placement.scratch_pages(0) as PageId;
         let Some(target) = target.forward(scratch) else {

@@ -39,6 +39,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 pub use crate::batch::Emitted;
+pub use crate::draft::{OnStates, Watch};
 pub use crate::draft_len::DraftPolicy;
 pub use crate::exec::cpu::{Isa, Pinned, Pinning};
 pub use crate::exec::cuda::Prefill;
@@ -208,7 +209,15 @@ impl Runtime {
         weights: &SharedWeights,
     ) -> Result<Self> {
         let open = |ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?) as _);
-        Self::load_with(target, options, &open, weights)
+        Self::load_with(target, options, &open, weights, None)
+    }
+
+    /// Loads a target alone, without what it drafts with, and has someone look on while it computes.
+    pub fn load_watched(target: &Engine, options: &Options, watch: Watch) -> Result<Self> {
+        let open = |ordinal| Ok(Box::new(cuda::Driver::open(ordinal)?) as _);
+        // What is found in the cache is not computed.
+        let options = Options { kv_reuse: false, ..options.clone() };
+        Self::load_with(target, &options, &open, &SharedWeights::default(), Some(watch))
     }
 
     /// As `load_sharing`, with GPUs that `open` gives for their numbers.
@@ -217,14 +226,20 @@ impl Runtime {
         options: &Options,
         open: OpenGpu<'_>,
         weights: &SharedWeights,
+        watch: Option<Watch>,
     ) -> Result<Self> {
-        let draft = target.open_drafter()?;
+        let draft = if watch.is_some() { None } else { target.open_drafter()? };
         let manifest = target.manifest();
         let mut copies = weights.lock();
         let placement = Placement::new(target, draft.as_ref(), options, open)?;
         let (num_pages, promises) = placement.promise(&manifest.limits, options, &copies)?;
-        let loader =
-            Loader { placement: &placement, num_pages, promises: &promises, copies: &mut copies };
+        let loader = Loader {
+            placement: &placement,
+            num_pages,
+            promises: &promises,
+            copies: &mut copies,
+            watch,
+        };
         let Loaded { executor, drafts, memory } = loader.load(options.draft_policy)?;
         let limits = manifest.limits.clone();
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };

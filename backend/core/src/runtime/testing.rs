@@ -10,7 +10,7 @@ use crate::sequence::SequenceId;
 impl Runtime {
     /// As `load`, with GPUs that `open` gives for their numbers.
     pub fn load_on(target: &Engine, options: &Options, open: OpenGpu<'_>) -> Result<Self> {
-        Self::load_with(target, options, open, &SharedWeights::default())
+        Self::load_with(target, options, open, &SharedWeights::default(), None)
     }
 
     /// Puts something around the executor: a recorder, or a fault.

@@ -1,0 +1,188 @@
+//! What drafters bring, each beside plain decoding in the same round.
+//!
+//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--rounds N]` has each model folder,
+//! of one target with another drafter each, answer the prompts one by one. Texts are compared with plain ones of the same
+//! folder, ratios are of the same round, and the median of them is printed. With `--held-out N` every Nth prompt is asked,
+//! those that `spec-build collect` held out.
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use spec_build::cli::DraftLen;
+use spec_build::generate::run;
+use spec_build::prompts;
+use spec_core::runtime::{DraftPolicy, Lookup, ModelFolder, Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
+use std::path::PathBuf;
+
+/// Positions of a draft whose acceptance is shown.
+const POSITIONS: usize = 4;
+
+#[derive(Parser)]
+struct Args {
+    /// Built model folders.
+    #[arg(required = true)]
+    models: Vec<PathBuf>,
+    /// As for `spec-build collect`; may be repeated.
+    #[arg(long, required = true)]
+    prompts: Vec<PathBuf>,
+    /// Ask every Nth prompt alone.
+    #[arg(long, default_value_t = 1)]
+    held_out: usize,
+    /// Prompts that are asked at most, evenly from all.
+    #[arg(long, default_value_t = 12)]
+    num: usize,
+    /// Tokens of each answer at most.
+    #[arg(long, default_value_t = 128)]
+    tokens: usize,
+    /// 0 is greedy; others are drawn with seeds.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Draft lengths, `auto` among them.
+    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    draft_len: Vec<DraftLen>,
+    /// Where drafts are looked up ahead of a model or a head: off, ngram or suffix [default: as a server does].
+    #[arg(long)]
+    lookup: Option<Lookup>,
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+/// What the prompts took once.
+#[derive(Default)]
+struct Took {
+    seconds: f64,
+    tokens: usize,
+    steps: u64,
+    drafts: u64,
+    accepted: [u64; POSITIONS],
+    texts: Vec<Vec<u32>>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let folders: Vec<ModelFolder> =
+        args.models.iter().map(|path| ModelFolder::open(path)).collect::<Result<_, _>>()?;
+    let prompts = chosen(&args, &folders[0])?;
+    println!(
+        "{} prompts, up to {} tokens each, temperature {}",
+        prompts.len(),
+        args.tokens,
+        args.temperature
+    );
+    println!();
+    println!(
+        "| model | draft length | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    // `[round][folder][plain, then each draft length]`
+    let mut rounds: Vec<Vec<Vec<Took>>> = Vec::new();
+    for _ in 0..args.rounds {
+        let round = folders.iter().map(|folder| ways(&args, folder, &prompts));
+        rounds.push(round.collect::<Result<_>>()?);
+    }
+    for (at, path) in args.models.iter().enumerate() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        for way in 0..=args.draft_len.len() {
+            let len = way.checked_sub(1).map_or("none".into(), |idx| show(args.draft_len[idx]));
+            println!("| {name} | {len} | {} |", row(&rounds, at, way));
+        }
+    }
+    Ok(())
+}
+
+fn show(len: DraftLen) -> String {
+    match len {
+        DraftLen::Auto => "auto".into(),
+        DraftLen::Fixed(len) => len.to_string(),
+    }
+}
+
+/// The prompts that are asked.
+fn chosen(args: &Args, folder: &ModelFolder) -> Result<Vec<Vec<u32>>> {
+    ensure!(args.held_out > 0, "--held-out 0: expected a number from 1 on");
+    let all = prompts::read(&args.prompts, &folder.tokenizer, true)?;
+    let kept: Vec<Vec<u32>> =
+        all.into_iter().skip(args.held_out - 1).step_by(args.held_out).collect();
+    let num = args.num.min(kept.len());
+    Ok((0..num).map(|idx| kept[idx * kept.len() / num].clone()).collect())
+}
+
+/// Plain, then with each draft length.
+fn ways(args: &Args, folder: &ModelFolder, prompts: &[Vec<u32>]) -> Result<Vec<Took>> {
+    let plain = std::iter::once(DraftLen::Fixed(0));
+    plain
+        .chain(args.draft_len.iter().copied())
+        .map(|len| answers(args, folder, len, prompts))
+        .collect()
+}
+
+fn answers(args: &Args, folder: &ModelFolder, len: DraftLen, prompts: &[Vec<u32>]) -> Result<Took> {
+    let (draft_policy, draft_len) = match len {
+        DraftLen::Auto => (DraftPolicy::Adaptive, None),
+        DraftLen::Fixed(len) => (DraftPolicy::Fixed, Some(len)),
+    };
+    let options = Options {
+        draft_policy,
+        lookup: args.lookup,
+        max_batch_size: Some(1),
+        ..Options::default()
+    };
+    let mut runtime = Runtime::load(&folder.target, &options)?;
+    let _pinned = runtime.pin_caller();
+    let mut took = Took::default();
+    for (idx, prompt) in prompts.iter().enumerate() {
+        let sampling = SamplingParams {
+            temperature: args.temperature,
+            seed: Some(idx as u64),
+            ..SamplingParams::default()
+        };
+        let request = Request {
+            prompt: prompt.clone().into(),
+            max_tokens: args.tokens,
+            draft_len,
+            sampling,
+            ..Request::default()
+        };
+        let run = run(&mut runtime, request, |_| Ok(true)).context("answering a prompt")?;
+        took.seconds += run.decode.as_secs_f64();
+        took.tokens += run.emitted.len().saturating_sub(1);
+        // The first token is the prompt's.
+        took.steps += run.counters.steps.saturating_sub(1);
+        took.drafts += run.counters.drafts;
+        for (sum, count) in took.accepted.iter_mut().zip(&run.counters.accepted_per_position) {
+            *sum += count;
+        }
+        took.texts.push(run.tokens());
+    }
+    Ok(took)
+}
+
+fn row(rounds: &[Vec<Vec<Took>>], at: usize, way: usize) -> String {
+    let rate =
+        |round: &Vec<Vec<Took>>, way: usize| round[at][way].tokens as f64 / round[at][way].seconds;
+    let rates = rounds.iter().map(|round| rate(round, way));
+    let ratios = rounds.iter().map(|round| rate(round, way) / rate(round, 0));
+    let sum = |count: &dyn Fn(&Took) -> u64| -> f64 {
+        rounds.iter().map(|round| count(&round[at][way])).sum::<u64>() as f64
+    };
+    let per_step = sum(&|took| took.tokens as u64) / sum(&|took| took.steps).max(1.0);
+    let accepted: Vec<String> = (0..POSITIONS)
+        .map(|position| match sum(&|took| took.drafts) {
+            0.0 => "-".into(),
+            drafts => format!("{:.3}", sum(&|took| took.accepted[position]) / drafts),
+        })
+        .collect();
+    let same = rounds.iter().all(|round| round[at][way].texts == round[at][0].texts);
+    format!(
+        "{:.1} | {:.2} | {per_step:.2} | {} | {}",
+        median(rates.collect()),
+        median(ratios.collect()),
+        accepted.join(" | "),
+        if same { "yes" } else { "NO" }
+    )
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
