@@ -10,12 +10,15 @@ use common::{data, golden, tiny};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as Stored, SafeTensors};
 use spec_build::checkpoint::Checkpoint;
+use spec_build::cli::{DraftArgs, DraftSource};
 use spec_core::Result;
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
-use spec_core::runtime::{AdmissionPolicy, Isa, Options, Request, SequenceId, TARGET_FILE};
+use spec_core::runtime::{
+    AdmissionPolicy, DRAFT_FILE, Isa, Options, Request, SequenceId, TARGET_FILE,
+};
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::batch::{Entry, Executor, WANTED};
 use spec_core::testing::cpu::{Eagle, Model, Resources, Weights};
@@ -272,6 +275,33 @@ fn what_a_head_has_of_its_target_is_not_stored_twice() {
             let eagle = checkpoint.config.eagle.unwrap();
             let own = (eagle.own_embed, eagle.own_head);
             assert_eq!(own, (own_embed || !shares, own_head || !shares), "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_head_for_a_built_target_is_the_one_that_is_built_with_it() {
+    for (case, dtype) in CASES.iter().flat_map(|case| [(*case, Dtype::Fp32), (*case, Dtype::Int8)])
+    {
+        let (dir, target, head) = checkpoints(case);
+        let (together, later) = (dir.path().join("together"), dir.path().join("later"));
+        Recipe::model(target.clone(), dtype, head.clone(), dtype).up_to(128).build(&together);
+        Recipe::plain(target, dtype).up_to(128).build(&later);
+        let limits = Engine::open(together.join("1").join(TARGET_FILE)).unwrap();
+        let args = DraftArgs {
+            target: later.clone(),
+            draft: DraftSource::Model(head),
+            max_draft_len: Some(limits.manifest().limits.max_draft_len),
+            draft_dtype: None,
+            head_dtype: None,
+            draft_device: None,
+            cuda_lib: None,
+            quiet: true,
+        };
+        spec_build::draft::draft(&args).unwrap();
+        for file in [TARGET_FILE, DRAFT_FILE] {
+            let bytes = |folder: &Path| fs::read(folder.join("1").join(file)).unwrap();
+            assert!(bytes(&together) == bytes(&later), "{case} {dtype}: {file}");
         }
     }
 }

@@ -57,6 +57,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Generate text from a built model folder, without a server.
     Try(Box<TryArgs>),
+    /// Give a target that is built already another drafter.
+    Draft(Box<DraftArgs>),
     /// Let a built target answer prompts, and store its tokens and hidden states to train a draft head with.
     Collect(Box<CollectArgs>),
     /// Convert a GGUF file to a Hugging Face checkpoint folder in bf16.
@@ -239,6 +241,39 @@ pub struct TryArgs {
     /// Print one JSON object on one line.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Another drafter.
+#[derive(Clone, Debug, Args)]
+pub struct DraftArgs {
+    /// A folder written by this program, which gets the drafter.
+    #[arg(long, value_name = "MODEL_DIR")]
+    pub target: PathBuf,
+    /// Where draft tokens come from, as for a build.
+    #[arg(
+        long,
+        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|none",
+        value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
+    )]
+    pub draft: DraftSource,
+    /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
+    #[arg(long)]
+    pub max_draft_len: Option<usize>,
+    /// Number format of the drafter's weights [default: that of the target].
+    #[arg(long, value_parser = parse_dtype)]
+    pub draft_dtype: Option<Dtype>,
+    /// Number format of the drafter's embedding and head [default: that of the target].
+    #[arg(long, value_parser = parse_dtype)]
+    pub head_dtype: Option<Dtype>,
+    /// Where the drafter runs: `cpu`, or `cuda:ARCH[,ARCH...]` [default: where the target does].
+    #[arg(long, value_name = "DEVICE")]
+    pub draft_device: Option<String>,
+    /// Folder of NVRTC, which compiles the kernels [default: SPEC_CUDA_LIB, or found].
+    #[arg(long, value_name = "DIR")]
+    pub cuda_lib: Option<PathBuf>,
+    /// Do not report progress.
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// A collection.

@@ -40,34 +40,21 @@ pub fn build(args: &BuildArgs) -> Result<()> {
     let tokenizer = write_tokenizer(&plan.target.tokenizer, staging.path())
         .context("tokenizer of the target")?;
     if let Some(draft) = &plan.draft {
-        check_drafter(&tokenizer, &plan.target, draft, staging.path())?;
+        check_drafter(&tokenizer, plan.target.config.vocab_size, draft, staging.path())?;
     }
-    let progress = |label: &str, writer: &EngineWriter| {
-        let bytes = writer.sections().iter().map(|section| section.bytes).sum();
-        if args.quiet { Progress::hidden() } else { Progress::start(label, bytes) }
-    };
     let devices = [&plan.device, &plan.draft_device];
-    let kernels = Kernels::new(devices, args.model.cuda_lib.as_deref())?;
-    let seal = |checkpoint: &Checkpoint, file: &str, role: Role| -> Result<Sealed> {
-        let mut manifest = plan.manifest(checkpoint, role, &tokenizer);
-        manifest.builder = kernels.built_by(&manifest.builder);
-        let device = plan.device_of(role);
-        if let (Device::Cuda { archs, .. }, false) = (device, args.quiet) {
-            eprintln!("{file}: compiling kernels for {}", archs.join(", "));
-        }
-        let code = kernels.compile(&manifest)?;
-        let lengths = code.iter().map(|code| (code.section.clone(), code.cubin.len() as u64));
-        let path = staging.path().join(file);
-        let writer = EngineWriter::with_code(path, manifest, &lengths.collect())?;
-        let progress = progress(file, &writer);
-        compile(checkpoint, device, &code, &writer, &progress)?;
-        progress.finish();
-        Ok(writer.seal()?)
+    let maker = EngineMaker {
+        kernels: Kernels::new(devices, args.model.cuda_lib.as_deref())?,
+        quiet: args.quiet,
+        folder: staging.path(),
     };
-    let target = seal(&plan.target, TARGET_FILE, Role::Target).context("building the target")?;
+    let target = maker
+        .seal(&plan.target, plan.manifest(&plan.target, Role::Target, &tokenizer))
+        .context("building the target")?;
     match &plan.draft {
         Some(draft) => {
-            let draft = seal(draft, DRAFT_FILE, Role::Draft).context("building the draft")?;
+            let manifest = plan.manifest(draft, Role::Draft, &tokenizer);
+            let draft = maker.seal(draft, manifest).context("building the draft")?;
             commit_pair(target, draft)?;
         }
         None => target.commit()?,
@@ -75,11 +62,51 @@ pub fn build(args: &BuildArgs) -> Result<()> {
     staging.commit("1", &config)
 }
 
+/// Makes engine files in a folder.
+pub(crate) struct EngineMaker<'a> {
+    pub(crate) kernels: Kernels,
+    pub(crate) quiet: bool,
+    pub(crate) folder: &'a Path,
+}
+
+impl EngineMaker<'_> {
+    /// Makes the engine of a checkpoint that is to have this manifest, as far as it is known.
+    pub(crate) fn seal(&self, checkpoint: &Checkpoint, mut manifest: Manifest) -> Result<Sealed> {
+        let file = file_of(manifest.role);
+        manifest.builder = self.kernels.built_by(&manifest.builder);
+        let device = manifest.device.clone();
+        if let (Device::Cuda { archs, .. }, false) = (&device, self.quiet) {
+            eprintln!("{file}: compiling kernels for {}", archs.join(", "));
+        }
+        let code = self.kernels.compile(&manifest)?;
+        let lengths = code.iter().map(|code| (code.section.clone(), code.cubin.len() as u64));
+        let writer = EngineWriter::with_code(self.folder.join(file), manifest, &lengths.collect())?;
+        let progress = self.progress(file, &writer);
+        compile(checkpoint, &device, &code, &writer, &progress)?;
+        progress.finish();
+        Ok(writer.seal()?)
+    }
+
+    /// Counts the bytes of an engine that is written.
+    pub(crate) fn progress(&self, label: &str, writer: &EngineWriter) -> Progress {
+        let bytes = writer.sections().iter().map(|section| section.bytes).sum();
+        if self.quiet { Progress::hidden() } else { Progress::start(label, bytes) }
+    }
+}
+
+/// Name of the file of an engine.
+pub(crate) fn file_of(role: Role) -> &'static str {
+    match role {
+        Role::Target => TARGET_FILE,
+        Role::Draft => DRAFT_FILE,
+    }
+}
+
 /// What makes the code of engines, for devices that need some.
-struct Kernels(Option<Compiler>);
+pub(crate) struct Kernels(Option<Compiler>);
 
 impl Kernels {
-    fn new(devices: [&Device; 2], cuda_lib: Option<&Path>) -> Result<Self> {
+    pub(crate) fn new(devices: [&Device; 2], cuda_lib: Option<&Path>) -> Result<Self> {
         let have_code = devices.iter().any(|device| matches!(device, Device::Cuda { .. }));
         let open = || Compiler::open(&SearchPath::of_process(cuda_lib), Cache::of_user());
         Ok(Self(have_code.then(open).transpose()?))
@@ -136,20 +163,12 @@ impl Plan {
             }
             DraftSource::None | DraftSource::Ngram { .. } | DraftSource::Suffix { .. } => None,
         };
-        let drafter = match &args.draft {
-            DraftSource::None => DrafterKind::None,
-            &DraftSource::Ngram { max, min } => {
-                DrafterKind::Ngram { max_ngram: max, min_ngram: min }
-            }
-            &DraftSource::Suffix { max_tokens } => DrafterKind::Suffix { max_tokens },
-            DraftSource::Model(_) => {
-                DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
-            }
-        };
+        let drafter = drafter(&args.draft);
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
+        let formats = |weights, device| precision(weights, args.head_dtype, args.kv_dtype, device);
         let (precision, draft_precision) =
-            (precision(args, args.dtype, &device)?, precision(args, draft_dtype, &draft_device)?);
+            (formats(args.dtype, &device)?, formats(draft_dtype, &draft_device)?);
         device.validate(&target.config, &precision).context("target")?;
         if let Some(draft) = &draft {
             draft_device.validate(&draft.config, &draft_precision).context("draft")?;
@@ -176,38 +195,66 @@ impl Plan {
 
     /// The manifest of one of the engines; its sections follow from model and precision.
     pub fn manifest(&self, checkpoint: &Checkpoint, role: Role, tokenizer: &Tokenizer) -> Manifest {
-        let generation = &checkpoint.generation;
-        Manifest {
-            builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
-            kernels: spec_kernels::HASH.into(),
-            device: self.device_of(role).clone(),
-            role,
-            identity: String::new(),
-            drafter: match role {
-                Role::Target => self.drafter.clone(),
-                Role::Draft => DrafterKind::None,
+        let (device, limits) = (self.device_of(role).clone(), self.limits.clone());
+        match role {
+            Role::Target => Manifest {
+                drafter: self.drafter.clone(),
+                ..manifest(checkpoint, role, device, self.precision.clone(), limits, tokenizer)
             },
-            target: (role == Role::Draft)
-                .then(|| Peer { file: TARGET_FILE.into(), identity: String::new() }),
-            model: checkpoint.config.clone(),
-            precision: match role {
-                Role::Target => self.precision.clone(),
-                Role::Draft => self.draft_precision.clone(),
-            },
-            limits: self.limits.clone(),
-            tokenizer: tokenizer.hash().into(),
-            end_tokens: generation.end_tokens.clone(),
-            bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
-            costs: None,
-            sections: Vec::new(),
+            Role::Draft => {
+                let precision = self.draft_precision.clone();
+                manifest(checkpoint, role, device, precision, limits, tokenizer)
+            }
         }
     }
 }
 
-fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> Result<Limits> {
-    let has_drafter = args.draft != DraftSource::None;
-    let max_draft_len =
-        args.max_draft_len.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
+/// The manifest of an engine without a drafter.
+pub(crate) fn manifest(
+    checkpoint: &Checkpoint,
+    role: Role,
+    device: Device,
+    precision: Precision,
+    limits: Limits,
+    tokenizer: &Tokenizer,
+) -> Manifest {
+    let generation = &checkpoint.generation;
+    Manifest {
+        builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
+        kernels: spec_kernels::HASH.into(),
+        device,
+        role,
+        identity: String::new(),
+        drafter: DrafterKind::None,
+        target: (role == Role::Draft)
+            .then(|| Peer { file: TARGET_FILE.into(), identity: String::new() }),
+        model: checkpoint.config.clone(),
+        precision,
+        limits,
+        tokenizer: tokenizer.hash().into(),
+        end_tokens: generation.end_tokens.clone(),
+        bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
+        costs: None,
+        sections: Vec::new(),
+    }
+}
+
+/// What a target's manifest says of a drafter. A model's identity is not known yet.
+pub(crate) fn drafter(source: &DraftSource) -> DrafterKind {
+    match source {
+        DraftSource::None => DrafterKind::None,
+        &DraftSource::Ngram { max, min } => DrafterKind::Ngram { max_ngram: max, min_ngram: min },
+        &DraftSource::Suffix { max_tokens } => DrafterKind::Suffix { max_tokens },
+        DraftSource::Model(_) => {
+            DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
+        }
+    }
+}
+
+/// Draft tokens in a step, of what was asked for.
+pub(crate) fn max_draft_len(asked: Option<usize>, source: &DraftSource) -> Result<usize> {
+    let has_drafter = *source != DraftSource::None;
+    let max_draft_len = asked.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
     ensure!(
         has_drafter || max_draft_len == 0,
         "--max-draft-len {max_draft_len} without a drafter: add --draft"
@@ -216,6 +263,11 @@ fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> 
         !has_drafter || max_draft_len > 0,
         "--max-draft-len 0 with a drafter: it could never engage; leave out --draft"
     );
+    Ok(max_draft_len)
+}
+
+fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> Result<Limits> {
+    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft)?;
     let mut longest = usize::MAX;
     for (name, checkpoint) in [("target", Some(target)), ("draft", draft)] {
         let Some(checkpoint) = checkpoint else { continue };
@@ -239,14 +291,20 @@ fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> 
     Ok(limits)
 }
 
-fn precision(args: &ModelArgs, weights: Dtype, device: &Device) -> Result<Precision> {
+/// Number formats of an engine, of what was asked for.
+pub(crate) fn precision(
+    weights: Dtype,
+    head: Option<Dtype>,
+    kv: Option<Dtype>,
+    device: &Device,
+) -> Result<Precision> {
     let wide = |narrow| if weights == Dtype::Fp32 { Dtype::Fp32 } else { narrow };
-    let head = args.head_dtype.unwrap_or(match (weights, device) {
+    let head = head.unwrap_or(match (weights, device) {
         (Dtype::Fp8, Device::Cuda { .. }) => Dtype::Fp16,
         (Dtype::Fp8 | Dtype::Int8, _) => Dtype::Bf16,
         (other, _) => other,
     });
-    let kv = args.kv_dtype.unwrap_or(wide(Dtype::Fp16));
+    let kv = kv.unwrap_or(wide(Dtype::Fp16));
     ensure!(
         matches!(kv, Dtype::Fp32 | Dtype::Fp16 | Dtype::Fp8),
         "--kv-dtype {kv}: expected fp32, fp16 or fp8"
@@ -275,9 +333,9 @@ pub fn write_tokenizer(source: &TokenizerSource, dir: &Path) -> Result<Tokenizer
 }
 
 /// Refuses a drafter whose tokens mean something else than the target's.
-fn check_drafter(
+pub(crate) fn check_drafter(
     tokenizer: &Tokenizer,
-    target: &Checkpoint,
+    target_vocab: usize,
     draft: &Checkpoint,
     staging: &Path,
 ) -> Result<()> {
@@ -285,7 +343,7 @@ fn check_drafter(
     fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
     let other = write_tokenizer(&draft.tokenizer, &dir).context("tokenizer of the draft")?;
     fs::remove_dir_all(&dir).with_context(|| format!("removing {}", dir.display()))?;
-    check_pair(tokenizer, &other, target.config.vocab_size, draft.config.vocab_size)
+    check_pair(tokenizer, &other, target_vocab, draft.config.vocab_size)
 }
 
 fn config_text(output: &Path, plan: &Plan) -> Result<String> {

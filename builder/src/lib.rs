@@ -7,6 +7,7 @@ pub mod collect;
 pub mod compile;
 pub mod cuda;
 pub mod device;
+pub mod draft;
 pub mod export;
 pub mod folder;
 pub mod generate;

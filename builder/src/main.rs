@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use spec_build::cli::{Cli, Command};
-use spec_build::{check, collect, export, folder, generate, inspect, plan};
+use spec_build::{check, collect, draft, export, folder, generate, inspect, plan};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -19,6 +19,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Build(args) => folder::build(&args),
         Command::Try(args) => generate::generate(&args),
+        Command::Draft(args) => draft::draft(&args),
         Command::Collect(args) => collect::collect(&args),
         Command::Export { gguf, output } => export::export(&gguf, &output, |source, dir| {
             folder::write_tokenizer(source, dir).map(drop)

@@ -7,5 +7,6 @@ mod bad_input;
 mod collect;
 mod commands;
 mod cuda;
+mod draft;
 mod killed;
 mod support;

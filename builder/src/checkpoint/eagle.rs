@@ -6,10 +6,11 @@ use super::bounded::Object;
 use super::hf::{self, Stock};
 use super::names::{self, Expected};
 use super::safetensors::Stored;
+use super::target::Target;
 use super::tensor::{Source, Tensor};
 use super::{Checkpoint, family, hf_config};
 use anyhow::{Context, Result, bail, ensure};
-use spec_core::model::{EagleConfig, EagleKind, TapNorms};
+use spec_core::model::{EagleConfig, EagleKind, ModelConfig, TapNorms};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::unix::fs::FileExt;
@@ -19,11 +20,8 @@ use std::sync::Arc;
 /// The tensor that only a head has.
 const FC: &str = "fc.weight";
 
-/// Rows that are compared at a time.
-const COMPARED_ROWS: usize = 256;
-
 /// Opens a folder as a head of `target`, if it is one. `shares` is whether it may leave to the target what both have.
-pub(super) fn open(folder: &Path, target: &Checkpoint, shares: bool) -> Result<Option<Checkpoint>> {
+pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<Option<Checkpoint>> {
     let config = Object::open(&folder.join("config.json"))?;
     let mut stock = rename(hf::stock(folder)?)?;
     if !stock.contains_key(FC) {
@@ -31,35 +29,33 @@ pub(super) fn open(folder: &Path, target: &Checkpoint, shares: bool) -> Result<O
     }
     let layer = config.object("transformer_layer_config")?.unwrap_or_else(|| config.clone());
     let mut model = hf_config::model_config(&of_layers(&layer, &stock)?, |_| true)?;
-    let eagle = eagle_config(&config, &layer, &stock, target, model.vocab_size)?;
+    let theirs = target.config();
+    let eagle = eagle_config(&config, &layer, &stock, theirs, model.vocab_size)?;
     // Positions count from each other: a head is as long as its target, whatever it was trained with.
-    model.max_position = target.config.max_position;
+    model.max_position = theirs.max_position;
     model.tied_head = false;
     ensure!(
-        model.vocab_size == target.config.vocab_size,
+        model.vocab_size == theirs.vocab_size,
         "it is a head for a model of {} tokens, the target has {}",
         model.vocab_size,
-        target.config.vocab_size
+        theirs.vocab_size
     );
     let mut tensors = BTreeMap::new();
     let mut share = |name: &str, stock: &mut Stock| -> Result<bool> {
-        let theirs = head_of(target, name)?;
         let own = stock.get(name).map(|stored| hf::tensor(stored.clone())).transpose()?;
-        let is_own = match &own {
-            Some(own) => own.shape() != theirs.shape() || !same_values(own, theirs)?,
-            None => false,
-        };
+        let is_own = own.map(|own| Ok::<_, anyhow::Error>(!target.has_same(name, &own)?));
+        let is_own = is_own.transpose()?.unwrap_or(false);
         if !is_own {
             stock.remove(name);
             ensure!(
-                theirs.row_len() == model.hidden_size,
+                theirs.hidden_size == model.hidden_size,
                 "tensor `{name}`: missing, and that of the target has rows of {}, expected {}",
-                theirs.row_len(),
+                theirs.hidden_size,
                 model.hidden_size
             );
         }
         if !is_own && !shares {
-            tensors.insert(name.to_string(), theirs.clone());
+            tensors.insert(name.to_string(), target.tensor(name)?);
         }
         Ok(is_own || !shares)
     };
@@ -70,9 +66,8 @@ pub(super) fn open(folder: &Path, target: &Checkpoint, shares: bool) -> Result<O
     };
     if eagle.kind == EagleKind::Eagle1 {
         // What it calls the target's last hidden state is behind the norm.
-        let norm = target.tensor(names::FINAL_NORM)?.clone();
-        tensors.insert(names::TAPS_NORM.into(), norm);
-        let (own, theirs) = (model.rms_norm_eps, target.config.rms_norm_eps);
+        tensors.insert(names::TAPS_NORM.into(), target.tensor(names::FINAL_NORM)?);
+        let (own, theirs) = (model.rms_norm_eps, theirs.rms_norm_eps);
         ensure!(own == theirs, "its rms_norm_eps is {own}, that of the target {theirs}");
     }
     if let Some(map) = stock.remove(names::VOCAB_MAP) {
@@ -95,8 +90,8 @@ pub(super) fn open(folder: &Path, target: &Checkpoint, shares: bool) -> Result<O
     }
     Ok(Some(Checkpoint {
         config: model,
-        generation: target.generation.clone(),
-        tokenizer: target.tokenizer.clone(),
+        generation: target.generation().clone(),
+        tokenizer: target.tokenizer().clone(),
         sliding_window: None,
         tensors,
     }))
@@ -136,7 +131,7 @@ fn eagle_config(
     config: &Object,
     layer: &Object,
     stock: &Stock,
-    target: &Checkpoint,
+    target: &ModelConfig,
     vocab_size: usize,
 ) -> Result<EagleConfig> {
     let is_third = stock.contains_key("model.layers.0.hidden_norm.weight");
@@ -146,7 +141,7 @@ fn eagle_config(
     if let Some(own) = &own {
         ids = ids.or(own.list("eagle_aux_hidden_state_layer_ids")?);
     }
-    let num_layers = target.config.num_layers;
+    let num_layers = target.num_layers;
     let taps = match (ids, is_third) {
         (_, false) => vec![num_layers],
         (None, true) => vec![2, num_layers / 2, num_layers.saturating_sub(3)],
@@ -170,11 +165,11 @@ fn eagle_config(
         (true, false, true) => TapNorms::Each,
         (true, true, true) => bail!("norm_before_fc and fc_norm exclude each other"),
     };
-    let width = config.usize("target_hidden_size")?.unwrap_or(target.config.hidden_size);
+    let width = config.usize("target_hidden_size")?.unwrap_or(target.hidden_size);
     ensure!(
-        width == target.config.hidden_size,
+        width == target.hidden_size,
         "it is a head for a model of width {width}, the target is {} wide",
-        target.config.hidden_size
+        target.hidden_size
     );
     let draft_vocab = config.usize("draft_vocab_size")?.unwrap_or(vocab_size);
     Ok(EagleConfig {
@@ -206,30 +201,6 @@ fn window(layer: &Object) -> Result<Option<usize>> {
             bail!("{count} of {} layers have a sliding window, expected all or none", types.len())
         }
     }
-}
-
-/// The target's tensor of a name; its head may be its table of token vectors.
-fn head_of<'a>(target: &'a Checkpoint, name: &str) -> Result<&'a Tensor> {
-    match name == names::HEAD && target.config.tied_head {
-        true => target.tensor(names::EMBED),
-        false => target.tensor(name),
-    }
-}
-
-/// Whether two tensors of one shape hold the same numbers.
-fn same_values(one: &Tensor, other: &Tensor) -> Result<bool> {
-    let (rows, len) = (one.num_rows(), one.row_len());
-    let (mut a, mut b) = (vec![0.0; COMPARED_ROWS * len], vec![0.0; COMPARED_ROWS * len]);
-    for first in (0..rows).step_by(COMPARED_ROWS) {
-        let part = first..rows.min(first + COMPARED_ROWS);
-        let values = part.len() * len;
-        one.read(part.clone(), &mut a[..values])?;
-        other.read(part, &mut b[..values])?;
-        if a[..values] != b[..values] {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// The target's token of each row of the head, as numbers, from how far it is away.

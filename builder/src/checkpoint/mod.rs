@@ -18,6 +18,7 @@ mod kquant;
 pub mod names;
 mod random;
 mod safetensors;
+mod target;
 mod tensor;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -27,6 +28,7 @@ mod torch;
 
 pub use encoding::Encoding;
 pub use gguf_metadata::GgufMetadata;
+pub use target::{BuiltTarget, Target};
 pub use tensor::Tensor;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -114,7 +116,7 @@ impl Checkpoint {
 
     /// Opens what drafts for `target`: a model, or a head on its hidden states, which may leave to it what both have if
     /// it `shares`.
-    pub fn open_draft(path: &Path, target: &Self, shares: bool) -> Result<Self> {
+    pub fn open_draft(path: &Path, target: &dyn Target, shares: bool) -> Result<Self> {
         let head = match path.join("config.json").is_file() {
             true => eagle::open(path, target, shares)
                 .with_context(|| format!("checkpoint {}", path.display()))?,

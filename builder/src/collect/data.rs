@@ -61,11 +61,7 @@ struct Sample {
 /// The folder, open to be gone on with.
 pub(super) struct Data {
     folder: PathBuf,
-    samples: File,
-    /// Prompt and answer of what is there.
-    done: HashSet<(usize, usize)>,
-    /// Tokens whose hidden states are there.
-    tokens: usize,
+    samples: Samples,
     num_layers: usize,
     hidden_size: usize,
 }
@@ -86,36 +82,36 @@ impl Data {
                 .with_context(|| format!("writing {}", about.display()))?;
         }
         let path = folder.join("samples.jsonl");
-        let (samples, done, tokens) =
-            open_samples(&path).with_context(|| format!("reading {}", path.display()))?;
+        let samples =
+            Samples::open(&path).with_context(|| format!("reading {}", path.display()))?;
         let (num_layers, hidden_size) = (origin.layers.len(), origin.hidden_size);
-        Ok(Self { folder: folder.to_path_buf(), samples, done, tokens, num_layers, hidden_size })
+        Ok(Self { folder: folder.to_path_buf(), samples, num_layers, hidden_size })
     }
 
     /// Whether this answer to this prompt is there.
     pub(super) fn has(&self, prompt: usize, answer: usize) -> bool {
-        self.done.contains(&(prompt, answer))
+        self.samples.done.contains(&(prompt, answer))
     }
 
     /// Samples that are there.
     pub(super) fn len(&self) -> usize {
-        self.done.len()
+        self.samples.done.len()
     }
 
     /// Tokens whose hidden states are there.
     pub(super) fn tokens(&self) -> usize {
-        self.tokens
+        self.samples.tokens
     }
 
     /// Bytes that these take.
     pub(super) fn bytes(&self) -> usize {
-        self.tokens * (size_of::<i64>() + size_of::<bf16>() * self.num_layers * self.hidden_size)
+        self.tokens() * (size_of::<i64>() + size_of::<bf16>() * self.num_layers * self.hidden_size)
     }
 
     /// Adds an answer whose tokens but the last have `states`, `[token][layer][hidden]`.
     pub(super) fn add(&mut self, answer: Answer, states: &[bf16]) -> Result<()> {
         let sample = Sample { sample: self.len(), answer };
-        let Answer { prompt, answer, token_ids, .. } = &sample.answer;
+        let token_ids = &sample.answer.token_ids;
         let known = &token_ids[..token_ids.len() - 1];
         let values = known.len() * self.num_layers * self.hidden_size;
         ensure!(
@@ -125,12 +121,7 @@ impl Data {
             states.len()
         );
         self.write_states(sample.sample, known, states)?;
-        let mut line = serde_json::to_vec(&sample)?;
-        line.push(b'\n');
-        self.samples.write_all(&line).context("writing samples.jsonl")?;
-        self.done.insert((*prompt, *answer));
-        self.tokens += known.len();
-        Ok(())
+        self.samples.add(&sample).context("writing samples.jsonl")
     }
 
     fn write_states(&self, number: usize, token_ids: &[u32], states: &[bf16]) -> Result<()> {
@@ -147,28 +138,50 @@ impl Data {
     }
 }
 
-/// Opens the list of samples to be gone on with: what it has, and how many tokens with hidden states. A last line that was
-/// not written whole goes.
-fn open_samples(path: &Path) -> Result<(File, HashSet<(usize, usize)>, usize)> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    let whole = text.rfind('\n').map_or(0, |end| end + 1);
-    file.set_len(whole as u64)?;
-    let (mut done, mut tokens) = (HashSet::new(), 0);
-    for (idx, line) in text[..whole].lines().enumerate() {
-        let found: Sample =
-            serde_json::from_str(line).with_context(|| format!("line {}", idx + 1))?;
-        let Answer { prompt, answer, token_ids, .. } = found.answer;
-        ensure!(
-            found.sample == idx && done.insert((prompt, answer)),
-            "line {}: sample {} of prompt {prompt} and answer {answer} is out of place",
-            idx + 1,
-            found.sample
-        );
-        tokens += token_ids.len().saturating_sub(1);
+/// The list of samples.
+struct Samples {
+    file: File,
+    /// Prompt and answer of each.
+    done: HashSet<(usize, usize)>,
+    /// Tokens whose hidden states are there.
+    tokens: usize,
+}
+
+impl Samples {
+    /// Opens the list, if it is there. A last line that was not written whole goes.
+    fn open(path: &Path) -> Result<Self> {
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        file.set_len(whole as u64)?;
+        let mut samples = Self { file, done: HashSet::new(), tokens: 0 };
+        for (idx, line) in text[..whole].lines().enumerate() {
+            let found: Sample =
+                serde_json::from_str(line).with_context(|| format!("line {}", idx + 1))?;
+            let Sample { sample, answer: Answer { prompt, answer, .. } } = found;
+            ensure!(
+                sample == idx && !samples.done.contains(&(prompt, answer)),
+                "line {}: sample {sample}, answer {answer} to prompt {prompt}, is out of place",
+                idx + 1
+            );
+            samples.count(&found);
+        }
+        Ok(samples)
     }
-    Ok((file, done, tokens))
+
+    fn add(&mut self, sample: &Sample) -> Result<()> {
+        let mut line = serde_json::to_vec(sample)?;
+        line.push(b'\n');
+        self.file.write_all(&line)?;
+        self.count(sample);
+        Ok(())
+    }
+
+    fn count(&mut self, Sample { answer, .. }: &Sample) {
+        self.done.insert((answer.prompt, answer.answer));
+        self.tokens += answer.token_ids.len().saturating_sub(1);
+    }
 }
 
 /// Refuses what is of something else, and names the first thing that differs.
@@ -228,7 +241,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut data = Data::open(dir.path(), &origin()).unwrap();
         data.add(answer(0, 0), &states()).unwrap();
-        data.samples.write_all(b"{\"sample\": 1, \"pro").unwrap();
+        data.samples.file.write_all(b"{\"sample\": 1, \"pro").unwrap();
         let mut data = Data::open(dir.path(), &origin()).unwrap();
         assert_eq!(data.len(), 1);
         data.add(answer(1, 0), &states()).unwrap();
@@ -246,7 +259,7 @@ mod tests {
         assert!(error.contains("max_tokens is 5 there and 6 now"), "{error}");
         data.add(answer(0, 0), &states()).unwrap();
         let line = fs::read(dir.path().join("samples.jsonl")).unwrap();
-        data.samples.write_all(&line).unwrap();
+        data.samples.file.write_all(&line).unwrap();
         let error = format!("{:#}", Data::open(dir.path(), &origin()).err().unwrap());
         assert!(error.contains("line 2") && error.contains("out of place"), "{error}");
     }

@@ -12,7 +12,7 @@ use crate::progress::Progress;
 use anyhow::{Context, Result, ensure};
 use packing::Packing;
 use rayon::prelude::*;
-use spec_core::engine::{Device, EngineWriter, Section, SectionKind, SectionWriter};
+use spec_core::engine::{Device, Engine, EngineWriter, Section, SectionKind, SectionWriter};
 use spec_core::model::Dtype;
 use spec_core::model::decoder::{self, Linear, Load, MatrixKind, Vector};
 use std::ops::Range;
@@ -56,6 +56,45 @@ pub fn compile(
         };
         outcome.with_context(|| format!("section `{}`", job.section.name))
     })
+}
+
+/// Whether a matrix would be stored as this weight of an engine is; `read` gives its rows.
+pub(crate) fn gives_section(
+    engine: &Engine,
+    section: &Section,
+    kind: MatrixKind,
+    read: impl Fn(Range<usize>, &mut [f32]) -> Result<()>,
+) -> Result<bool> {
+    let manifest = engine.manifest();
+    let (Some(dtype), &[n, k]) = (section.dtype, &section.shape[..]) else { return Ok(false) };
+    let packing = Packing::of(&manifest.device, Some(kind), &manifest.model);
+    let mut values = vec![0.0; Packing::ROWS * k];
+    let mut packed = vec![0; (packing.bytes)(dtype, k)];
+    let mut scales = vec![0.0; if dtype.has_output_scales() { n } else { 0 }];
+    let mut hash = blake3::Hasher::new();
+    for first in (0..n).step_by(Packing::ROWS) {
+        let rows = first..n.min(first + Packing::ROWS);
+        let len = rows.len() * k;
+        let row_scales =
+            if dtype.has_output_scales() { &mut scales[rows.clone()] } else { &mut [][..] };
+        let mut at = 0;
+        for run in packing.runs(rows, n) {
+            let len = run.len() * k;
+            read(run, &mut values[at..at + len])?;
+            at += len;
+        }
+        (packing.pack)(dtype, &values[..len], k, &mut packed, row_scales);
+        hash.update(&packed);
+    }
+    let same_scales = || {
+        let name = format!("{}.scale", section.name);
+        let theirs = manifest.sections.iter().find(|section| section.name == name);
+        theirs.is_none_or(|theirs| {
+            let bytes = float_bytes(&scales, theirs.bytes as usize);
+            *blake3::hash(&bytes).to_hex() == *theirs.hash
+        })
+    };
+    Ok(*hash.finalize().to_hex() == *section.hash && same_scales())
 }
 
 /// A section, and the tensors whose rows make it up, in order. A weight's scales are written with it.
@@ -224,11 +263,16 @@ impl Job<'_> {
 
 /// Fills a section with these values and, behind them, zeros.
 fn write_floats(mut section: SectionWriter<'_>, values: &[f32]) -> Result<()> {
-    let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    bytes.resize(bytes.len().max(section.len() as usize), 0);
-    section.write(&bytes)?;
+    section.write(&float_bytes(values, section.len() as usize))?;
     section.close();
     Ok(())
+}
+
+/// These values, and zeros up to a length.
+fn float_bytes(values: &[f32], len: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    bytes.resize(bytes.len().max(len), 0);
+    bytes
 }
 
 #[cfg(test)]

@@ -38,19 +38,20 @@ impl<'a> EngineReader<'a> {
 
     /// Ends reading. Refuses what was read if the file was written to since the engine was opened: it may be of
     /// two engines.
-    pub(crate) fn finish(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         self.engine.check_unchanged(&self.file)
     }
 }
 
 impl SectionReader<'_> {
     /// Bytes that it has.
-    pub(crate) fn len(&self) -> usize {
+    #[expect(clippy::len_without_is_empty, reason = "a section is not a collection")]
+    pub fn len(&self) -> usize {
         self.section.bytes as usize
     }
 
     /// Reads as many bytes as `out` has, from `offset` on. Panics if they go beyond the section.
-    pub(crate) fn read(&self, offset: usize, mut out: &mut [u8]) -> Result<()> {
+    pub fn read(&self, offset: usize, mut out: &mut [u8]) -> Result<()> {
         let (name, len) = (&self.section.name, self.len());
         let end = offset.checked_add(out.len());
         assert!(end.is_some_and(|end| end <= len), "section `{name}` takes {len} bytes, not more");

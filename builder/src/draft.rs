@@ -1,0 +1,132 @@
+//! `spec-build draft`: another drafter for a target that is built already, which is copied as it is.
+//!
+//! The new version takes the place of the old one by one rename, as a build's does; `config.pbtxt` stays as its owner has
+//! made it.
+
+use crate::checkpoint::{BuiltTarget, Checkpoint, Target};
+use crate::cli::{DraftArgs, DraftSource};
+use crate::device;
+use crate::folder::{self, EngineMaker, Kernels, check_drafter, drafter, max_draft_len, precision};
+use crate::staging::Staging;
+use anyhow::{Context, Result, bail, ensure};
+use spec_core::engine::{
+    Engine, EngineWriter, Limits, Manifest, Precision, Role, Sealed, SectionKind, commit_pair,
+};
+use spec_core::runtime::{ModelFolder, TARGET_FILE};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Bytes that are copied at a time.
+const CHUNK: usize = 16 << 20;
+
+/// Runs the command.
+pub fn draft(args: &DraftArgs) -> Result<()> {
+    let folder = ModelFolder::open(&args.target)?;
+    let (model_dir, version) = parts(&folder.path)?;
+    let old = folder.target.manifest();
+    ensure!(
+        old.role == Role::Target,
+        "{}: it is a {:?}, expected a target",
+        folder.path.display(),
+        old.role
+    );
+    let target = BuiltTarget::of(&folder.target, &folder.path);
+    let draft_device = args.draft_device.as_deref().map(device::parse).transpose()?;
+    let draft_device = draft_device.unwrap_or_else(|| old.device.clone());
+    let draft = match &args.draft {
+        DraftSource::Model(path) => {
+            let shares = draft_device == old.device;
+            Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
+        }
+        DraftSource::None | DraftSource::Ngram { .. } | DraftSource::Suffix { .. } => None,
+    };
+    let limits = limits(args, old, draft.as_ref())?;
+    let config = fs::read_to_string(model_dir.join("config.pbtxt"))
+        .with_context(|| format!("reading {}", model_dir.join("config.pbtxt").display()))?;
+    let staging = Staging::create(&model_dir)?;
+    let tokenizer = folder::write_tokenizer(target.tokenizer(), staging.path())?;
+    let maker = EngineMaker {
+        kernels: Kernels::new([&draft_device; 2], args.cuda_lib.as_deref())?,
+        quiet: args.quiet,
+        folder: staging.path(),
+    };
+    let manifest =
+        Manifest { drafter: drafter(&args.draft), limits: limits.clone(), ..old.clone() };
+    let copied = copy(&folder.target, manifest, &maker).context("copying the target")?;
+    match draft {
+        None => copied.commit()?,
+        Some(draft) => {
+            check_drafter(&tokenizer, old.model.vocab_size, &draft, staging.path())?;
+            let Precision { weights, head, kv } = &old.precision;
+            // As long as nothing else is said the formats are the target's, which its device has.
+            let is_alike = args.draft_dtype.is_none() && draft_device == old.device;
+            let shared = is_alike.then_some((*head, *kv));
+            let weights = args.draft_dtype.unwrap_or(*weights);
+            let head = args.head_dtype.or(shared.map(|(head, _)| head));
+            let precision = precision(weights, head, shared.map(|(_, kv)| kv), &draft_device)?;
+            draft_device.validate(&draft.config, &precision).context("draft")?;
+            let manifest =
+                folder::manifest(&draft, Role::Draft, draft_device, precision, limits, &tokenizer);
+            let sealed = maker.seal(&draft, manifest).context("building the draft")?;
+            commit_pair(copied, sealed)?;
+        }
+    }
+    let now = Engine::open(staging.path().join(TARGET_FILE))?;
+    let (was, is) = (&old.identity, &now.manifest().identity);
+    ensure!(
+        was == is,
+        "{} was damaged: its identity is {was}, that of a copy {is}",
+        folder.path.display()
+    );
+    staging.commit(&version, &config)
+}
+
+/// The model folder of a version folder, and the version.
+fn parts(version_dir: &Path) -> Result<(PathBuf, String)> {
+    let whole = fs::canonicalize(version_dir)
+        .with_context(|| format!("opening {}", version_dir.display()))?;
+    match (whole.parent(), whole.file_name().and_then(|name| name.to_str())) {
+        (Some(model), Some(version)) => Ok((model.to_path_buf(), version.to_string())),
+        _ => bail!("{} is no version folder of a model", version_dir.display()),
+    }
+}
+
+/// Those of the target, with the draft length that was asked for.
+fn limits(args: &DraftArgs, old: &Manifest, draft: Option<&Checkpoint>) -> Result<Limits> {
+    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft)?;
+    let limits = Limits { max_draft_len, ..old.limits.clone() };
+    if let Some(draft) = draft {
+        let sees = draft.config.max_position.min(draft.sliding_window.unwrap_or(usize::MAX));
+        ensure!(
+            limits.max_seq_len <= sees,
+            "the target was built for {} positions, the draft sees {sees} at most",
+            limits.max_seq_len
+        );
+    }
+    limits.validate(&old.model)?;
+    Ok(limits)
+}
+
+/// The same engine with another manifest.
+fn copy(engine: &Engine, manifest: Manifest, maker: &EngineMaker<'_>) -> Result<Sealed> {
+    let sections = &engine.manifest().sections;
+    let code = sections.iter().filter(|section| section.kind == SectionKind::Code);
+    let code = code.map(|section| (section.name.clone(), section.bytes)).collect();
+    let writer = EngineWriter::with_code(maker.folder.join(TARGET_FILE), manifest, &code)?;
+    let progress = maker.progress(TARGET_FILE, &writer);
+    let reader = engine.reader()?;
+    let mut chunk = Vec::new();
+    for section in sections {
+        let (source, mut copy) = (reader.section(&section.name), writer.section(&section.name));
+        for offset in (0..source.len()).step_by(CHUNK) {
+            chunk.resize(CHUNK.min(source.len() - offset), 0);
+            source.read(offset, &mut chunk)?;
+            copy.write(&chunk)?;
+            progress.add(chunk.len() as u64);
+        }
+        copy.close();
+    }
+    reader.finish()?;
+    progress.finish();
+    Ok(writer.seal()?)
+}

@@ -1,0 +1,96 @@
+//! `draft`: a target that is built gets another drafter, and stays what it is.
+
+use super::support::{
+    Checkpoint, MAX_POSITION, build_args, built, misused, names_in, refused, succeeds, tokenizer,
+};
+use std::fs;
+use std::path::Path;
+
+/// `spec-build draft` for the model folder.
+fn args(model: &Path, draft: &str, options: &[&str]) -> Vec<String> {
+    let mut args = vec!["draft".into(), "--target".into(), model.to_str().unwrap().into()];
+    args.extend(["--draft".into(), draft.into(), "--quiet".into()]);
+    args.extend(options.iter().map(|option| option.to_string()));
+    args
+}
+
+fn engines(model: &Path) -> Vec<(String, Vec<u8>)> {
+    let names = names_in(&model.join("1")).into_iter();
+    names.map(|name| (name.clone(), fs::read(model.join("1").join(name)).unwrap())).collect()
+}
+
+#[test]
+fn it_gives_what_a_build_with_that_drafter_gives() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let model = path("model");
+    Checkpoint::new(2, 16, 32, 1).write(&path("other"));
+    let plain = engines(&model);
+    let other = path("other").to_str().unwrap().to_string();
+    for (idx, drafter) in
+        ["ngram:max=5,min=4", &other, "suffix:tokens=77", "none"].iter().enumerate()
+    {
+        let whole = path(&format!("whole-{idx}"));
+        succeeds(&build_args(&path("checkpoint"), &whole, &["--draft", drafter]));
+        assert_eq!(succeeds(&args(&model, drafter, &[])), "");
+        assert!(engines(&model) == engines(&whole), "{drafter}");
+    }
+    assert!(engines(&model) == plain, "without a drafter it is what it was");
+    assert_eq!(names_in(&model), ["1", "config.pbtxt"]);
+}
+
+#[test]
+fn what_its_owner_has_set_stays() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let model = dir.path().join("model");
+    let config = model.join("config.pbtxt");
+    let own = fs::read_to_string(&config).unwrap() + "# mine\n";
+    fs::write(&config, &own).unwrap();
+    fs::rename(model.join("1"), model.join("7")).unwrap();
+    succeeds(&args(&model, "ngram", &["--max-draft-len", "3"]));
+    assert_eq!(fs::read_to_string(&config).unwrap(), own);
+    assert_eq!(names_in(&model), ["7", "config.pbtxt"]);
+    let shown = succeeds(&["inspect".as_ref(), model.as_os_str()]);
+    assert!(
+        shown.contains("max_draft_len 3") && shown.contains("look-up of the last 3 to 2 tokens"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let model = path("model");
+    let before = engines(&model);
+    let mut foreign = Checkpoint::tiny(3);
+    foreign.tokenizer = tokenizer("<|other|>");
+    foreign.write(&path("foreign"));
+    let mut short = Checkpoint::tiny(3);
+    short.config["max_position_embeddings"] = (MAX_POSITION / 2).into();
+    short.write(&path("short"));
+    let text = |name: &str| path(name).to_str().unwrap().to_string();
+    refused(&args(&model, &text("foreign"), &[]), &["do not share a vocabulary", "<|other|>"]);
+    refused(&args(&model, &text("short"), &[]), &["built for 128 positions", "the draft sees 64"]);
+    refused(&args(&model, &text("nothing"), &[]), &["nothing"]);
+    refused(&args(&model, "ngram", &["--max-draft-len", "0"]), &["--max-draft-len 0"]);
+    refused(&args(&model, "none", &["--max-draft-len", "2"]), &["without a drafter"]);
+    refused(&args(&path("checkpoint"), "ngram", &[]), &["no version folder with target.engine"]);
+    misused(&args(&model, "ngram:max=0", &[]), &["1 <= min"]);
+    assert!(engines(&model) == before);
+    assert_eq!(names_in(&model), ["1", "config.pbtxt"]);
+}
+
+#[test]
+fn a_damaged_target_is_not_copied() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let model = dir.path().join("model");
+    let file = model.join("1/target.engine");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    refused(&args(&model, "ngram", &[]), &["was damaged", "identity"]);
+    assert_eq!(fs::read(&file).unwrap(), bytes);
+    assert_eq!(names_in(&model), ["1", "config.pbtxt"]);
+}
