@@ -24,16 +24,8 @@ const FP8: [Kernel; 10] = [
     rows::<Fp8, 9, 2, true>,
     rows::<Fp8, 10, 2, true>,
 ];
+/// From four rows on sums and accumulators of half of the outputs fit into registers.
 const INT8: [Kernel; 6] = [
-    int8::<1, 4, false>,
-    int8::<2, 4, false>,
-    int8::<3, 4, false>,
-    int8::<4, 4, false>,
-    int8::<5, 4, false>,
-    int8::<6, 4, false>,
-];
-/// For several tiles: sums and accumulators of half of the outputs fit into registers. These have four rows and more.
-const INT8_MANY: [Kernel; 6] = [
     int8::<1, 4, false>,
     int8::<2, 4, false>,
     int8::<3, 4, false>,
@@ -65,8 +57,7 @@ pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
         Dtype::Bf16 => direct(1, const { &kernels::<Bf16, true>() }),
         Dtype::Fp8 if rows <= FP8.len() => direct(2, &FP8),
         Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16, true>() }),
-        Dtype::Int8 if few => direct(BLOCK_WORDS, &INT8),
-        Dtype::Int8 => direct(BLOCK_WORDS, &INT8_MANY),
+        Dtype::Int8 => direct(BLOCK_WORDS, &INT8),
     }
 }
 
