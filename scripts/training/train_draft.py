@@ -38,7 +38,7 @@ def main():
     args.output.mkdir(parents=True, exist_ok=True)
     began = time.time()
     result = (model if args.model else head).train(args)
-    print(f"{result} is there after {(time.time() - began) / 60:.0f} minutes: spec-build ... --draft {result}")
+    print(f"{result} is there after {(time.time() - began) / 60:.1f} minutes: spec-build ... --draft {result}")
 
 
 if __name__ == "__main__":
