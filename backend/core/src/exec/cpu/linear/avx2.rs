@@ -3,7 +3,7 @@
 //! to f32 a chunk at a time, in cache.
 #![allow(unsafe_code)]
 
-use super::blocks::{self, BLOCK_WORDS, Bytes};
+use super::blocks::{self, Bytes, block_words};
 use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch_share};
 use super::prepare::{self, FP8_SCALE_BITS, Form};
 use crate::exec::cpu::Isa;
@@ -11,6 +11,7 @@ use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL};
 use std::arch::x86_64::*;
+use std::array::from_fn;
 
 /// Outputs in a vector.
 const LANES: usize = 8;
@@ -37,7 +38,7 @@ const FP8: [Kernel; 5] = [
 const INT8: [Kernel; 5] = [
     int8::<1, 8, false>,
     int8::<2, 4, true>,
-    int8::<3, 4, true>,
+    int8::<3, 2, true>,
     int8::<4, 2, true>,
     int8::<5, 2, true>,
 ];
@@ -87,15 +88,13 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
         Dtype::Bf16 => expanded(2, expand::<Bf16>),
         Dtype::Fp8 if rows <= FP8.len() => Path { finish: finish_fp8, ..direct(4, &FP8) },
         Dtype::Fp8 => Path { finish: finish_fp8, ..expanded(4, expand::<Fp8>) },
-        Dtype::Int8 => direct(BLOCK_WORDS, int8_kernels(isa)),
-    }
-}
-
-fn int8_kernels(isa: Isa) -> &'static [Kernel] {
-    match isa.level() {
-        Level::AvxVnni if is_x86_feature_detected!("avxvnni") => &INT8_VNNI,
-        Level::AvxVnni => &INT8_VNNI_512,
-        _ => &INT8,
+        Dtype::Int8 => match isa.level() {
+            Level::AvxVnni if is_x86_feature_detected!("avxvnni") => {
+                direct(block_words(1), &INT8_VNNI)
+            }
+            Level::AvxVnni => direct(block_words(1), &INT8_VNNI_512),
+            _ => direct(block_words(2), &INT8),
+        },
     }
 }
 
@@ -124,11 +123,13 @@ pub(super) unsafe fn encode(form: Form, x: &[f32], words: &mut [u32]) {
 
 /// How the kernels read a stored format of floats. All functions need the level's features.
 trait Format {
-    /// The weights of 8 outputs in a group as f32: one vector for each of its inputs.
+    /// Parts of a group's inputs that are unpacked on their own, one behind the other.
+    const PARTS: usize = 1;
+    /// The weights of 8 outputs in a part of a group as f32: one vector for each of its inputs.
     type Vectors: AsRef<[__m256]> + Copy;
 
     /// Reads the `idx`-th 8 outputs of the group at `w`.
-    unsafe fn load(w: *const u8, idx: usize) -> Self::Vectors;
+    unsafe fn load(w: *const u8, idx: usize, part: usize) -> Self::Vectors;
 }
 
 struct Fp32;
@@ -141,7 +142,7 @@ impl Format for Fp32 {
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 1] {
+    unsafe fn load(w: *const u8, idx: usize, _: usize) -> [__m256; 1] {
         // SAFETY: the caller's group has 256 bytes.
         [unsafe { _mm256_loadu_ps(w.add(32 * idx).cast()) }]
     }
@@ -152,7 +153,7 @@ impl Format for Fp16 {
 
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
-    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 2] {
+    unsafe fn load(w: *const u8, idx: usize, _: usize) -> [__m256; 2] {
         // SAFETY: the caller's group has 256 bytes: 64 halves of one k, then of the next.
         let (first, second) = unsafe {
             let w = w.add(16 * idx);
@@ -167,7 +168,7 @@ impl Format for Bf16 {
 
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 2] {
+    unsafe fn load(w: *const u8, idx: usize, _: usize) -> [__m256; 2] {
         // SAFETY: the caller's group has 256 bytes.
         unsafe { split_pairs(_mm256_loadu_si256(w.add(32 * idx).cast())) }
     }
@@ -183,26 +184,25 @@ fn split_pairs(pairs: __m256i) -> [__m256; 2] {
 }
 
 impl Format for Fp8 {
-    type Vectors = [__m256; 4];
+    const PARTS: usize = 2;
+    type Vectors = [__m256; 2];
 
     /// The codes' bits where an f32 has its sign, the low end of its exponent and the high end of its mantissa:
     /// their values times 2^-120, those without exponent included. Activations and results are scaled to match.
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn load(w: *const u8, idx: usize) -> [__m256; 4] {
+    unsafe fn load(w: *const u8, idx: usize, part: usize) -> [__m256; 2] {
         // SAFETY: the caller's group has 256 bytes.
         let codes = unsafe { _mm256_loadu_si256(w.add(32 * idx).cast()) };
-        let zero = _mm256_setzero_si256();
-        let [low, high] = [_mm256_unpacklo_epi8(zero, codes), _mm256_unpackhi_epi8(zero, codes)]
-            .map(|codes| {
-                // The shift copies the sign over the exponent's high bits.
-                _mm256_and_si256(
-                    _mm256_srai_epi16::<4>(codes),
-                    _mm256_set1_epi16(0x87f0_u16 as i16),
-                )
-            });
-        let ([k0, k1], [k2, k3]) = (split_pairs(low), split_pairs(high));
-        [k0, k1, k2, k3]
+        let pairs = match part {
+            0 => _mm256_unpacklo_epi8(codes, codes),
+            _ => _mm256_unpackhi_epi8(codes, codes),
+        };
+        // The shift copies the sign over the exponent's high bits, and the mask takes them and what lies below.
+        let pairs = _mm256_srai_epi16::<4>(pairs);
+        [_mm256_slli_epi32::<16>(pairs), pairs]
+            .map(|codes| _mm256_and_si256(codes, _mm256_set1_epi32(0x87f0_0000_u32 as i32)))
+            .map(|bits| _mm256_castsi256_ps(bits))
     }
 }
 
@@ -229,33 +229,33 @@ unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(til
                 if FETCH {
                     prefetch_share::<V>(tile.next(group), strip, LANES);
                 }
-                let x_at = |r: usize, k: usize| _mm256_set1_ps(x.add(r * tile.stride + k).read());
-                if (inputs + R) * V <= 18 {
-                    // All weights of the strip fit into registers, or nearly: each activation is read once.
-                    let mut vectors = [F::load(w, first); V];
-                    for (v, vectors) in vectors.iter_mut().enumerate().skip(1) {
-                        *vectors = F::load(w, first + v);
-                    }
-                    for k in 0..inputs {
-                        for (r, acc) in acc.iter_mut().enumerate() {
-                            let x = x_at(r, k);
-                            for (acc, vectors) in acc.iter_mut().zip(&vectors) {
-                                *acc = _mm256_fmadd_ps(vectors.as_ref()[k], x, *acc);
-                            }
-                        }
-                    }
-                } else {
-                    for v in 0..V {
-                        let vectors = F::load(w, first + v);
-                        for (k, w) in vectors.as_ref().iter().enumerate() {
+                for part in 0..F::PARTS {
+                    let x_at =
+                        |r: usize, k: usize| _mm256_set1_ps(x.add(r * tile.stride + k).read());
+                    if (inputs + R) * V <= 18 {
+                        // The part's weights of the strip fit into registers, or nearly: each activation is read once.
+                        let vectors: [_; V] = from_fn(|v| F::load(w, first + v, part));
+                        for k in 0..inputs {
                             for (r, acc) in acc.iter_mut().enumerate() {
-                                acc[v] = _mm256_fmadd_ps(*w, x_at(r, k), acc[v]);
+                                let x = x_at(r, k);
+                                for (acc, vectors) in acc.iter_mut().zip(&vectors) {
+                                    *acc = _mm256_fmadd_ps(vectors.as_ref()[k], x, *acc);
+                                }
+                            }
+                        }
+                    } else {
+                        for v in 0..V {
+                            let vectors = F::load(w, first + v, part);
+                            for (k, w) in vectors.as_ref().iter().enumerate() {
+                                for (r, acc) in acc.iter_mut().enumerate() {
+                                    acc[v] = _mm256_fmadd_ps(*w, x_at(r, k), acc[v]);
+                                }
                             }
                         }
                     }
+                    x = x.add(inputs);
                 }
                 w = w.add(GROUP_BYTES);
-                x = x.add(inputs);
             }
             for (r, acc) in acc.iter().enumerate() {
                 for (v, acc) in acc.iter().enumerate() {
@@ -272,15 +272,17 @@ unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(til
 /// `src` has `groups` groups, `dst` room for the result, and the machine has the level's features.
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn expand<F: Format>(src: *const u8, groups: usize, dst: *mut u8) {
-    let expansion = size_of::<F::Vectors>() / size_of::<__m256>();
+    let inputs = size_of::<F::Vectors>() / size_of::<__m256>();
     // SAFETY: as promised by the caller.
     unsafe {
         for group in 0..groups {
-            let dst = dst.add(expansion * GROUP_BYTES * group);
-            for idx in 0..VECTORS {
-                let vectors = F::load(src.add(GROUP_BYTES * group), idx);
-                for (k, vector) in vectors.as_ref().iter().enumerate() {
-                    _mm256_storeu_ps(dst.add(k * GROUP_BYTES + 32 * idx).cast(), *vector);
+            for part in 0..F::PARTS {
+                let dst = dst.add((F::PARTS * group + part) * inputs * GROUP_BYTES);
+                for idx in 0..VECTORS {
+                    let vectors = F::load(src.add(GROUP_BYTES * group), idx, part);
+                    for (k, vector) in vectors.as_ref().iter().enumerate() {
+                        _mm256_storeu_ps(dst.add(k * GROUP_BYTES + 32 * idx).cast(), *vector);
+                    }
                 }
             }
         }
@@ -325,12 +327,13 @@ struct Vnni;
 struct Vnni512;
 
 macro_rules! bytes_in_256_bits {
-    ($name:ty, $operand:ty, $split:expr, $splat:expr, $dot:expr) => {
+    ($name:ty, $words:expr, $operand:ty, $split:expr, $dot:expr) => {
         impl Bytes for $name {
             const LEN: usize = LANES;
+            const WORDS: usize = $words;
             type Sums = __m256i;
             type Weights = $operand;
-            type Activations = $operand;
+            type Activations = [__m256i; $words];
             type Scales = __m256;
 
             #[inline(always)]
@@ -346,13 +349,13 @@ macro_rules! bytes_in_256_bits {
             }
 
             #[inline(always)]
-            unsafe fn activations(word: u32) -> $operand {
-                // SAFETY: the level's features.
-                unsafe { $splat(_mm256_set1_epi32(word as i32)) }
+            unsafe fn activations(from: *const u32) -> [__m256i; $words] {
+                // SAFETY: as promised by the caller.
+                unsafe { from_fn(|i| _mm256_set1_epi32(from.add(i).read() as i32)) }
             }
 
             #[inline(always)]
-            unsafe fn dot(sums: __m256i, w: $operand, x: $operand) -> __m256i {
+            unsafe fn dot(sums: __m256i, w: $operand, x: [__m256i; $words]) -> __m256i {
                 // SAFETY: the level's features.
                 unsafe { $dot(sums, w, x) }
             }
@@ -378,9 +381,13 @@ macro_rules! bytes_in_256_bits {
     };
 }
 
-bytes_in_256_bits!(Pairs, [__m256i; 2], unsigned_pairs, signed_pairs, dot_pairs);
-bytes_in_256_bits!(Vnni, __m256i, itself, itself, _mm256_dpbusd_avx_epi32);
-bytes_in_256_bits!(Vnni512, __m256i, itself, itself, _mm256_dpbusd_epi32);
+bytes_in_256_bits!(Pairs, 2, [__m256i; 2], unsigned_pairs, dot_pairs);
+bytes_in_256_bits!(Vnni, 1, __m256i, itself, |sums, w, [x]: [__m256i; 1]| {
+    _mm256_dpbusd_avx_epi32(sums, w, x)
+});
+bytes_in_256_bits!(Vnni512, 1, __m256i, itself, |sums, w, [x]: [__m256i; 1]| {
+    _mm256_dpbusd_epi32(sums, w, x)
+});
 
 #[inline(always)]
 unsafe fn itself(vector: __m256i) -> __m256i {
@@ -394,16 +401,9 @@ unsafe fn unsigned_pairs(bytes: __m256i) -> [__m256i; 2] {
     [_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(bytes)]
 }
 
-/// The same of signed bytes.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn signed_pairs(bytes: __m256i) -> [__m256i; 2] {
-    [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(bytes)), _mm256_srai_epi16::<8>(bytes)]
-}
-
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn dot_pairs(sums: __m256i, w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
-    let [even, odd] = [_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1])];
-    _mm256_add_epi32(sums, _mm256_add_epi32(even, odd))
+    let sums = _mm256_add_epi32(sums, _mm256_madd_epi16(w[0], x[0]));
+    _mm256_add_epi32(sums, _mm256_madd_epi16(w[1], x[1]))
 }

@@ -2,7 +2,7 @@
 //! keeps 24 accumulators in registers and reads every weight once.
 #![allow(unsafe_code)]
 
-use super::blocks::{self, BLOCK_WORDS, Bytes};
+use super::blocks::{self, Bytes, block_words};
 use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch};
 use super::prepare::{self, Form};
 use crate::model::Dtype;
@@ -57,7 +57,7 @@ pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
         Dtype::Bf16 => direct(1, const { &kernels::<Bf16, true>() }),
         Dtype::Fp8 if rows <= FP8.len() => direct(2, &FP8),
         Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16, true>() }),
-        Dtype::Int8 => direct(BLOCK_WORDS, &INT8),
+        Dtype::Int8 => direct(block_words(1), &INT8),
     }
 }
 
@@ -179,6 +179,7 @@ impl Format for Bf16 {
 
 impl Bytes for Int8 {
     const LEN: usize = 16;
+    const WORDS: usize = 1;
     type Sums = __m512i;
     type Weights = __m512i;
     type Activations = __m512i;
@@ -197,9 +198,9 @@ impl Bytes for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn activations(word: u32) -> __m512i {
-        // SAFETY: the level's features.
-        unsafe { _mm512_set1_epi32(word as i32) }
+    unsafe fn activations(from: *const u32) -> __m512i {
+        // SAFETY: as promised by the caller.
+        unsafe { _mm512_set1_epi32(from.read() as i32) }
     }
 
     #[inline(always)]

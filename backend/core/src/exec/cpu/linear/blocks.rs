@@ -3,15 +3,15 @@
 #![allow(unsafe_code)]
 
 use super::kernel::{Tile, prefetch, prefetch_share};
-use crate::model::panel::{BLOCK, BLOCK_BYTES, BLOCK_GROUPS, GROUP_BYTES, PANEL};
+use crate::model::panel::{BLOCK_BYTES, BLOCK_GROUPS, GROUP_BYTES, PANEL};
 use std::array::from_fn;
 use std::hint::black_box;
 
-/// Words of a block's activations: four signed bytes in each, then the scale as f32, then what the sums start with.
-pub(super) const BLOCK_WORDS: usize = BLOCK / 4 + 2;
-pub(super) const SCALE_WORD: usize = BLOCK / 4;
-/// Stored weights have 128 added: -128 times the sum of the activations takes it off.
-pub(super) const START_WORD: usize = BLOCK / 4 + 1;
+/// Words of a block's activations, `words` for four of them: the activations, then the scale as f32, then what the sums
+/// start with. Stored weights have 128 added: -128 times the sum of the activations takes it off.
+pub(super) const fn block_words(words: usize) -> usize {
+    words * BLOCK_GROUPS + 2
+}
 
 /// The arithmetic on as many outputs as a vector holds. Everything is `#[inline(always)]`, into functions that
 /// enable the level's instructions.
@@ -21,11 +21,13 @@ pub(super) const START_WORD: usize = BLOCK / 4 + 1;
 pub(super) trait Bytes {
     /// Outputs in a vector.
     const LEN: usize;
+    /// Words that hold four activations: one of bytes, or two of 16 bits.
+    const WORDS: usize;
     /// Sums of products, i32.
     type Sums: Copy;
     /// Four inputs of every output, ready for `dot`.
     type Weights: Copy;
-    /// A word of activations, ready for `dot`.
+    /// Four activations, ready for `dot`.
     type Activations: Copy;
     /// Scales of the outputs, f32.
     type Scales: Copy;
@@ -33,7 +35,8 @@ pub(super) trait Bytes {
     unsafe fn splat(value: i32) -> Self::Sums;
     /// From `4 * LEN` bytes.
     unsafe fn weights(from: *const u8) -> Self::Weights;
-    unsafe fn activations(word: u32) -> Self::Activations;
+    /// From `WORDS` words.
+    unsafe fn activations(from: *const u32) -> Self::Activations;
     /// Adds the four products of every output.
     unsafe fn dot(sums: Self::Sums, w: Self::Weights, x: Self::Activations) -> Self::Sums;
     /// From `LEN` bfloat16.
@@ -52,23 +55,20 @@ pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH:
 ) {
     // Plain loops over indices: iterators are not unrolled reliably.
     #![allow(clippy::needless_range_loop)]
+    let [scale_word, start_word] = [B::WORDS * BLOCK_GROUPS, B::WORDS * BLOCK_GROUPS + 1];
     for unit in 0..tile.units {
         let (w, next) = (tile.w.wrapping_add(unit * BLOCK_BYTES), tile.next(unit));
-        let first_row = tile.x.wrapping_add(unit * BLOCK_WORDS);
-        // SAFETY: a unit is a block, with `BLOCK_WORDS` words of every row.
-        let mut rows: [&[u32; BLOCK_WORDS]; R] = [unsafe { &*first_row.cast() }; R];
-        for r in 1..R {
-            // SAFETY: the same.
-            rows[r] = unsafe { &*first_row.wrapping_add(r * tile.stride).cast() };
-        }
+        let first_row = tile.x.wrapping_add(unit * block_words(B::WORDS));
+        let rows: [*const u32; R] = from_fn(|r| first_row.wrapping_add(r * tile.stride));
         for (strip, first) in (0..PANEL).step_by(V * B::LEN).enumerate() {
             // With several strips the compiler would load the activations of all at once, for which registers lack.
             let x = if V * B::LEN < PANEL { black_box(rows) } else { rows };
-            // SAFETY: accumulators are `[R][64]`, and the block's groups lie one behind the other, then its scales.
+            // SAFETY: accumulators are `[R][64]`, a block has its words of every row, and its groups lie one behind the
+            // other, then its scales.
             unsafe {
                 let mut sums = [[B::splat(0); V]; R];
                 for r in 0..R {
-                    sums[r] = [B::splat(x[r][START_WORD] as i32); V];
+                    sums[r] = [B::splat(x[r].add(start_word).read() as i32); V];
                 }
                 for group in 0..BLOCK_GROUPS {
                     if FETCH {
@@ -80,7 +80,7 @@ pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH:
                         weights[v] = B::weights(w.wrapping_add(4 * v * B::LEN));
                     }
                     for r in 0..R {
-                        let x = B::activations(x[r][group]);
+                        let x = B::activations(x[r].add(B::WORDS * group));
                         for v in 0..V {
                             sums[r][v] = B::dot(sums[r][v], weights[v], x);
                         }
@@ -97,7 +97,8 @@ pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH:
                     let scales = B::scales(w.wrapping_add(scales + 2 * output));
                     for r in 0..R {
                         let acc = tile.acc.wrapping_add(r * PANEL + output);
-                        B::accumulate(acc, sums[r][v], f32::from_bits(x[r][SCALE_WORD]), scales);
+                        let scale = f32::from_bits(x[r].add(scale_word).read());
+                        B::accumulate(acc, sums[r][v], scale, scales);
                     }
                 }
             }
@@ -112,6 +113,7 @@ const LEN: usize = 8;
 
 impl Bytes for Portable {
     const LEN: usize = LEN;
+    const WORDS: usize = 1;
     type Sums = [i32; LEN];
     type Weights = [[i32; 4]; LEN];
     type Activations = [i32; 4];
@@ -130,8 +132,9 @@ impl Bytes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn activations(word: u32) -> Self::Activations {
-        word.to_le_bytes().map(|byte| i32::from(byte as i8))
+    unsafe fn activations(from: *const u32) -> Self::Activations {
+        // SAFETY: as promised by the caller.
+        unsafe { from.read() }.to_le_bytes().map(|byte| i32::from(byte as i8))
     }
 
     #[inline(always)]

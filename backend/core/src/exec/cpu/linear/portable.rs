@@ -19,7 +19,7 @@ pub(super) fn path(dtype: Dtype) -> Path {
         Dtype::Int8 => (None, &INT8),
     };
     let expansion = if expand.is_some() { panel::group_len(dtype) } else { 1 };
-    let words = if dtype == Dtype::Int8 { blocks::BLOCK_WORDS } else { expansion };
+    let words = if dtype == Dtype::Int8 { blocks::block_words(1) } else { expansion };
     Path { expand, expansion, words, kernels, finish }
 }
 

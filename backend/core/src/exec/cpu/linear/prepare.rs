@@ -2,7 +2,7 @@
 //! they enter.
 #![allow(unsafe_code)]
 
-use super::blocks::{BLOCK_WORDS, SCALE_WORD, START_WORD};
+use super::blocks::block_words;
 use super::kernel;
 use crate::exec::cpu::isa::Level;
 use crate::exec::cpu::{Isa, Pool};
@@ -29,6 +29,8 @@ pub(super) enum Form {
     Bf16Pair,
     /// Four signed bytes, and behind each block's words what `blocks` says.
     Int8Block,
+    /// Two signed bytes as 16 bits each: of four the even ones, then the odd ones. Behind a block as above.
+    Int8PairBlock,
 }
 
 impl Form {
@@ -38,6 +40,7 @@ impl Form {
             (Dtype::Bf16 | Dtype::Fp8, Level::Avx512) => Form::Bf16Pair,
             (Dtype::Fp8, Level::Avx2 | Level::AvxVnni) => Form::ScaledF32,
             (Dtype::Bf16 | Dtype::Fp8, _) => Form::RoundedF32,
+            (Dtype::Int8, Level::Avx2) => Form::Int8PairBlock,
             (Dtype::Int8, _) => Form::Int8Block,
         }
     }
@@ -49,7 +52,8 @@ impl Form {
         let words = match self {
             Form::F32 | Form::RoundedF32 | Form::ScaledF32 => 4 * quads,
             Form::Bf16Pair => 2 * quads,
-            Form::Int8Block => k.div_ceil(BLOCK) * BLOCK_WORDS,
+            Form::Int8Block => k.div_ceil(BLOCK) * block_words(1),
+            Form::Int8PairBlock => k.div_ceil(BLOCK) * block_words(2),
         };
         16 * (words.div_ceil(16) | 1)
     }
@@ -157,24 +161,27 @@ pub(super) fn encode(form: Form, x: &[f32], words: &mut [u32]) {
                 words[pairs.len()] = bf16_bits(*last);
             }
         }
-        Form::Int8Block => {
-            let words = words.as_chunks_mut::<BLOCK_WORDS>().0;
-            let (blocks, rest) = x.as_chunks::<BLOCK>();
-            for (words, x) in words.iter_mut().zip(blocks) {
-                quantise(x, words);
-            }
-            if !rest.is_empty() {
-                let mut padded = [0.0; BLOCK];
-                padded[..rest.len()].copy_from_slice(rest);
-                quantise(&padded, &mut words[blocks.len()]);
-            }
-        }
+        Form::Int8Block => quantise_blocks::<1>(x, words),
+        Form::Int8PairBlock => quantise_blocks::<2>(x, words),
+    }
+}
+
+/// Quantises a row in blocks, `WORDS` words for four values.
+#[inline(always)]
+fn quantise_blocks<const WORDS: usize>(x: &[f32], words: &mut [u32]) {
+    let words = words.chunks_exact_mut(block_words(WORDS));
+    let (blocks, rest) = x.as_chunks::<BLOCK>();
+    let mut padded = [0.0; BLOCK];
+    padded[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(&padded);
+    for (words, x) in words.zip(blocks.iter().chain(last)) {
+        quantise::<WORDS>(x, words);
     }
 }
 
 /// Quantises a block.
 #[inline(always)]
-fn quantise(x: &[f32; BLOCK], words: &mut [u32; BLOCK_WORDS]) {
+fn quantise<const WORDS: usize>(x: &[f32; BLOCK], words: &mut [u32]) {
     // As integers magnitudes order like the numbers, with infinity and NaN on top.
     let largest = x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
     let (largest, finite) = (f32::from_bits(largest), largest < f32::INFINITY.to_bits());
@@ -185,11 +192,20 @@ fn quantise(x: &[f32; BLOCK], words: &mut [u32; BLOCK_WORDS]) {
         _ => (largest / 127.0, 127.0 / largest),
     };
     let mut sum = 0;
-    for (word, x) in words.iter_mut().zip(x.as_chunks::<4>().0) {
+    let (fours, ends) = words.split_at_mut(WORDS * (BLOCK / 4));
+    for (words, x) in fours.as_chunks_mut::<WORDS>().0.iter_mut().zip(x.as_chunks::<4>().0) {
         let codes = x.map(|x| round_i8(x * inverse));
         sum += codes.iter().map(|&code| i32::from(code)).sum::<i32>();
-        *word = u32::from_le_bytes(codes.map(|code| code as u8));
+        // With one word the four bytes; with two the even ones and the odd ones.
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = match WORDS {
+                1 => u32::from_le_bytes(codes.map(|code| code as u8)),
+                _ => {
+                    u32::from(codes[i] as i16 as u16) | u32::from(codes[i + 2] as i16 as u16) << 16
+                }
+            };
+        }
     }
-    words[SCALE_WORD] = scale.to_bits();
-    words[START_WORD] = (-128 * sum) as u32;
+    ends[0] = scale.to_bits();
+    ends[1] = (-128 * sum) as u32;
 }
