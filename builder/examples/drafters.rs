@@ -1,18 +1,20 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
-//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--rounds N]` has each model folder,
-//! of one target with another drafter each, answer the prompts one by one. Texts are compared with plain ones of the same
-//! folder, ratios are of the same round, and the median of them is printed. With `--held-out N` every Nth prompt is asked,
-//! those that `spec-build collect` held out.
+//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--at-once 1,8] [--rounds N]` has
+//! each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
+//! plain ones of the same folder, ratios are of the same round, and the median of them is printed. The cache has the prompts
+//! when the clock starts, and nothing is known of drafts and of what steps cost but what the engine says. With `--held-out N`
+//! every Nth prompt is asked, those that `spec-build collect` held out.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use spec_build::cli::DraftLen;
-use spec_build::generate::run;
 use spec_build::prompts;
 use spec_core::runtime::{DraftPolicy, Lookup, ModelFolder, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Positions of a draft whose acceptance is shown.
 const POSITIONS: usize = 4;
@@ -40,6 +42,9 @@ struct Args {
     /// Draft lengths, `auto` among them.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     draft_len: Vec<DraftLen>,
+    /// Prompts that are answered at a time.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    at_once: Vec<usize>,
     /// Where drafts are looked up ahead of a model or a head: off, ngram or suffix [default: as a server does].
     #[arg(long)]
     lookup: Option<Lookup>,
@@ -60,9 +65,7 @@ struct Took {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let folders: Vec<ModelFolder> =
-        args.models.iter().map(|path| ModelFolder::open(path)).collect::<Result<_, _>>()?;
-    let prompts = chosen(&args, &folders[0])?;
+    let prompts = chosen(&args, &ModelFolder::open(&args.models[0])?)?;
     println!(
         "{} prompts, up to {} tokens each, temperature {}",
         prompts.len(),
@@ -71,20 +74,21 @@ fn main() -> Result<()> {
     );
     println!();
     println!(
-        "| model | draft length | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
+        "| model | at once | draft length | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|");
-    // `[round][folder][plain, then each draft length]`
-    let mut rounds: Vec<Vec<Vec<Took>>> = Vec::new();
-    for _ in 0..args.rounds {
-        let round = folders.iter().map(|folder| ways(&args, folder, &prompts));
-        rounds.push(round.collect::<Result<_>>()?);
-    }
-    for (at, path) in args.models.iter().enumerate() {
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    for path in &args.models {
+        let folder = ModelFolder::open(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        for way in 0..=args.draft_len.len() {
-            let len = way.checked_sub(1).map_or("none".into(), |idx| show(args.draft_len[idx]));
-            println!("| {name} | {len} | {} |", row(&rounds, at, way));
+        for &at_once in &args.at_once {
+            // `[round][plain, then each draft length]`
+            let rounds: Vec<Vec<Took>> = (0..args.rounds)
+                .map(|_| ways(&args, &folder, at_once, &prompts))
+                .collect::<Result<_>>()?;
+            for way in 0..=args.draft_len.len() {
+                let len = way.checked_sub(1).map_or("none".into(), |idx| show(args.draft_len[idx]));
+                println!("| {name} | {at_once} | {len} | {} |", row(&rounds, way));
+            }
         }
     }
     Ok(())
@@ -108,15 +112,26 @@ fn chosen(args: &Args, folder: &ModelFolder) -> Result<Vec<Vec<u32>>> {
 }
 
 /// Plain, then with each draft length.
-fn ways(args: &Args, folder: &ModelFolder, prompts: &[Vec<u32>]) -> Result<Vec<Took>> {
+fn ways(
+    args: &Args,
+    folder: &ModelFolder,
+    at_once: usize,
+    prompts: &[Vec<u32>],
+) -> Result<Vec<Took>> {
     let plain = std::iter::once(DraftLen::Fixed(0));
     plain
         .chain(args.draft_len.iter().copied())
-        .map(|len| answers(args, folder, len, prompts))
+        .map(|len| answers(args, folder, len, at_once, prompts))
         .collect()
 }
 
-fn answers(args: &Args, folder: &ModelFolder, len: DraftLen, prompts: &[Vec<u32>]) -> Result<Took> {
+fn answers(
+    args: &Args,
+    folder: &ModelFolder,
+    len: DraftLen,
+    at_once: usize,
+    prompts: &[Vec<u32>],
+) -> Result<Took> {
     let (draft_policy, draft_len) = match len {
         DraftLen::Auto => (DraftPolicy::Adaptive, None),
         DraftLen::Fixed(len) => (DraftPolicy::Fixed, Some(len)),
@@ -124,46 +139,68 @@ fn answers(args: &Args, folder: &ModelFolder, len: DraftLen, prompts: &[Vec<u32>
     let options = Options {
         draft_policy,
         lookup: args.lookup,
-        max_batch_size: Some(1),
+        max_batch_size: Some(at_once),
+        max_queue: prompts.len(),
         ..Options::default()
     };
     let mut runtime = Runtime::load(&folder.target, &options)?;
     let _pinned = runtime.pin_caller();
-    let mut took = Took::default();
-    for (idx, prompt) in prompts.iter().enumerate() {
-        let sampling = SamplingParams {
+    let request = |idx: usize, max_tokens, draft_len| Request {
+        prompt: prompts[idx].clone().into(),
+        max_tokens,
+        draft_len,
+        sampling: SamplingParams {
             temperature: args.temperature,
             seed: Some(idx as u64),
             ..SamplingParams::default()
-        };
-        let request = Request {
-            prompt: prompt.clone().into(),
-            max_tokens: args.tokens,
-            draft_len,
-            sampling,
-            ..Request::default()
-        };
-        let run = run(&mut runtime, request, |_| Ok(true)).context("answering a prompt")?;
-        took.seconds += run.decode.as_secs_f64();
-        took.tokens += run.emitted.len().saturating_sub(1);
-        // The first token is the prompt's.
-        took.steps += run.counters.steps.saturating_sub(1);
-        took.drafts += run.counters.drafts;
-        for (sum, count) in took.accepted.iter_mut().zip(&run.counters.accepted_per_position) {
-            *sum += count;
-        }
-        took.texts.push(run.tokens());
+        },
+        ..Request::default()
+    };
+    for idx in 0..prompts.len() {
+        runtime.add(request(idx, 1, Some(0)))?;
     }
+    finish(&mut runtime, &mut Took::default())?;
+    let mut took = Took::default();
+    for idx in 0..prompts.len() {
+        runtime.add(request(idx, args.tokens, draft_len))?;
+    }
+    let start = Instant::now();
+    finish(&mut runtime, &mut took)?;
+    took.seconds = start.elapsed().as_secs_f64();
     Ok(took)
 }
 
-fn row(rounds: &[Vec<Vec<Took>>], at: usize, way: usize) -> String {
-    let rate =
-        |round: &Vec<Vec<Took>>, way: usize| round[at][way].tokens as f64 / round[at][way].seconds;
+/// Answers all that was asked.
+fn finish(runtime: &mut Runtime, took: &mut Took) -> Result<()> {
+    let mut texts: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    while !runtime.is_idle() {
+        let step = runtime.step();
+        if let Some(error) = step.failure {
+            return Err(error).context("answering prompts");
+        }
+        for event in step.events {
+            let tokens = event.emitted.iter().map(|emitted| emitted.token);
+            texts.entry(event.id).or_default().extend(tokens);
+            let Some(sequence) = event.finished else { continue };
+            took.steps += sequence.counters.steps;
+            took.drafts += sequence.counters.drafts;
+            let accepted = &sequence.counters.accepted_per_position;
+            for (sum, count) in took.accepted.iter_mut().zip(accepted) {
+                *sum += count;
+            }
+        }
+    }
+    took.texts = texts.into_values().collect();
+    took.tokens = took.texts.iter().map(Vec::len).sum();
+    Ok(())
+}
+
+fn row(rounds: &[Vec<Took>], way: usize) -> String {
+    let rate = |round: &Vec<Took>, way: usize| round[way].tokens as f64 / round[way].seconds;
     let rates = rounds.iter().map(|round| rate(round, way));
     let ratios = rounds.iter().map(|round| rate(round, way) / rate(round, 0));
     let sum = |count: &dyn Fn(&Took) -> u64| -> f64 {
-        rounds.iter().map(|round| count(&round[at][way])).sum::<u64>() as f64
+        rounds.iter().map(|round| count(&round[way])).sum::<u64>() as f64
     };
     let per_step = sum(&|took| took.tokens as u64) / sum(&|took| took.steps).max(1.0);
     let accepted: Vec<String> = (0..POSITIONS)
@@ -172,7 +209,7 @@ fn row(rounds: &[Vec<Vec<Took>>], at: usize, way: usize) -> String {
             drafts => format!("{:.3}", sum(&|took| took.accepted[position]) / drafts),
         })
         .collect();
-    let same = rounds.iter().all(|round| round[at][way].texts == round[at][0].texts);
+    let same = rounds.iter().all(|round| round[way].texts == round[0].texts);
     format!(
         "{:.1} | {:.2} | {per_step:.2} | {} | {}",
         median(rates.collect()),

@@ -55,6 +55,8 @@ pub enum Command {
     },
     /// Before building: sizes, KV capacity, predicted step times and break-even acceptance.
     Plan(Box<PlanArgs>),
+    /// Measure what drafting and verifying take on this machine, for draft lengths that pay from the first request on.
+    Profile(ProfileArgs),
     /// Generate text from a built model folder, without a server.
     Try(Box<TryArgs>),
     /// Give a target that is built already another drafter.
@@ -272,6 +274,25 @@ pub struct DraftArgs {
     #[arg(long, value_name = "DIR")]
     pub cuda_lib: Option<PathBuf>,
     /// Do not report progress.
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// A measurement.
+#[derive(Clone, Debug, Args)]
+pub struct ProfileArgs {
+    /// A folder written by this program, which gets the measured times.
+    pub model: PathBuf,
+    /// Rounds over everything that is measured; medians count.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub rounds: u16,
+    /// Threads of the CPU executor [default: as a server has].
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Instruction set of the CPU executor [default: the best there is].
+    #[arg(long)]
+    pub isa: Option<Isa>,
+    /// Do not report what was measured.
     #[arg(long, short)]
     pub quiet: bool,
 }

@@ -5,24 +5,19 @@
 
 use crate::checkpoint::{BuiltTarget, Checkpoint, Target};
 use crate::cli::{DraftArgs, DraftSource};
+use crate::copy;
 use crate::device;
 use crate::folder::{self, EngineMaker, Kernels, check_drafter, drafter, max_draft_len, precision};
 use crate::staging::Staging;
-use anyhow::{Context, Result, bail, ensure};
-use spec_core::engine::{
-    Engine, EngineWriter, Limits, Manifest, Precision, Role, Sealed, SectionKind, commit_pair,
-};
-use spec_core::runtime::{ModelFolder, TARGET_FILE};
+use anyhow::{Context, Result, ensure};
+use spec_core::engine::{Limits, Manifest, Precision, Role, commit_pair};
+use spec_core::runtime::ModelFolder;
 use std::fs;
-use std::path::{Path, PathBuf};
-
-/// Bytes that are copied at a time.
-const CHUNK: usize = 16 << 20;
 
 /// Runs the command.
 pub fn draft(args: &DraftArgs) -> Result<()> {
     let folder = ModelFolder::open(&args.target)?;
-    let (model_dir, version) = parts(&folder.path)?;
+    let (model_dir, version) = copy::parts(&folder.path)?;
     let old = folder.target.manifest();
     ensure!(
         old.role == Role::Target,
@@ -52,7 +47,8 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
     };
     let manifest =
         Manifest { drafter: drafter(&args.draft), limits: limits.clone(), ..old.clone() };
-    let copied = copy(&folder.target, manifest, &maker).context("copying the target")?;
+    let copied = copy::engine(&folder.target, manifest, maker.folder, args.quiet)
+        .context("copying the target")?;
     match draft {
         None => copied.commit()?,
         Some(draft) => {
@@ -71,24 +67,8 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
             commit_pair(copied, sealed)?;
         }
     }
-    let now = Engine::open(staging.path().join(TARGET_FILE))?;
-    let (was, is) = (&old.identity, &now.manifest().identity);
-    ensure!(
-        was == is,
-        "{} was damaged: its identity is {was}, that of a copy {is}",
-        folder.path.display()
-    );
+    copy::check(&folder.target, staging.path())?;
     staging.commit(&version, &config)
-}
-
-/// The model folder of a version folder, and the version.
-fn parts(version_dir: &Path) -> Result<(PathBuf, String)> {
-    let whole = fs::canonicalize(version_dir)
-        .with_context(|| format!("opening {}", version_dir.display()))?;
-    match (whole.parent(), whole.file_name().and_then(|name| name.to_str())) {
-        (Some(model), Some(version)) => Ok((model.to_path_buf(), version.to_string())),
-        _ => bail!("{} is no version folder of a model", version_dir.display()),
-    }
 }
 
 /// Those of the target, with the draft length that was asked for.
@@ -105,28 +85,4 @@ fn limits(args: &DraftArgs, old: &Manifest, draft: Option<&Checkpoint>) -> Resul
     }
     limits.validate(&old.model)?;
     Ok(limits)
-}
-
-/// The same engine with another manifest.
-fn copy(engine: &Engine, manifest: Manifest, maker: &EngineMaker<'_>) -> Result<Sealed> {
-    let sections = &engine.manifest().sections;
-    let code = sections.iter().filter(|section| section.kind == SectionKind::Code);
-    let code = code.map(|section| (section.name.clone(), section.bytes)).collect();
-    let writer = EngineWriter::with_code(maker.folder.join(TARGET_FILE), manifest, &code)?;
-    let progress = maker.progress(TARGET_FILE, &writer);
-    let reader = engine.reader()?;
-    let mut chunk = Vec::new();
-    for section in sections {
-        let (source, mut copy) = (reader.section(&section.name), writer.section(&section.name));
-        for offset in (0..source.len()).step_by(CHUNK) {
-            chunk.resize(CHUNK.min(source.len() - offset), 0);
-            source.read(offset, &mut chunk)?;
-            copy.write(&chunk)?;
-            progress.add(chunk.len() as u64);
-        }
-        copy.close();
-    }
-    reader.finish()?;
-    progress.finish();
-    Ok(writer.seal()?)
 }

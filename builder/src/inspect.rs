@@ -150,7 +150,10 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
     fact("text", format!("{bos}, ends with {end_tokens:?}"))?;
     fact("tokenizer", tokenizer.clone())?;
     let costs = costs.as_ref().map_or("not measured".into(), |table| {
-        format!("{:.2} ms for {} row(s)", table.step_ms[0], table.rows[0])
+        let last = table.rows.len() - 1;
+        let of_first = table.step_ms[last] / table.step_ms[0];
+        let (rows, ms) = (table.rows[0], table.step_ms[0]);
+        format!("{ms:.2} ms for {rows} row(s), {of_first:.2} times that for {}", table.rows[last])
     });
     fact("step times", costs)?;
     let code: Vec<&Section> = sections.iter().filter(|s| s.kind == SectionKind::Code).collect();

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use spec_build::cli::{Cli, Command};
-use spec_build::{check, collect, draft, export, folder, generate, inspect, plan};
+use spec_build::{check, collect, draft, export, folder, generate, inspect, plan, profile};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -27,6 +27,7 @@ fn run(command: Command) -> Result<()> {
         Command::Inspect { engine, json } => inspect::inspect(&engine, json),
         Command::Verify { engine } => check::verify(&engine),
         Command::Plan(args) => plan::plan(&args),
+        Command::Profile(args) => profile::profile(&args),
     }
 }
 

@@ -9,4 +9,5 @@ mod commands;
 mod cuda;
 mod draft;
 mod killed;
+mod profile;
 mod support;

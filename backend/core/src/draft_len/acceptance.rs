@@ -12,6 +12,9 @@ const PRIOR_TRIALS: f64 = 2.0;
 /// Assumed of an engine that has not drafted yet: common pairs reach 0.6 to 0.8.
 const PRIOR_RATE: f64 = 0.7;
 
+/// No sequence is taken for certain before its drafts were.
+const MAX_PRIOR_RATE: f64 = 0.98;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     trials: f64,
@@ -52,18 +55,25 @@ impl Acceptance {
         }
     }
 
-    /// The rate at the first position, as the prior of a new sequence.
-    pub(super) fn first(&self) -> f64 {
-        self.counts.first().map_or(PRIOR_RATE, |count| rate(count, PRIOR_RATE))
+    /// The rate at each position where those before it were accepted. A position that was not tried is taken for one as
+    /// good as the one before.
+    pub(super) fn rates(&self) -> Vec<f64> {
+        let next = |prior: &mut f64, count| {
+            *prior = rate(count, *prior);
+            Some(*prior)
+        };
+        self.counts.iter().scan(PRIOR_RATE, next).collect()
     }
 
     /// The expected gain of each position, which is the chance that it and all before it are
-    /// accepted; never rising. A position's prior is the rate of the one before, the first one's
-    /// is `prior`.
-    pub(super) fn gains(&self, prior: f64, draft_len: usize) -> impl Iterator<Item = f64> {
-        self.counts.iter().take(draft_len).scan((prior, 1.0), |(prior, gain), count| {
-            *prior = rate(count, *prior);
-            *gain *= *prior;
+    /// accepted; never rising. A position's prior is the rate that is usual there, as much better or worse as the position
+    /// before it was.
+    pub(super) fn gains(&self, usual: &[f64], draft_len: usize) -> impl Iterator<Item = f64> {
+        let each = self.counts.iter().zip(usual).take(draft_len);
+        each.scan((1.0, 1.0), |(better, gain), (count, usual)| {
+            let own = rate(count, (usual * *better).min(MAX_PRIOR_RATE));
+            *better = own / usual;
+            *gain *= own;
             Some(*gain)
         })
     }
@@ -79,7 +89,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn gains(acceptance: &Acceptance) -> Vec<f64> {
-        acceptance.gains(PRIOR_RATE, acceptance.counts.len()).collect()
+        let usual = vec![PRIOR_RATE; acceptance.counts.len()];
+        acceptance.gains(&usual, acceptance.counts.len()).collect()
     }
 
     #[test]
@@ -104,6 +115,22 @@ mod tests {
         assert!(gains(&acceptance)[1] < 0.1);
         (0..200).for_each(|_| acceptance.record(1, 1));
         assert!(gains(&acceptance)[1] > 0.9);
+    }
+
+    #[test]
+    fn a_new_sequence_starts_from_what_is_usual_at_each_position() {
+        let mut engine = Acceptance::of_engine(3);
+        (0..400).for_each(|round| engine.record(3, [0, 1, 1, 1][round % 4]));
+        let usual = engine.rates();
+        assert!((usual[0] - 0.75).abs() < 0.05 && usual[1] < 0.05, "{usual:?}");
+        let mut acceptance = Acceptance::of_sequence(3);
+        let gains = |acceptance: &Acceptance| acceptance.gains(&usual, 3).collect::<Vec<_>>();
+        assert!((gains(&acceptance)[0] - usual[0]).abs() < 1e-12);
+        assert!((gains(&acceptance)[1] - usual[0] * usual[1]).abs() < 1e-12);
+        // Worse than usual at the first position: worse behind it, too.
+        let before = gains(&acceptance)[2];
+        (0..4).for_each(|_| acceptance.record(1, 0));
+        assert!(gains(&acceptance)[0] < 0.5 * usual[0] && gains(&acceptance)[2] < 0.2 * before);
     }
 
     #[test]

@@ -7,6 +7,8 @@ use super::cost::{Costs, StepShape};
 pub(super) struct Batch<'a> {
     /// Of each sequence, the chance that each position is accepted; never rising.
     pub(super) gains: &'a [Vec<f64>],
+    /// Of each sequence, its positions in the cache.
+    pub(super) positions: &'a [usize],
     /// Rows that are computed without any draft.
     pub(super) base_rows: usize,
     /// Draft rows at most.
@@ -18,9 +20,16 @@ impl Batch<'_> {
     pub(super) fn step(&self, lens: &[usize]) -> StepShape {
         StepShape {
             rows: self.base_rows + lens.iter().sum::<usize>(),
+            positions: self.positions.iter().zip(lens).map(|(at, len)| at * (1 + len)).sum(),
             drafting: lens.iter().filter(|&&len| len > 0).count(),
+            draft_positions: self.drafting_positions(lens),
             draft_passes: lens.iter().copied().max().unwrap_or(0),
         }
+    }
+
+    fn drafting_positions(&self, lens: &[usize]) -> usize {
+        let drafting = self.positions.iter().zip(lens).filter(|&(_, &len)| len > 0);
+        drafting.map(|(at, _)| at).sum()
     }
 
     /// Expected tokens per millisecond with these draft lengths.
@@ -42,14 +51,21 @@ impl Batch<'_> {
         let num_extra = ranked.len().min(self.max_extra);
         let target_ms: Vec<f64> =
             (0..=num_extra).map(|extra| costs.target_ms(self.base_rows + extra)).collect();
-        let pass_ms: Vec<f64> = (0..=lens.len()).map(|num| costs.pass_ms(num)).collect();
+        let position_ms = costs.target_position_ms();
+        let base_ms = position_ms * self.positions.iter().sum::<usize>() as f64;
         let (mut best, mut best_passes, mut best_extra) = (self.throughput(costs, &lens), 0, 0);
         for draft_passes in 1..=self.gains.iter().map(Vec::len).max().unwrap_or(0) {
-            let (mut tokens, mut drafting) = (self.gains.len() as f64, 0);
-            for (&(gain, position, _), extra) in within(draft_passes).zip(1..) {
+            let (mut tokens, mut drafting, mut draft_positions) = (self.gains.len() as f64, 0, 0);
+            let (mut positions_ms, mut pass_ms) = (base_ms, 0.0);
+            for (&(gain, position, idx), extra) in within(draft_passes).zip(1..) {
                 tokens += gain;
-                drafting += usize::from(position == 0);
-                let ms = target_ms[extra] + draft_passes as f64 * pass_ms[drafting];
+                positions_ms += position_ms * self.positions[idx] as f64;
+                if position == 0 {
+                    drafting += 1;
+                    draft_positions += self.positions[idx];
+                    pass_ms = costs.pass_ms(drafting, draft_positions);
+                }
+                let ms = target_ms[extra] + positions_ms + draft_passes as f64 * pass_ms;
                 if tokens > best * ms {
                     (best, best_passes, best_extra) = (tokens / ms, draft_passes, extra);
                 }
@@ -90,6 +106,7 @@ impl Batch<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cost::PassCost;
     use super::*;
     use crate::engine::CostTable;
     use proptest::prelude::*;
@@ -129,13 +146,17 @@ mod tests {
             max_extra in 0usize..12,
             step_ms in (1.0f64..2.0, 2.0f64..3.0, 3.0f64..9.0),
             draft_ms in 0.01f64..1.5,
+            position_ns in 0.0f64..500.0,
         ) {
-            let target = CostTable { rows: vec![1, 4, 12], step_ms: vec![step_ms.0, step_ms.1, step_ms.2] };
+            let target = CostTable { rows: vec![1, 4, 12], step_ms: vec![step_ms.0, step_ms.1, step_ms.2], position_ns };
             // A drafter pass must cost the same for any number of sequences here: how many draft
             // is not told by the longest draft and the sum, and `best` takes the ones of most gain.
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms] };
-            let costs = Costs::new(Some(&target), Some(&draft));
-            let batch = Batch { gains: &gains, base_rows: gains.len() + prefill, max_extra };
+            // And every sequence has as much in the cache.
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0 };
+            let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
+            let positions = vec![2000; gains.len()];
+            let batch =
+                Batch { gains: &gains, positions: &positions, base_rows: gains.len() + prefill, max_extra };
             let lens = batch.best(&costs);
             prop_assert!(lens.iter().sum::<usize>() <= max_extra);
             prop_assert!(lens.iter().zip(&gains).all(|(&len, gains)| len <= gains.len()));

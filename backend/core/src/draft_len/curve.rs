@@ -12,8 +12,9 @@ const NUM_KNOTS: usize = DENSE_ROWS + 4 * NUM_OCTAVES;
 /// Without a table: what each further row adds, as a share of the first. Weights dominate few rows.
 const ASSUMED_ROW_SHARE: f64 = 0.02;
 
-/// Relative variance of a knot that was not measured, when others were.
+/// Relative variance of a knot that was not measured, when others were; and where a table says its cost.
 const NEIGHBOUR_VARIANCE: f64 = 0.04;
+const TABLE_VARIANCE: f64 = 0.0025;
 
 #[derive(Clone, Copy, Debug)]
 struct Measured {
@@ -32,6 +33,8 @@ pub(super) struct Curve {
     ms: [f64; NUM_KNOTS],
     /// Whether the shape is in milliseconds, and not just relative.
     absolute: bool,
+    /// Of a knot that was not measured.
+    prior_variance: f64,
 }
 
 impl Curve {
@@ -42,8 +45,13 @@ impl Curve {
             Some(table) => interpolate(table, knot_rows(knot)),
             None => 1.0 + ASSUMED_ROW_SHARE * (knot_rows(knot) - 1) as f64,
         });
-        let mut curve =
-            Self { shape, measured: [None; NUM_KNOTS], ms: shape, absolute: table.is_some() };
+        let mut curve = Self {
+            shape,
+            measured: [None; NUM_KNOTS],
+            ms: shape,
+            absolute: table.is_some(),
+            prior_variance: if table.is_some() { TABLE_VARIANCE } else { NEIGHBOUR_VARIANCE },
+        };
         curve.refresh();
         curve
     }
@@ -68,7 +76,7 @@ impl Curve {
 
     /// How unsure the cost of `rows` rows is, as a relative variance.
     pub(super) fn variance(&self, rows: usize) -> f64 {
-        self.measured[nearest_knot(rows)].map_or(NEIGHBOUR_VARIANCE, |measured| measured.variance)
+        self.measured[nearest_knot(rows)].map_or(self.prior_variance, |measured| measured.variance)
     }
 
     /// Sets the cost of `rows` rows and how unsure it is.
@@ -150,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn table() -> CostTable {
-        CostTable { rows: vec![1, 8, 64], step_ms: vec![10.0, 10.0, 24.0] }
+        CostTable { rows: vec![1, 8, 64], step_ms: vec![10.0, 10.0, 24.0], position_ns: 0.0 }
     }
 
     #[test]

@@ -7,7 +7,8 @@ mod allocate;
 mod cost;
 mod curve;
 
-pub(crate) use cost::StepShape;
+pub(crate) use cost::PassCost;
+pub use cost::StepShape;
 
 use crate::engine::CostTable;
 use crate::sequence::SequenceId;
@@ -15,6 +16,7 @@ use acceptance::Acceptance;
 use allocate::Batch;
 use cost::Costs;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Lengths of the last step are kept if they promise this share of the best: below it they would
 /// flicker with every token. Above 0.98, the promise against plain decoding.
@@ -22,7 +24,7 @@ const KEEP_SHARE: f64 = 0.99;
 
 /// Share of the time that is spent on drafting where plain decoding promises more, to see whether
 /// that has changed.
-const PROBE_SHARE: f64 = 0.02;
+const PROBE_SHARE: f64 = 0.01;
 
 /// Steps whose share is saved up for a probe at most: a drafter pass may cost more than one step's.
 const MAX_SAVED_STEPS: f64 = 64.0;
@@ -32,7 +34,12 @@ const PROBE_PERIOD: u64 = 8;
 
 /// A plain step is taken at each batch size when it is first seen and once in this many steps: what
 /// speculation is compared with is otherwise never measured again while it pays.
-const PLAIN_PERIOD: u64 = 1024;
+const PLAIN_PERIOD: u64 = 256;
+
+/// Earlier than that where steps became so much slower or faster since, as a logarithm, and so many steps have gone by: that
+/// is the machine's pace, or drafting itself has changed, which a plain step tells.
+const PLAIN_DRIFT: f64 = 0.2;
+const PLAIN_GAP: u64 = 8;
 
 /// How draft lengths are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,12 +51,23 @@ pub enum DraftPolicy {
     Adaptive,
 }
 
+/// A step and what it took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepTime {
+    /// What it computed.
+    pub shape: StepShape,
+    /// How long a step of this shape takes.
+    pub took: Duration,
+}
+
 /// A sequence that decodes in the step to come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub id: SequenceId,
     /// The longest draft allowed; 0 if it decodes plainly.
     pub limit: usize,
+    /// Its positions in the cache.
+    pub positions: usize,
 }
 
 /// What is remembered of a sequence.
@@ -72,8 +90,8 @@ pub(crate) struct Tuner {
     states: BTreeMap<SequenceId, State>,
     /// Choices made.
     steps: u64,
-    /// When a plain step was last asked for, by knot of its rows.
-    plain_at: BTreeMap<usize, u64>,
+    /// When a plain step was last asked for and the pace then, by knot of its rows.
+    plain_at: BTreeMap<usize, (u64, f64)>,
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
     tried: Tried,
@@ -83,7 +101,7 @@ pub(crate) struct Tuner {
 #[derive(Clone, Debug, Default)]
 struct Tried {
     /// The knot at which it was plain.
-    plain: Option<(usize, u64)>,
+    plain: Option<(usize, (u64, f64))>,
     /// The sequences that it probed.
     probed: Vec<(SequenceId, u64)>,
     saved_ms: f64,
@@ -95,12 +113,12 @@ impl Tuner {
         policy: DraftPolicy,
         max_draft_len: usize,
         target: Option<&CostTable>,
-        draft: Option<&CostTable>,
+        pass: PassCost<'_>,
     ) -> Self {
         Self {
             policy,
             max_draft_len,
-            costs: Costs::new(target, draft),
+            costs: Costs::new(target, pass),
             engine: Acceptance::of_engine(max_draft_len),
             states: BTreeMap::new(),
             steps: 0,
@@ -133,7 +151,9 @@ impl Tuner {
             return vec![0; limits.len()];
         }
         let gains = self.gains(candidates, &limits);
-        let batch = Batch { gains: &gains, base_rows, max_extra };
+        let positions: Vec<usize> =
+            candidates.iter().map(|candidate| candidate.positions).collect();
+        let batch = Batch { gains: &gains, positions: &positions, base_rows, max_extra };
         let mut lens = self.settle(candidates, batch);
         self.probe(candidates, batch, &mut lens);
         lens
@@ -146,7 +166,7 @@ impl Tuner {
             return 0.0;
         }
         let plain = self.costs.target_ms(1);
-        let one_more = self.costs.pass_ms(1) + (self.costs.target_ms(2) - plain).max(0.0);
+        let one_more = self.costs.pass_ms(1, 0) + (self.costs.target_ms(2) - plain).max(0.0);
         (one_more / plain).clamp(0.0, 1.0) as f32
     }
 
@@ -191,22 +211,25 @@ impl Tuner {
     }
 
     fn is_plain_due(&mut self, rows: usize) -> bool {
-        let knot = Costs::knot(rows);
-        let last = self.plain_at.entry(knot).or_insert(0);
+        let (knot, pace) = (Costs::knot(rows), self.costs.pace());
+        let last = self.plain_at.entry(knot).or_insert((0, pace));
+        let (step, pace_then) = *last;
+        let ago = self.steps - step;
+        let has_drifted = ago >= PLAIN_GAP && (pace / pace_then).ln().abs() > PLAIN_DRIFT;
         // Steps count from 1, so 0 is never.
-        let due = *last == 0 || self.steps - *last >= PLAIN_PERIOD;
+        let due = step == 0 || ago >= PLAIN_PERIOD || has_drifted;
         if due {
             self.tried.plain = Some((knot, *last));
-            *last = self.steps;
+            *last = (self.steps, pace);
         }
         due
     }
 
     fn gains(&mut self, candidates: &[Candidate], limits: &[usize]) -> Vec<Vec<f64>> {
-        let prior = self.engine.first();
+        let usual = self.engine.rates();
         let each = candidates.iter().zip(limits);
         each.map(|(candidate, &limit)| {
-            self.state(candidate.id).acceptance.gains(prior, limit).collect()
+            self.state(candidate.id).acceptance.gains(&usual, limit).collect()
         })
         .collect()
     }

@@ -34,7 +34,7 @@ struct Run {
 impl Run {
     fn new(world: World, rates: &[f64]) -> Self {
         Self {
-            tuner: Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, None),
+            tuner: Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown),
             world,
             rates: rates.to_vec(),
             random: 88172645463325252,
@@ -53,7 +53,7 @@ impl Run {
 
     fn candidates(&self) -> Vec<Candidate> {
         (0..self.rates.len())
-            .map(|idx| Candidate { id: idx as u64, limit: MAX_DRAFT_LEN })
+            .map(|idx| Candidate { id: idx as u64, limit: MAX_DRAFT_LEN, positions: 0 })
             .collect()
     }
 
@@ -66,7 +66,8 @@ impl Run {
             self.tuner.record(idx as u64, drafted, accepted);
             self.tokens += 1.0 + accepted as f64;
         }
-        let step = Batch { gains: &[], base_rows: num, max_extra: 0 }.step(&self.lens);
+        let step =
+            Batch { gains: &[], positions: &[], base_rows: num, max_extra: 0 }.step(&self.lens);
         let ms = self.world.ms(step);
         self.tuner.observe(step, ms);
         self.ms += ms;
@@ -81,8 +82,7 @@ impl Run {
     /// Tokens per millisecond since the last call of `steps`, relative to plain decoding.
     fn speedup(&self) -> f64 {
         let num = self.rates.len();
-        let plain =
-            num as f64 / self.world.ms(StepShape { rows: num, drafting: 0, draft_passes: 0 });
+        let plain = num as f64 / self.world.ms(StepShape { rows: num, ..StepShape::default() });
         self.tokens / self.ms / plain
     }
 
@@ -129,7 +129,7 @@ fn each_sequence_gets_what_its_acceptance_is_worth() {
 /// As where a step began before it was asked for, and did what the step before did.
 #[test]
 fn what_was_not_carried_out_is_asked_for_again() {
-    let candidates = [Candidate { id: 7, limit: MAX_DRAFT_LEN }];
+    let candidates = [Candidate { id: 7, limit: MAX_DRAFT_LEN, positions: 0 }];
     let mut run = Run::new(MEMORY_BOUND, &[0.0]);
     (0..500).for_each(|_| run.step());
     let mut tuner = run.tuner;
@@ -145,7 +145,7 @@ fn what_was_not_carried_out_is_asked_for_again() {
 
 #[test]
 fn a_plain_step_that_was_not_carried_out_is_asked_for_again() {
-    let candidates = [Candidate { id: 0, limit: MAX_DRAFT_LEN }];
+    let candidates = [Candidate { id: 0, limit: MAX_DRAFT_LEN, positions: 0 }];
     let mut tuner = Run::new(MEMORY_BOUND, &[1.0]).tuner;
     let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0];
     assert_eq!(choose(&mut tuner), 0, "the first of its size");
@@ -185,8 +185,9 @@ fn rows_that_cost_as_much_as_tokens_are_not_drafted() {
 
 #[test]
 fn a_fixed_policy_drafts_what_is_allowed() {
-    let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, None);
-    let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate { id, limit });
+    let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
+    let candidates =
+        [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate { id, limit, positions: 0 });
     (0..50).for_each(|_| tuner.record(1, 4, 0));
     assert_eq!(tuner.choose(&candidates, 3, 100), [4, 0, 2]);
     assert_eq!(tuner.choose(&candidates, 3, 3), [2, 0, 1]);
@@ -222,7 +223,7 @@ proptest! {
             let candidates = run.candidates();
             let mut twin = run.tuner.clone();
             let gains = twin.gains(&candidates, &vec![MAX_DRAFT_LEN; rates.len()]);
-            let batch = Batch { gains: &gains, base_rows: rates.len(), max_extra: 1024 };
+            let batch = Batch { gains: &gains, positions: &vec![0; rates.len()], base_rows: rates.len(), max_extra: 1024 };
             let settled = twin.settle(&candidates, batch);
             let plain = batch.throughput(&twin.costs, &vec![0; rates.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
@@ -247,9 +248,9 @@ proptest! {
         rounds in 1usize..20,
     ) {
         let policy = if fixed { DraftPolicy::Fixed } else { DraftPolicy::Adaptive };
-        let mut tuner = Tuner::new(policy, MAX_DRAFT_LEN, None, None);
+        let mut tuner = Tuner::new(policy, MAX_DRAFT_LEN, None, PassCost::Unknown);
         let candidates: Vec<_> =
-            limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit }).collect();
+            limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit, positions: 0 }).collect();
         for round in 0..rounds {
             let lens = tuner.choose(&candidates, limits.len() + round % 3, max_extra);
             prop_assert_eq!(lens.len(), limits.len());

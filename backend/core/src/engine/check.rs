@@ -185,17 +185,20 @@ fn check_tokens<'a>(tokens: impl Iterator<Item = &'a u32>, model: &ModelConfig) 
 }
 
 fn check_costs(costs: &CostTable) -> Result<()> {
-    let CostTable { rows, step_ms } = costs;
+    let CostTable { rows, step_ms, position_ns } = costs;
     if rows.is_empty() || rows.len() != step_ms.len() {
         return Err(format!("costs: {} rows for {} times", rows.len(), step_ms.len()));
     }
     if rows[0] == 0 || !rows.is_sorted_by(|a, b| a < b) {
         return Err("costs: rows do not ascend from 1".into());
     }
-    match step_ms.iter().find(|ms| !(**ms > 0.0 && ms.is_finite())) {
-        Some(ms) => Err(format!("costs: a step takes {ms} ms, expected more than 0")),
-        None => Ok(()),
+    if let Some(ms) = step_ms.iter().find(|ms| !(**ms > 0.0 && ms.is_finite())) {
+        return Err(format!("costs: a step takes {ms} ms, expected more than 0"));
     }
+    if !(*position_ns >= 0.0 && position_ns.is_finite()) {
+        return Err(format!("costs: a position takes {position_ns} ns, expected 0 or more"));
+    }
+    Ok(())
 }
 
 /// The sections are exactly those expected, which also makes their names unique.

@@ -100,14 +100,17 @@ pub struct Limits {
     pub max_num_tokens: usize,
 }
 
-/// Measured step times: `step_ms[i]` for a step of `rows[i]` rows.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Measured times of passes: `step_ms[i]` for a pass of `rows[i]` rows, and what reading the cache adds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostTable {
     /// Rows in a pass, ascending.
     pub rows: Vec<usize>,
-    /// Milliseconds of the pass.
+    /// Milliseconds of the pass, without what lies in the cache.
     pub step_ms: Vec<f64>,
+    /// Nanoseconds that a row takes for every position of the cache before it.
+    #[serde(default)]
+    pub position_ns: f64,
 }
 
 /// What a section holds.

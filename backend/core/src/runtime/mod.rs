@@ -26,7 +26,7 @@ use loading::{Loaded, Loader};
 use placement::{OpenGpu, Placement};
 
 use crate::batch::{Executor, WANTED};
-use crate::draft_len::Tuner;
+use crate::draft_len::{PassCost, Tuner};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Pool;
 use crate::exec::cuda;
@@ -40,7 +40,7 @@ use std::sync::Arc;
 
 pub use crate::batch::Emitted;
 pub use crate::draft::{OnStates, Watch};
-pub use crate::draft_len::DraftPolicy;
+pub use crate::draft_len::{DraftPolicy, StepShape, StepTime};
 pub use crate::exec::cpu::{Isa, Pinned, Pinning};
 pub use crate::exec::cuda::Prefill;
 pub use crate::pages::{PAGE_TOKENS, pages_for};
@@ -167,6 +167,8 @@ pub struct Step {
     pub started: Vec<SequenceId>,
     /// What it brought, at most one event a sequence.
     pub events: Vec<Event>,
+    /// What it computed and how long that takes, where it says so.
+    pub time: Option<StepTime>,
     /// Whether there was anything to do.
     pub ran: bool,
     /// Why it failed, if it did. Then each of its sequences has an event that ends it with
@@ -262,9 +264,12 @@ impl Runtime {
             lookahead: executor.lookahead(),
             long_prompts: executor.long_prompts(),
         };
-        let draft_costs = draft.as_ref().and_then(|engine| engine.manifest().costs.as_ref());
-        let tuner =
-            Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), draft_costs);
+        let pass = match draft.as_ref().map(|engine| &engine.manifest().costs) {
+            None => PassCost::Free,
+            Some(None) => PassCost::Unknown,
+            Some(Some(table)) => PassCost::Measured(table),
+        };
+        let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,
@@ -382,15 +387,18 @@ impl Runtime {
         let gives_way = schedule.gives_way && !self.gave_up;
         let stepped = self.executor.step(&entries, if gives_way { somebody_came } else { WANTED });
         self.gave_up = matches!(stepped, Ok(None));
-        let (events, failure) = match stepped {
-            Ok(Some(stepped)) => (self.scheduler.commit(&schedule, stepped), None),
+        let (events, time, failure) = match stepped {
+            Ok(Some(stepped)) => {
+                let (events, time) = self.scheduler.commit(&schedule, stepped);
+                (events, time, None)
+            }
             Ok(None) => {
                 self.scheduler.give_up(&schedule);
-                (Vec::new(), None)
+                (Vec::new(), None, None)
             }
-            Err(error) => (self.scheduler.fail(&schedule), Some(error)),
+            Err(error) => (self.scheduler.fail(&schedule), None, Some(error)),
         };
-        Step { started: schedule.started, events, ran: true, failure }
+        Step { started: schedule.started, events, time, ran: true, failure }
     }
 
     /// Ends a sequence that is no longer wanted, waiting or running; its pages are free at once. Gives

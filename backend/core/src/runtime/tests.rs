@@ -53,7 +53,10 @@ fn runtime() -> (Runtime, Arc<AtomicBool>) {
             max_seq_len: 128,
             max_num_tokens: 32,
         },
-        scheduler: Scheduler::new(config(), Tuner::new(DraftPolicy::Fixed, 4, None, None)),
+        scheduler: Scheduler::new(
+            config(),
+            Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown),
+        ),
         executor: Box::new(Fragile { fake: Fake::new(80, 1, true), fails: Arc::clone(&fails) }),
         pool: Arc::new(Pool::new(1)),
         memory: Memory::default(),
@@ -127,7 +130,7 @@ fn a_step_of_a_long_prompt_is_given_up_for_who_comes_but_never_twice_in_a_row() 
     // Of 8 rows a step 90 tokens are many.
     runtime.scheduler = Scheduler::new(
         SchedulerConfig { max_num_tokens: 8, ..config() },
-        Tuner::new(DraftPolicy::Fixed, 4, None, None),
+        Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown),
     );
     let id = runtime.add(long).unwrap();
     let computed = |runtime: &Runtime| runtime.usage().context_tokens;

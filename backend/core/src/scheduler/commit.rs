@@ -3,44 +3,55 @@
 
 use super::{Event, Key, Schedule, Scheduled, Scheduler, lookahead};
 use crate::batch::{Outcome, Stepped};
-use crate::draft_len::StepShape;
+use crate::draft_len::{StepShape, StepTime};
 use crate::sequence::{FinishReason, Sequence, SequenceId};
-use std::time::Duration;
 
 impl Scheduler {
-    /// Takes in what a step costs, so that draft lengths follow that. Steps in which the drafter computed more than it
-    /// does to draft say nothing about it.
-    fn observe(&mut self, schedule: &Schedule, outcomes: &[Outcome], cost: Duration) {
+    /// What a step computed. None where the drafter computed more than it does to draft: such steps say nothing about
+    /// what drafts cost.
+    fn shape(&self, schedule: &Schedule, outcomes: &[Outcome]) -> Option<StepShape> {
         let drafts_only = |part: &Scheduled| {
             let drafts = part.draft_len > 0 && !part.given;
             let usual = self.config.usual_draft_rows;
             part.draft_rows == 0 || (part.draft_rows <= usual && drafts)
         };
-        if schedule.parts.iter().all(drafts_only) {
-            let drafted: usize = outcomes.iter().map(|outcome| outcome.drafted).sum();
-            let passes = || outcomes.iter().map(|outcome| outcome.draft_passes);
-            let chunks: usize = schedule.parts.iter().map(|part| part.chunk).sum();
-            let step = StepShape {
-                rows: chunks + drafted,
-                drafting: passes().filter(|&passes| passes > 0).count(),
-                draft_passes: passes().max().unwrap_or(0),
-            };
-            self.tuner.observe(step, cost.as_secs_f64() * 1e3);
+        if !schedule.parts.iter().all(drafts_only) {
+            return None;
         }
+        let mut shape = StepShape::default();
+        for (part, outcome) in schedule.parts.iter().zip(outcomes) {
+            let positions = self.running.get(&part.key).map_or(0, |sequence| sequence.computed);
+            let rows = part.chunk + outcome.drafted;
+            shape.rows += rows;
+            shape.positions += rows * positions;
+            if outcome.draft_passes > 0 {
+                shape.drafting += 1;
+                shape.draft_positions += positions;
+                shape.draft_passes = shape.draft_passes.max(outcome.draft_passes);
+            }
+        }
+        Some(shape)
     }
 
-    /// Takes in what the step did, one outcome a part. Sequences removed since are passed over.
-    pub(crate) fn commit(&mut self, schedule: &Schedule, stepped: Stepped) -> Vec<Event> {
+    /// Takes in what the step did, one outcome a part. Sequences removed since are passed over. Gives what steps of its
+    /// shape take, where it says that.
+    pub(crate) fn commit(
+        &mut self,
+        schedule: &Schedule,
+        stepped: Stepped,
+    ) -> (Vec<Event>, Option<StepTime>) {
         let Stepped { outcomes, cost, as_asked, ahead: _ } = stepped;
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
-        if let Some(cost) = cost {
-            self.observe(schedule, &outcomes, cost);
+        let shape = cost.and_then(|_| self.shape(schedule, &outcomes));
+        let time = shape.zip(cost).map(|(shape, took)| StepTime { shape, took });
+        if let Some(StepTime { shape, took }) = time {
+            self.tuner.observe(shape, took.as_secs_f64() * 1e3);
         }
         if !as_asked {
             self.tuner.ask_again();
         }
         let each = schedule.parts.iter().zip(outcomes);
-        each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect()
+        (each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect(), time)
     }
 
     fn commit_part(&mut self, part: &Scheduled, mut outcome: Outcome) -> Option<Event> {

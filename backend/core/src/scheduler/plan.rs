@@ -121,8 +121,11 @@ impl Scheduler {
     /// Drafts, as long as the tuner finds worth while and both passes have rows left. While there
     /// are prompts to compute, half of the rows left are theirs.
     fn plan_drafts(&mut self, plan: &mut Plan) {
-        let candidate =
-            |part: &Scheduled| Candidate { id: part.id, limit: self.draft_limit(part.key) };
+        let candidate = |part: &Scheduled| Candidate {
+            id: part.id,
+            limit: self.draft_limit(part.key),
+            positions: self.running[&part.key].computed,
+        };
         let candidates: Vec<Candidate> = plan.parts.iter().map(candidate).collect();
         let backlog = self.backlog(plan);
         let max_extra = plan.rows_left - backlog.min(plan.rows_left.div_ceil(2));

@@ -176,16 +176,20 @@ fn the_other_fields_must_be_sane() {
 
 #[test]
 fn cost_tables_must_be_sane() {
-    let message = |rows: &[usize], step_ms: &[f64]| {
-        refusal(|m| {
-            m.costs = Some(CostTable { rows: rows.to_vec(), step_ms: step_ms.to_vec() });
-        })
+    let message_of = |rows: &[usize], step_ms: &[f64], position_ns: f64| {
+        let (rows, step_ms) = (rows.to_vec(), step_ms.to_vec());
+        refusal(|m| m.costs = Some(CostTable { rows, step_ms, position_ns }))
     };
+    let message = |rows: &[usize], step_ms: &[f64]| message_of(rows, step_ms, 0.0);
     assert_eq!(message(&[1, 2], &[1.0]), "costs: 2 rows for 1 times");
     assert_eq!(message(&[], &[]), "costs: 0 rows for 0 times");
     assert_eq!(message(&[2, 2], &[1.0, 1.0]), "costs: rows do not ascend from 1");
     assert_eq!(message(&[0, 2], &[1.0, 1.0]), "costs: rows do not ascend from 1");
     assert_eq!(message(&[1], &[-1.0]), "costs: a step takes -1 ms, expected more than 0");
+    assert_eq!(
+        message_of(&[1], &[1.0], -0.5),
+        "costs: a position takes -0.5 ns, expected 0 or more"
+    );
 }
 
 #[test]

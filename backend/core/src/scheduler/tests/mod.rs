@@ -248,7 +248,7 @@ fn a_sequence_removed_during_a_step_is_passed_over() {
     let cancelled = world.scheduler.finish(1, FinishReason::Cancelled).unwrap();
     assert_eq!(cancelled.finish, Some(FinishReason::Cancelled));
     assert!(world.scheduler.preempt(2));
-    let events = world.scheduler.commit(&schedule, stepped);
+    let (events, _) = world.scheduler.commit(&schedule, stepped);
     assert_eq!(events.iter().map(|event| event.id).collect::<Vec<_>>(), [3]);
     world.texts.insert(3, events[0].emitted.iter().map(|emitted| emitted.token).collect());
     world.run();

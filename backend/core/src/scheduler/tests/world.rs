@@ -2,7 +2,7 @@
 
 use super::super::*;
 use crate::batch::{Executor, Stepped};
-use crate::draft_len::DraftPolicy;
+use crate::draft_len::{DraftPolicy, PassCost};
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::scheduler::fake::{self, Fake};
 use crate::sequence::{Limits, Shares};
@@ -53,7 +53,7 @@ pub(super) fn prompt(id: u64, len: usize) -> Vec<u32> {
 
 impl World {
     pub(super) fn new(config: SchedulerConfig, policy: DraftPolicy, percent: u64) -> Self {
-        let tuner = Tuner::new(policy, config.max_draft_len, None, None);
+        let tuner = Tuner::new(policy, config.max_draft_len, None, PassCost::Unknown);
         Self {
             scheduler: Scheduler::new(config.clone(), tuner),
             executor: Fake::new(percent, 7, config.drafter_caches),
@@ -117,7 +117,8 @@ impl World {
         let passes = stepped.outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
         let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
         let cost = Some(Duration::from_secs_f64(1e-3 * ms));
-        for event in self.scheduler.commit(&schedule, Stepped { cost, ..stepped }) {
+        let (events, _) = self.scheduler.commit(&schedule, Stepped { cost, ..stepped });
+        for event in events {
             let text = self.texts.entry(event.id).or_default();
             text.extend(event.emitted.iter().map(|emitted| emitted.token));
             let told = event.prompt.iter().map(|told| (told.token, told.logprob.unwrap()));

@@ -1,0 +1,265 @@
+//! `spec-build profile`: what passes of a target and of its drafter take on this machine, into their manifests.
+//!
+//! Everything runs through a runtime, as when served. Verification is measured with drafts that requests bring along, which
+//! take no drafter; what drafting adds is what is left of steps with it.
+
+use crate::checkpoint::{BuiltTarget, Target};
+use crate::cli::ProfileArgs;
+use crate::copy;
+use crate::folder::write_tokenizer;
+use crate::staging::Staging;
+use crate::table::Table;
+use anyhow::{Context, Result, ensure};
+use spec_core::engine::{CostTable, Engine, Manifest, commit_pair};
+use spec_core::runtime::{
+    DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime, max_given_len,
+};
+use std::collections::BTreeMap;
+use std::fs;
+
+/// Sequences at a time.
+const BATCHES: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64];
+/// Sequences at a time whose drafts are measured.
+const DRAFTING: [usize; 4] = [1, 4, 16, 64];
+/// Draft tokens that are verified.
+const GIVEN: [usize; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+/// Draft tokens a step where the drafter is measured.
+const DRAFT_LEN: usize = 4;
+/// Steps of a run.
+const STEPS: usize = 6;
+/// Positions of a long text.
+const LONG: usize = 1024;
+
+/// What runs at a time: so many sequences that have so many positions in the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Case {
+    batch: usize,
+    positions: usize,
+    work: Work,
+}
+
+/// What a step of it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Work {
+    /// Verifies drafts of this length; 0 is plain decoding.
+    Verify(usize),
+    /// Drafts so much and verifies it.
+    Draft(usize),
+}
+
+/// Runs the command.
+pub fn profile(args: &ProfileArgs) -> Result<()> {
+    let folder = ModelFolder::open(&args.model)?;
+    let draft = folder.target.open_drafter()?;
+    let options = Options {
+        threads: args.threads,
+        isa: args.isa,
+        draft_policy: DraftPolicy::Fixed,
+        ..Options::default()
+    };
+    let cases = cases(&folder.target, draft.is_some());
+    let times = {
+        let mut runtime = Runtime::load(&folder.target, &options)?;
+        let _pinned = runtime.pin_caller();
+        let vocab_size = folder.target.manifest().model.vocab_size;
+        measure(&mut runtime, vocab_size, &cases, args.rounds)?
+    };
+    let target_costs = target_costs(&times)?;
+    let draft_costs = draft.is_some().then(|| draft_costs(&times, &target_costs)).transpose()?;
+    if !args.quiet {
+        print!("{}", report(&target_costs, draft_costs.as_ref()));
+    }
+    store(&folder, target_costs, draft.as_ref().zip(draft_costs))
+}
+
+/// What is measured of an engine.
+fn cases(target: &Engine, has_drafter: bool) -> Vec<Case> {
+    let limits = &target.manifest().limits;
+    // Whole pages and one token: what the cache has of a prompt leaves one row to compute.
+    let short = PAGE_TOKENS + 1;
+    let long = LONG.min(limits.max_seq_len / 2) / PAGE_TOKENS * PAGE_TOKENS + 1;
+    let batches = |all: &[usize]| -> Vec<usize> {
+        all.iter().copied().filter(|&batch| batch <= limits.max_batch_size).collect()
+    };
+    let plain = batches(&BATCHES).into_iter().map(|batch| (batch, short, Work::Verify(0)));
+    let mut cases: Vec<_> = plain.chain([(1, long, Work::Verify(0))]).collect();
+    let max_given = max_given_len(limits.max_draft_len);
+    for batch in batches(&[1, limits.max_batch_size.min(4)]) {
+        let given = GIVEN.iter().filter(|&&len| len <= max_given);
+        cases.extend(given.map(|&len| (batch, short, Work::Verify(len))));
+    }
+    if has_drafter {
+        let work = Work::Draft(DRAFT_LEN.min(limits.max_draft_len));
+        cases.extend(batches(&DRAFTING).into_iter().map(|batch| (batch, short, work)));
+        cases.push((1, long, work));
+    }
+    cases.into_iter().map(|(batch, positions, work)| Case { batch, positions, work }).collect()
+}
+
+/// What steps of each case take. The cases take turns, so that a machine whose speed drifts leaves their ratios.
+fn measure(
+    runtime: &mut Runtime,
+    vocab_size: usize,
+    cases: &[Case],
+    rounds: u16,
+) -> Result<BTreeMap<Case, Vec<StepTime>>> {
+    let mut times: BTreeMap<Case, Vec<StepTime>> = BTreeMap::new();
+    // The first round fills the cache with the prompts.
+    for round in 0..=rounds {
+        for &case in cases {
+            let steps = run(runtime, vocab_size, case)?;
+            if round > 0 {
+                times.entry(case).or_default().extend(steps);
+            }
+        }
+    }
+    Ok(times)
+}
+
+/// Runs a case once and gives its steps that did what the case is about.
+fn run(runtime: &mut Runtime, vocab_size: usize, case: Case) -> Result<Vec<StepTime>> {
+    let Case { batch, positions, work } = case;
+    let (given, draft_len) = match work {
+        Work::Verify(len) => (len, 0),
+        Work::Draft(len) => (0, len),
+    };
+    // Only the step behind the prompt verifies what a request brought along.
+    let max_tokens = if given > 0 { given + 2 } else { STEPS };
+    for idx in 0..batch {
+        runtime.add(Request {
+            prompt: tokens(vocab_size, idx as u64, positions).into(),
+            given_draft: tokens(vocab_size, !(idx as u64), given),
+            draft_len: Some(draft_len),
+            max_tokens,
+            ignore_eos: true,
+            ..Request::default()
+        })?;
+    }
+    let rows = batch * (1 + given.max(draft_len));
+    let mut steps = Vec::new();
+    while !runtime.is_idle() {
+        let step = runtime.step();
+        if let Some(error) = step.failure {
+            return Err(error.into());
+        }
+        let is_of_case = |time: &StepTime| {
+            let drafting = if draft_len > 0 { batch } else { 0 };
+            time.shape.rows == rows && time.shape.drafting == drafting
+        };
+        steps.extend(step.time.filter(is_of_case));
+    }
+    Ok(steps)
+}
+
+/// Tokens as if drawn: what they are does not matter, only that sequences differ.
+fn tokens(vocab_size: usize, seed: u64, len: usize) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
+    let mut next = || {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab_size as u64) as u32
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The median step of a case: milliseconds, and positions that its rows read.
+fn median(times: &[StepTime]) -> Option<(f64, usize)> {
+    let mut steps: Vec<_> =
+        times.iter().map(|time| (1e3 * time.took.as_secs_f64(), time.shape.positions)).collect();
+    steps.sort_by(|a, b| a.0.total_cmp(&b.0));
+    steps.get(steps.len() / 2).copied()
+}
+
+fn target_costs(times: &BTreeMap<Case, Vec<StepTime>>) -> Result<CostTable> {
+    let verified = |case: &Case| match case.work {
+        Work::Verify(len) => Some(case.batch * (1 + len)),
+        Work::Draft(_) => None,
+    };
+    let longest = |case: &Case| (case.batch, case.work) == (1, Work::Verify(0));
+    let ends: Vec<_> =
+        times.iter().filter(|(case, _)| longest(case)).filter_map(|(_, t)| median(t)).collect();
+    let position_ms = match ends[..] {
+        [(short_ms, short), (long_ms, long)] if long > short => {
+            ((long_ms - short_ms) / (long - short) as f64).max(0.0)
+        }
+        _ => 0.0,
+    };
+    // The same rows may be one sequence's or those of several: the mean of both counts.
+    let mut by_rows: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for (case, times) in times {
+        if let (Some(rows), Some((ms, positions))) = (verified(case), median(times)) {
+            let floor = 0.5 * ms;
+            by_rows.entry(rows).or_default().push((ms - position_ms * positions as f64).max(floor));
+        }
+    }
+    ensure!(by_rows.contains_key(&1), "no step told what it took");
+    let mean = |ms: Vec<f64>| ms.iter().sum::<f64>() / ms.len() as f64;
+    let (rows, step_ms) = by_rows.into_iter().map(|(rows, ms)| (rows, mean(ms))).unzip();
+    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms })
+}
+
+fn draft_costs(times: &BTreeMap<Case, Vec<StepTime>>, target: &CostTable) -> Result<CostTable> {
+    // What one pass took, and where.
+    let passes = times.iter().filter_map(|(case, times)| {
+        let Work::Draft(len) = case.work else { return None };
+        let (ms, positions) = median(times)?;
+        let at = target.rows.iter().position(|&rows| rows >= case.batch * (1 + len));
+        let verify_ms = target.step_ms[at.unwrap_or(target.rows.len() - 1)]
+            + 1e-6 * target.position_ns * positions as f64;
+        // A drafter so small that noise hides it takes something still.
+        Some((*case, ((ms - verify_ms) / len as f64).max(1e-3 * ms)))
+    });
+    let passes: Vec<(Case, f64)> = passes.collect();
+    let (_, first_ms) = passes.first().context("no step with drafts told what it took")?;
+    let long = passes.iter().find(|(case, _)| case.batch == 1 && case.positions > PAGE_TOKENS + 1);
+    let position_ms =
+        long.map_or(0.0, |(case, ms)| (ms - first_ms).max(0.0) / case.positions as f64);
+    let short = passes.iter().filter(|(case, _)| case.positions == PAGE_TOKENS + 1);
+    let (rows, step_ms) = short.map(|(case, ms)| (case.batch, *ms)).unzip();
+    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms })
+}
+
+fn report(target: &CostTable, draft: Option<&CostTable>) -> String {
+    let mut text = String::new();
+    let tables = [("verification", Some(target)), ("a draft pass", draft)];
+    for (name, costs) in tables.into_iter().filter_map(|(name, costs)| Some((name, costs?))) {
+        let mut table = Table::new([name, "rows", "ms", "of the first"]);
+        for (rows, ms) in costs.rows.iter().zip(&costs.step_ms) {
+            let of_first = format!("{:.2}", ms / costs.step_ms[0]);
+            table.row([String::new(), rows.to_string(), format!("{ms:.3}"), of_first]);
+        }
+        let per_row = format!("{:.3}", 1e-3 * costs.position_ns);
+        table.row(["".into(), "1000 positions of the cache, a row".into(), per_row, String::new()]);
+        text += &table.to_string();
+    }
+    text
+}
+
+/// Puts the times into the manifests, by copies that take the place of the engines at once.
+fn store(
+    folder: &ModelFolder,
+    target_costs: CostTable,
+    draft: Option<(&Engine, CostTable)>,
+) -> Result<()> {
+    let (model_dir, version) = copy::parts(&folder.path)?;
+    let config = model_dir.join("config.pbtxt");
+    let config =
+        fs::read_to_string(&config).with_context(|| format!("reading {}", config.display()))?;
+    let staging = Staging::create(&model_dir)?;
+    let built = BuiltTarget::of(&folder.target, &folder.path);
+    write_tokenizer(built.tokenizer(), staging.path())?;
+    let copied = |engine: &Engine, costs: CostTable| {
+        let manifest = Manifest { costs: Some(costs), ..engine.manifest().clone() };
+        copy::engine(engine, manifest, staging.path(), true).context("copying an engine")
+    };
+    let target = copied(&folder.target, target_costs)?;
+    match draft {
+        None => target.commit()?,
+        Some((draft, costs)) => {
+            commit_pair(target, copied(draft, costs)?)?;
+            copy::check(draft, staging.path())?;
+        }
+    }
+    copy::check(&folder.target, staging.path())?;
+    staging.commit(&version, &config)
+}
