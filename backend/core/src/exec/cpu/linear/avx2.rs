@@ -29,28 +29,28 @@ const FP32: [Kernel; 6] = [
 const FP16: [Kernel; 5] = few::<Fp16>();
 const BF16: [Kernel; 5] = few::<Bf16>();
 const FP8: [Kernel; 5] = [
-    rows::<Fp8, 1, 8, false>,
+    rows::<Fp8, 1, 8, true>,
     rows::<Fp8, 2, 4, true>,
     rows::<Fp8, 3, 2, true>,
     rows::<Fp8, 4, 2, true>,
     rows::<Fp8, 5, 2, true>,
 ];
 const INT8: [Kernel; 5] = [
-    int8::<1, 8, false>,
+    int8::<1, 8, true>,
     int8::<2, 4, true>,
     int8::<3, 2, true>,
     int8::<4, 2, true>,
     int8::<5, 2, true>,
 ];
 const INT8_VNNI: [Kernel; 5] = [
-    vnni::<1, 8, false>,
+    vnni::<1, 8, true>,
     vnni::<2, 4, true>,
     vnni::<3, 2, true>,
     vnni::<4, 2, true>,
     vnni::<5, 1, true>,
 ];
 const INT8_VNNI_512: [Kernel; 5] = [
-    vnni_512::<1, 8, false>,
+    vnni_512::<1, 8, true>,
     vnni_512::<2, 4, true>,
     vnni_512::<3, 2, true>,
     vnni_512::<4, 2, true>,

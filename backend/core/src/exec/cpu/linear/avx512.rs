@@ -24,14 +24,13 @@ const FP8: [Kernel; 10] = [
     rows::<Fp8, 9, 2, true>,
     rows::<Fp8, 10, 2, true>,
 ];
-/// From four rows on sums and accumulators of half of the outputs fit into registers.
 const INT8: [Kernel; 6] = [
     int8::<1, 4, false>,
-    int8::<2, 4, false>,
-    int8::<3, 4, false>,
-    int8::<4, 2, true>,
-    int8::<5, 2, true>,
-    int8::<6, 2, true>,
+    int8::<2, 4, true>,
+    int8::<3, 4, true>,
+    int8::<4, 4, true>,
+    int8::<5, 4, true>,
+    int8::<6, 4, true>,
 ];
 
 const fn kernels<F: Format, const FETCH: bool>() -> [Kernel; 6] {

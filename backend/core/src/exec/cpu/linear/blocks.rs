@@ -13,6 +13,9 @@ pub(super) const fn block_words(words: usize) -> usize {
     words * BLOCK_GROUPS + 2
 }
 
+/// Sums whose loop over a block's groups is left for the compiler to unroll.
+const MAX_UNROLLED: usize = 8;
+
 /// The arithmetic on as many outputs as a vector holds. Everything is `#[inline(always)]`, into functions that
 /// enable the level's instructions.
 ///
@@ -70,7 +73,10 @@ pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH:
                 for r in 0..R {
                     sums[r] = [B::splat(x[r].add(start_word).read() as i32); V];
                 }
-                for group in 0..BLOCK_GROUPS {
+                // Unrolled, a loop over this many sums has more of them loaded than there are registers.
+                let groups =
+                    if R * V > MAX_UNROLLED { black_box(BLOCK_GROUPS) } else { BLOCK_GROUPS };
+                for group in 0..groups {
                     if FETCH {
                         prefetch_share::<V>(next.wrapping_add(group * GROUP_BYTES), strip, B::LEN);
                     }
