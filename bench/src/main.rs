@@ -1,0 +1,2 @@
+//! The `spec-bench` command.
+fn main() {}
