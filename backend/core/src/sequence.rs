@@ -81,6 +81,14 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Steps that accepted exactly 0, 1, 2, ... draft tokens: all steps that gave tokens, in all.
+    pub fn histogram(&self) -> Vec<u64> {
+        let reached: Vec<u64> =
+            std::iter::once(self.steps).chain(self.accepted_per_position.iter().copied()).collect();
+        let further = reached[1..].iter().copied().chain([0]);
+        reached.iter().zip(further).map(|(at, next)| at.saturating_sub(next)).collect()
+    }
+
     fn count(&mut self, drafted: usize, accepted: usize) {
         self.steps += 1;
         self.drafts += u64::from(drafted > 0);

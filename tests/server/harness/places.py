@@ -4,6 +4,7 @@ SPEC_BACKEND_DIR        holds spec/libtriton_spec.so
 SPEC_FAULT_BACKEND_DIR  the same, built with the feature `fault-injection`
 SPEC_ECHO_BACKEND_DIR   holds echo/libtriton_echo.so, the example of the crate triton-backend
 SPEC_BUILD              the program spec-build
+SPEC_BENCH              the program spec-bench
 SPEC_TRITON_VENV        a Python environment with nvidia-pytriton and tritonclient
 SPEC_MODELS             where scripts/fetch-model leaves models
 """
@@ -44,6 +45,10 @@ def echo_backends():
 
 def spec_build():
     return place("SPEC_BUILD", ROOT / "target/debug/spec-build")
+
+
+def spec_bench():
+    return place("SPEC_BENCH", ROOT / "target/debug/spec-bench")
 
 
 def tritonserver():

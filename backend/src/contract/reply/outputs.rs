@@ -3,7 +3,7 @@
 use super::{Cell, RowReply};
 use crate::contract::Echo;
 use crate::contract::table::{Fill, Layout, Output, OutputSource};
-use spec_core::runtime::{Counters, FinishReason};
+use spec_core::runtime::FinishReason;
 use triton_backend::DataType;
 
 /// How a text ended, as clients know it.
@@ -33,15 +33,6 @@ pub(crate) fn count(value: impl TryInto<i64>) -> Option<Cell> {
 /// What was counted and measured so far, where perf metrics are wanted.
 fn perf<'a>(source: &OutputSource<'a>) -> Option<&'a RowReply> {
     source.call.report.perf_metrics.then_some(source.reply)
-}
-
-/// Steps by the number of draft tokens that they accepted.
-fn histogram(counters: &Counters) -> Vec<i64> {
-    let reached: Vec<u64> = std::iter::once(counters.steps)
-        .chain(counters.accepted_per_position.iter().copied())
-        .collect();
-    let further = reached[1..].iter().copied().chain([0]);
-    reached.iter().zip(further).map(|(at, next)| at.saturating_sub(next) as i64).collect()
 }
 
 pub(crate) const fn output(
@@ -165,7 +156,10 @@ pub(crate) const ACCEPTANCE_HISTOGRAM: Output = lists(
     "acceptance_histogram",
     DataType::Int32,
     &[-1],
-    |source| ints(histogram(&perf(source)?.counters)),
+    |source| {
+        let histogram = perf(source)?.counters.histogram();
+        ints(histogram.into_iter().map(|count| count as i64).collect())
+    },
     "`return_perf_metrics`: steps that accepted exactly 0, 1, 2, ... draft tokens; they add up to `num_spec_steps`",
 );
 pub(crate) const KV_CACHE_ALLOC_NEW_BLOCKS: Output = one_int(

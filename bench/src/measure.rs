@@ -1,0 +1,200 @@
+//! Measures settings in turn, round by round, and puts the answers together.
+
+use crate::answer::{Answer, Ask, millis};
+use crate::endpoint::{Address, Common, Endpoint};
+use crate::load;
+use crate::quantiles::{Quantiles, median};
+use crate::results::{Category, Latency, Run, Speculation};
+use crate::setting::{Load, Setting};
+use anyhow::{Context, Result};
+use spec_build::progress::Progress;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// How much is asked.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Times that each setting is measured.
+    pub rounds: usize,
+    /// Requests of a setting in a round; the prompts come in turn.
+    pub requests: usize,
+    /// Requests before each of those, which count for nothing.
+    pub warm_up: usize,
+    /// Shows nothing while it runs.
+    pub quiet: bool,
+}
+
+/// One setting's answers of one round.
+struct Round {
+    answers: Vec<Answer>,
+}
+
+/// Measures every setting once a round, so that a machine whose speed drifts leaves their ratios.
+pub fn measure(settings: &[Setting], common: &Common, plan: &Plan) -> Result<Vec<Run>> {
+    // One thread: the engine in this process needs the others.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(in_turn(settings, common, plan))
+}
+
+async fn in_turn(settings: &[Setting], common: &Common, plan: &Plan) -> Result<Vec<Run>> {
+    // `[setting][round]`
+    let mut rounds: Vec<Vec<Round>> = settings.iter().map(|_| Vec::new()).collect();
+    let total = settings.len() * plan.rounds * plan.requests;
+    let progress = match plan.quiet {
+        true => Progress::hidden(),
+        false => Progress::counting("spec-bench", total as u64, "requests"),
+    };
+    for round in 0..plan.rounds {
+        for (idx, setting) in settings.iter().enumerate() {
+            let answers = ask_all(setting, common, plan, (round, idx), &progress)
+                .await
+                .with_context(|| setting.endpoint.clone())?;
+            rounds[idx].push(Round { answers });
+        }
+    }
+    progress.finish();
+    let plain = |setting: &Setting| settings.iter().position(|other| *other == setting.plain());
+    let run = |idx: usize| {
+        let plain = plain(&settings[idx]).map(|plain| &rounds[plain][..]);
+        put_together(&settings[idx], common, &rounds[idx], plain)
+    };
+    Ok((0..settings.len()).map(run).collect())
+}
+
+async fn ask_all(
+    setting: &Setting,
+    common: &Common,
+    plan: &Plan,
+    (round, turn): (usize, usize),
+    progress: &Progress,
+) -> Result<Vec<Answer>> {
+    let address: Address = setting.endpoint.parse().map_err(anyhow::Error::msg)?;
+    let endpoint = Arc::new(Endpoint::open(&address, setting, common).await?);
+    let num_prompts = common.prompts.len();
+    // Prompts of one measurement may share the cache of what they have in common, as users' do; none finds another's.
+    let cache_salt = format!("spec-bench-{}-{round}-{turn}", std::process::id());
+    let ask = |idx: usize, kind: &str| Ask {
+        prompt: idx % num_prompts,
+        seed: idx as u64,
+        cache_salt: format!("{cache_salt}-{kind}-{}", idx / num_prompts),
+    };
+    // Those that come last in a round, which tells least of the first.
+    let warm_up = (0..plan.warm_up).map(|idx| ask(num_prompts - 1 - idx % num_prompts, "warm-up"));
+    let first = match setting.load {
+        Load::Concurrency(_) => setting.load,
+        Load::Rate(_) => Load::Concurrency(1),
+    };
+    load::drive(Arc::clone(&endpoint), first, warm_up.collect(), |_| ()).await;
+    let asks = (0..plan.requests).map(|idx| ask(idx, "measured")).collect();
+    Ok(load::drive(endpoint, setting.load, asks, |_| progress.add(1)).await)
+}
+
+impl Round {
+    fn answered(&self) -> impl Iterator<Item = &Answer> {
+        self.answers.iter().filter(|answer| answer.failure.is_none())
+    }
+
+    /// From the first request to the last token.
+    fn seconds(&self) -> f64 {
+        let sent = self.answers.iter().map(|answer| answer.sent).min();
+        let ended = self.answers.iter().map(Answer::ended).max();
+        sent.zip(ended).map_or(0.0, |(sent, ended)| millis(sent, ended) / 1e3)
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        let tokens: usize = self.answered().map(Answer::tokens).sum();
+        tokens as f64 / self.seconds().max(1e-9)
+    }
+
+    fn requests_per_second(&self) -> f64 {
+        self.answered().count() as f64 / self.seconds().max(1e-9)
+    }
+
+    /// The share of answers that are the same as another round's to the same request.
+    fn same_text(&self, other: &Self) -> Option<f64> {
+        let pairs = self.answers.iter().zip(&other.answers);
+        let both = pairs.filter(|(one, two)| one.failure.is_none() && two.failure.is_none());
+        let same: Vec<f64> =
+            both.map(|(one, two)| f64::from(u8::from(one.text_hash == two.text_hash))).collect();
+        (!same.is_empty()).then(|| same.iter().sum::<f64>() / same.len() as f64)
+    }
+}
+
+fn put_together(
+    setting: &Setting,
+    common: &Common,
+    rounds: &[Round],
+    plain: Option<&[Round]>,
+) -> Run {
+    let answered: Vec<&Answer> = rounds.iter().flat_map(Round::answered).collect();
+    let mut failed: BTreeMap<&str, usize> = BTreeMap::new();
+    for failure in
+        rounds.iter().flat_map(|round| &round.answers).filter_map(|a| a.failure.as_deref())
+    {
+        *failed.entry(failure).or_default() += 1;
+    }
+    let of_plain = |ratio: &dyn Fn(&Round, &Round) -> Option<f64>| {
+        let pairs = rounds.iter().zip(plain?);
+        median(pairs.filter_map(|(one, plain)| ratio(one, plain)).filter(|ratio| ratio.is_finite()))
+    };
+    let rates = |rate: fn(&Round) -> f64| median(rounds.iter().map(rate)).unwrap_or(0.0);
+    Run {
+        setting: setting.clone(),
+        tokens_per_second: rates(Round::tokens_per_second),
+        requests_per_second: rates(Round::requests_per_second),
+        speed_up: of_plain(&|one, plain| Some(one.tokens_per_second() / plain.tokens_per_second())),
+        same_text: of_plain(&|one, plain| one.same_text(plain)),
+        answered: answered.len(),
+        failed: failed.into_iter().map(|(why, count)| (why.to_string(), count)).collect(),
+        input_tokens: answered.iter().map(|answer| answer.input_tokens).sum(),
+        output_tokens: answered.iter().map(|answer| answer.tokens()).sum(),
+        latency: Latency {
+            first_token: Quantiles::of(
+                answered.iter().filter_map(|a| a.first_token_ms()).collect(),
+            ),
+            per_token: Quantiles::of(answered.iter().filter_map(|a| a.per_token_ms()).collect()),
+            between: Quantiles::of(answered.iter().flat_map(|a| a.between_ms()).collect()),
+            whole: Quantiles::of(answered.iter().map(|a| a.whole_ms()).collect()),
+        },
+        speculation: speculation(&answered),
+        categories: categories(&answered, common, plain),
+    }
+}
+
+/// What became of all their drafts. None where nobody told.
+fn speculation(answers: &[&Answer]) -> Option<Speculation> {
+    let mut told = answers.iter().filter_map(|answer| answer.speculation.as_ref());
+    let first = told.next()?.clone();
+    Some(told.fold(first, |mut sum, one| {
+        sum.add(one);
+        sum
+    }))
+}
+
+fn categories(answered: &[&Answer], common: &Common, plain: Option<&[Round]>) -> Vec<Category> {
+    let category = |answer: &Answer| common.prompts[answer.prompt].category.as_str();
+    let of = |answers: &mut dyn Iterator<Item = &Answer>, name: &str| -> Option<f64> {
+        let times = answers.filter(|answer| category(answer) == name);
+        let quantiles = Quantiles::of(times.filter_map(Answer::per_token_ms).collect());
+        (quantiles.count > 0).then_some(quantiles.mean)
+    };
+    let mut names: Vec<&str> =
+        common.prompts.iter().map(|prompt| prompt.category.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let one = |name: &str| {
+        let answers: Vec<&Answer> =
+            answered.iter().copied().filter(|answer| category(answer) == name).collect();
+        let per_token_ms = of(&mut answers.iter().copied(), name).unwrap_or(0.0);
+        let of_plain =
+            plain.and_then(|rounds| of(&mut rounds.iter().flat_map(Round::answered), name));
+        Category {
+            name: name.to_string(),
+            answered: answers.len(),
+            per_token_ms,
+            speed_up: of_plain.filter(|_| per_token_ms > 0.0).map(|plain| plain / per_token_ms),
+            speculation: speculation(&answers),
+        }
+    };
+    names.into_iter().map(one).filter(|category| category.answered > 0).collect()
+}
