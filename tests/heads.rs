@@ -20,7 +20,7 @@ use spec_core::runtime::{
     AdmissionPolicy, DRAFT_FILE, Isa, Options, Request, SequenceId, TARGET_FILE,
 };
 use spec_core::sampling::SamplingParams;
-use spec_core::testing::batch::{Entry, Executor, WANTED};
+use spec_core::testing::batch::{DraftLens, Entry, Executor, WANTED};
 use spec_core::testing::cpu::{Eagle, Model, Resources, Weights};
 use spec_core::testing::draft::{self, Drafter, Head, HeadPass, HeadSegment, Proposal, Verified};
 use spec_core::testing::sampling::{Coupling, Sampler};
@@ -381,7 +381,7 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
                     chunk,
                     draft_computed: draft_computed[idx],
                     speculates: is_asked || idx == 1,
-                    draft_len: if is_asked { 4 } else { 0 },
+                    draft_lens: DraftLens::both(if is_asked { 4 } else { 0 }),
                     given: &[],
                     min_confidence: 0.0,
                     pages: &pages[idx],

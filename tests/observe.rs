@@ -13,7 +13,7 @@ use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Isa, SequenceId, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
-use spec_core::testing::batch::{Entry, Executor, Forward, Segment, WANTED};
+use spec_core::testing::batch::{DraftLens, Entry, Executor, Forward, Segment, WANTED};
 use spec_core::testing::cpu::Model;
 use spec_core::testing::draft::{Drafter, Ngram, Proposal, Verified};
 use spec_core::testing::sampling::{Coupling, Sampler};
@@ -118,7 +118,7 @@ fn a_drafter_is_told_of_every_position_as_if_it_were_computed_alone() {
                 chunk,
                 draft_computed: 0,
                 speculates: true,
-                draft_len: if samples { 6 } else { 0 },
+                draft_lens: DraftLens::both(if samples { 6 } else { 0 }),
                 given: if samples && step % 5 == 4 { &[3, 1] } else { &[] },
                 min_confidence: 0.0,
                 pages: &pages[idx],
@@ -130,7 +130,11 @@ fn a_drafter_is_told_of_every_position_as_if_it_were_computed_alone() {
         let entry = |idx| {
             let entry: Entry<'_> = entry(idx);
             // Given drafts come in place of others.
-            if entry.given.is_empty() { entry } else { Entry { draft_len: 0, ..entry } }
+            if entry.given.is_empty() {
+                entry
+            } else {
+                Entry { draft_lens: DraftLens::default(), ..entry }
+            }
         };
         let entries = [entry(0), entry(1)];
         let outcomes = host.step(&entries, WANTED).unwrap().unwrap().outcomes;

@@ -1,6 +1,7 @@
 //! What the scheduler hands to an executor for one step, and what comes back; and one level below,
 //! the rows of a single forward pass. Data only: `scheduler` and `exec` share nothing else.
 
+use crate::draft_source::{DraftLens, DraftSource};
 use crate::pages::PageId;
 use crate::sampling::Sampler;
 use crate::sequence::{SequenceId, Shares};
@@ -27,9 +28,9 @@ pub struct Entry<'a> {
     pub draft_computed: usize,
     /// Whether the drafter keeps its cache in step with the target's.
     pub speculates: bool,
-    /// Draft tokens to propose at most; 0 unless the chunk reaches the last known token.
-    pub draft_len: usize,
-    /// Draft tokens that came with the request, to verify in place of a drafter's. `draft_len` is 0
+    /// Draft tokens to propose at most, by who proposes them; 0 unless the chunk reaches the last known token.
+    pub draft_lens: DraftLens,
+    /// Draft tokens that came with the request, to verify in place of a drafter's. `draft_lens` are 0
     /// where there are any.
     pub given: &'a [u32],
     /// A drafter goes on only while it holds its draft so far to be at least this likely; 0 is always.
@@ -82,6 +83,29 @@ pub struct Outcome {
     pub draft_passes: usize,
     /// Positions whose drafter KV is valid now; a drafter without a cache does not count them.
     pub draft_computed: usize,
+}
+
+/// A draft that was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Drafted {
+    pub source: DraftSource,
+    /// Its tokens; at least 1.
+    pub len: usize,
+    /// How many of them were accepted.
+    pub accepted: usize,
+}
+
+impl Outcome {
+    /// What became of a drafter's draft, if there was one. A model takes a pass a token, a look-up takes none. Not to
+    /// be asked where drafts came with the request.
+    pub(crate) fn draft(&self) -> Option<Drafted> {
+        let source = match self.draft_passes {
+            0 => DraftSource::Lookup,
+            _ => DraftSource::Model,
+        };
+        let (len, accepted) = (self.drafted, self.accepted);
+        (len > 0).then_some(Drafted { source, len, accepted })
+    }
 }
 
 /// A step that was run to its end.

@@ -11,7 +11,7 @@
 //! an [`Engine`](engine::Engine) is such a file, opened and checked.
 
 // Imports go one way: a file uses what stands left of its bar, and files between the same two bars:
-// `error | engine, machine, model, tokenizer, sampling | sequence, pages, batch | draft_len, scheduler, draft, verify | exec | runtime`.
+// `error | engine, machine, model, tokenizer, sampling | sequence, pages, draft_source, batch | draft_len, scheduler, draft, verify | exec | runtime`.
 
 #![cfg_attr(
     not(feature = "testing"),
@@ -26,6 +26,7 @@
 mod batch;
 mod draft;
 mod draft_len;
+mod draft_source;
 pub mod engine;
 mod error;
 pub mod exec;

@@ -12,6 +12,7 @@ pub mod batch {
     pub use crate::batch::{
         Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted, WANTED,
     };
+    pub use crate::draft_source::{DraftLens, DraftSource, PerSource};
 }
 
 /// Drafters by themselves.

@@ -37,6 +37,6 @@ impl Chains {
 
     /// Whether one more token is to be drawn. That is settled before it is, or q would be biased.
     pub(super) fn goes_on(&self, idx: usize, entry: &Entry<'_>, proposal: &Proposal) -> bool {
-        proposal.len() < entry.draft_len && self.likelihood[idx] >= entry.min_confidence
+        proposal.len() < entry.draft_lens.model && self.likelihood[idx] >= entry.min_confidence
     }
 }

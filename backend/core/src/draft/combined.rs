@@ -1,5 +1,6 @@
 //! Look-up first, another drafter otherwise: where the text repeats itself, a draft as long as allowed comes for
-//! nothing and no model runs. It catches up when it is asked again.
+//! nothing and no model runs. It catches up when it is asked again. Each drafts up to its own length, since the one's
+//! tokens take passes and the other's do not.
 
 use super::{Drafter, Proposal, Verified};
 use crate::Result;
@@ -59,7 +60,9 @@ mod tests {
     use super::super::{Cached, Model, Ngram};
     use super::*;
     use crate::batch::{Forward, Logits, Segment};
+    use crate::draft_source::DraftLens;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
+    use proptest::prelude::*;
     use std::sync::{Arc, Mutex};
 
     /// Always wants token 9, and notes the positions that it was fed.
@@ -79,40 +82,71 @@ mod tests {
         }
     }
 
-    #[test]
-    fn repeated_text_is_looked_up_and_the_model_catches_up_afterwards() {
-        let fed = Arc::new(Mutex::new(Vec::new()));
-        let model = Model::new(Box::new(Nine(Arc::clone(&fed))), 10);
-        let mut drafter = Combined::new(Box::new(Ngram::new(3, 2)), Box::new(model));
-        let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
-        let entry = |tokens, draft_computed| Entry {
+    const REPEATS: [u32; 6] = [1, 2, 3, 4, 1, 2];
+    const FRESH: [u32; 7] = [1, 2, 3, 4, 1, 2, 5];
+
+    /// The model has read four tokens.
+    fn entry<'a>(sampler: &'a Sampler, tokens: &'a [u32], draft_lens: DraftLens) -> Entry<'a> {
+        Entry {
             id: 7,
             tokens,
             prompt_len: 1,
             max_len: 64,
             computed: tokens.len() - 1,
             chunk: 1,
-            draft_computed,
-            speculates: true,
-            draft_len: 3,
+            draft_computed: 4,
+            speculates: draft_lens.model > 0,
+            draft_lens,
             given: &[],
             min_confidence: 0.0,
             pages: &[0],
             prompt_rows: 0,
             shares: crate::sequence::Shares::All,
-            sampler: &sampler,
-        };
-        let repeats = entry(&[1, 2, 3, 4, 1, 2][..], 4);
+            sampler,
+        }
+    }
+
+    #[test]
+    fn repeated_text_is_looked_up_and_the_model_catches_up_afterwards() {
+        let fed = Arc::new(Mutex::new(Vec::new()));
+        let model = Model::new(Box::new(Nine(Arc::clone(&fed))), 10);
+        let mut drafter = Combined::new(Box::new(Ngram::new(3, 2)), Box::new(model));
+        let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
+        let lens = DraftLens::both(3);
+        let repeats = entry(&sampler, &REPEATS, lens);
         let found = drafter.propose(&[repeats]).unwrap().remove(0);
         assert_eq!((&found.tokens[..], found.passes, found.cached), (&[3, 4, 1][..], 0, None));
         assert!(fed.lock().unwrap().is_empty(), "the model must not run");
 
-        let fresh = entry(&[1, 2, 3, 4, 1, 2, 5][..], 4);
+        let fresh = entry(&sampler, &FRESH, lens);
         let drafted = drafter.propose(&[fresh]).unwrap().remove(0);
         assert_eq!(drafted.tokens, [9, 9, 9]);
         assert_eq!(*fed.lock().unwrap(), [4, 5, 6, 7, 8]);
         assert_eq!((drafted.passes, drafted.cached), (3, Some(Cached { known: 7, drafts: 2 })));
         let after = |accepted| drafted.cached.map(|cached| cached.after(accepted));
         assert_eq!((after(0), after(1), after(3)), (Some(7), Some(8), Some(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn each_drafts_up_to_its_own_length(lookup in 0usize..6, model in 0usize..6) {
+            let fed = Arc::new(Mutex::new(Vec::new()));
+            let next = Model::new(Box::new(Nine(Arc::clone(&fed))), 10);
+            let mut drafter = Combined::new(Box::new(Ngram::new(3, 2)), Box::new(next));
+            let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
+            let lens = DraftLens { lookup, model };
+            let texts = [&REPEATS[..], &FRESH[..]];
+            for (tokens, repeats) in texts.into_iter().zip([true, false]) {
+                fed.lock().unwrap().clear();
+                let draft = drafter.propose(&[entry(&sampler, tokens, lens)]).unwrap().remove(0);
+                // Of the text that repeats itself four tokens are known to follow.
+                let is_found = repeats && lookup > 0;
+                let expected = if is_found { lookup.min(4) } else { model };
+                prop_assert_eq!(draft.len(), expected);
+                prop_assert_eq!(draft.passes, if is_found { 0 } else { model });
+                // Without a length the model does not even catch up.
+                prop_assert_eq!(fed.lock().unwrap().is_empty(), is_found || model == 0);
+            }
+        }
     }
 }

@@ -151,7 +151,7 @@ impl Eagle {
                 continue;
             }
             proposal.cached = Some(Cached { known: rows.end, drafts: 0 });
-            let has_logits = entry.draft_len > 0 && rows.end == entry.tokens.len();
+            let has_logits = entry.draft_lens.model > 0 && rows.end == entry.tokens.len();
             if has_logits {
                 drafting.push(idx);
             }
@@ -257,6 +257,7 @@ impl Drafter for Eagle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft_source::DraftLens;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use std::sync::{Arc, Mutex};
 
@@ -344,7 +345,7 @@ mod tests {
                 chunk: known - *computed,
                 draft_computed: *draft_computed,
                 speculates,
-                draft_len: if speculates { 3 } else { 0 },
+                draft_lens: DraftLens::both(if speculates { 3 } else { 0 }),
                 given: &[],
                 min_confidence: 0.0,
                 pages: &[4, 9, 2, 6, 1, 3, 5, 7, 8, 10, 11, 12, 13],

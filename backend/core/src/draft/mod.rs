@@ -94,8 +94,9 @@ pub trait Drafter: Send {
         &[]
     }
 
-    /// Brings the drafter's state up to each entry's chunk and proposes up to `draft_len` tokens for
-    /// each; one proposal an entry, in order, empty where `draft_len` is 0 or nothing is worth proposing.
+    /// Brings the drafter's state up to each entry's chunk and proposes up to as many tokens for each
+    /// as `draft_lens` has for its kind; one proposal an entry, in order, empty where that is 0 or nothing is worth
+    /// proposing.
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>>;
 
     /// Takes in what the target has computed in a step, of every sequence that took part.

@@ -37,7 +37,7 @@ impl Model {
             tokens,
             first_position: entry.draft_computed,
             pages: entry.pages,
-            num_logits: usize::from(entry.draft_len > 0),
+            num_logits: usize::from(entry.draft_lens.model > 0),
             tree: &[],
         });
         self.run(segments.filter(|segment| !segment.tokens.is_empty()).collect())
@@ -75,7 +75,8 @@ impl Drafter for Model {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let mut logits = self.read_known(entries, &mut proposals)?;
-        let asks = |&idx: &usize| entries[idx].draft_len > 0 && proposals[idx].cached.is_some();
+        let asks =
+            |&idx: &usize| entries[idx].draft_lens.model > 0 && proposals[idx].cached.is_some();
         let mut drafting: Vec<usize> = (0..entries.len()).filter(asks).collect();
         let mut chains = Chains::new(entries.len());
         while !drafting.is_empty() {

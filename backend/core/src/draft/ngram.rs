@@ -121,13 +121,13 @@ impl Drafter for Ngram {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let propose = |entry: &Entry<'_>| {
             let mut proposal = Proposal::default();
-            if entry.draft_len > 0 {
+            if entry.draft_lens.lookup > 0 {
                 let mut index = self.sequences.remove(&entry.id).unwrap_or_default();
                 self.extend(&mut index, entry.tokens);
                 if self.branches > 1 {
-                    proposal = self.tree(&index, entry.tokens, entry.draft_len);
+                    proposal = self.tree(&index, entry.tokens, entry.draft_lens.lookup);
                 } else {
-                    let drafts = self.lookup(&index, entry.tokens, entry.draft_len);
+                    let drafts = self.lookup(&index, entry.tokens, entry.draft_lens.lookup);
                     drafts.iter().for_each(|&token| proposal.push(token, None));
                 }
                 self.sequences.insert(entry.id, index);
@@ -194,6 +194,7 @@ pub(super) fn hash(seed: u64, ngram: &[u32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft_source::DraftLens;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
 
@@ -224,7 +225,7 @@ mod tests {
             chunk: 1,
             draft_computed: tokens.len() - 1,
             speculates: true,
-            draft_len,
+            draft_lens: DraftLens::both(draft_len),
             given: &[],
             min_confidence: 0.0,
             pages: &[],

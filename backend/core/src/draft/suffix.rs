@@ -86,7 +86,7 @@ impl Suffix {
         let found = found.into_iter().find(|found| !found.is_empty()).unwrap_or_default();
         let longest = found.iter().map(|&(len, _)| len).max();
         let found = found.into_iter().filter(|&(len, _)| Some(len) == longest);
-        let max = entry.draft_len.min(longest.unwrap_or(0).saturating_mul(DRAFTS_A_MATCH));
+        let max = entry.draft_lens.lookup.min(longest.unwrap_or(0).saturating_mul(DRAFTS_A_MATCH));
         vote(found.map(|(_, tokens)| tokens).collect(), max, entry.min_confidence)
     }
 }
@@ -95,7 +95,7 @@ impl Drafter for Suffix {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let propose = |entry: &Entry<'_>| {
             let mut proposal = Proposal::default();
-            if entry.draft_len > 0 {
+            if entry.draft_lens.lookup > 0 {
                 let drafts = self.drafts(entry);
                 drafts.into_iter().for_each(|token| proposal.push(token, None));
             } else {
@@ -147,6 +147,7 @@ fn vote(mut continuations: Vec<&[u32]>, max: usize, min_agreement: f32) -> Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft_source::DraftLens;
     use crate::pages::PageKey;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
@@ -169,7 +170,7 @@ mod tests {
             chunk: 1,
             draft_computed: tokens.len() - 1,
             speculates: true,
-            draft_len,
+            draft_lens: DraftLens::both(draft_len),
             given: &[],
             min_confidence: NO_CONFIDENCE,
             pages: &[],

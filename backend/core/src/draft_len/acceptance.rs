@@ -1,25 +1,12 @@
 //! How likely a draft token is accepted, by its position in the draft: decayed counts over a prior.
 
-/// Weight that remains of what was seen before, after one more draft of the same sequence.
-const SEQUENCE_DECAY: f64 = 1.0 - 1.0 / 32.0;
-
-/// The same for the whole engine, which sees many sequences.
-const ENGINE_DECAY: f64 = 1.0 - 1.0 / 512.0;
-
-/// Trials that a prior counts for.
-const PRIOR_TRIALS: f64 = 2.0;
+use super::count::{Count, ENGINE_DECAY, SEQUENCE_DECAY};
 
 /// Assumed of an engine that has not drafted yet: common pairs reach 0.6 to 0.8.
 const PRIOR_RATE: f64 = 0.7;
 
 /// No sequence is taken for certain before its drafts were.
 const MAX_PRIOR_RATE: f64 = 0.98;
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
-    trials: f64,
-    accepted: f64,
-}
 
 /// Acceptance per position. Position `j` is tried when every draft before it was accepted.
 #[derive(Clone, Debug)]
@@ -46,11 +33,9 @@ impl Acceptance {
             return;
         }
         for (position, count) in self.counts.iter_mut().enumerate() {
-            count.trials *= self.decay;
-            count.accepted *= self.decay;
+            count.fade(self.decay);
             if position < drafted && position <= accepted {
-                count.trials += 1.0;
-                count.accepted += f64::from(u8::from(position < accepted));
+                count.add(position < accepted);
             }
         }
     }
@@ -58,8 +43,8 @@ impl Acceptance {
     /// The rate at each position where those before it were accepted. A position that was not tried is taken for one as
     /// good as the one before.
     pub(super) fn rates(&self) -> Vec<f64> {
-        let next = |prior: &mut f64, count| {
-            *prior = rate(count, *prior);
+        let next = |prior: &mut f64, count: &Count| {
+            *prior = count.rate(*prior);
             Some(*prior)
         };
         self.counts.iter().scan(PRIOR_RATE, next).collect()
@@ -71,16 +56,12 @@ impl Acceptance {
     pub(super) fn gains(&self, usual: &[f64], draft_len: usize) -> impl Iterator<Item = f64> {
         let each = self.counts.iter().zip(usual).take(draft_len);
         each.scan((1.0, 1.0), |(better, gain), (count, usual)| {
-            let own = rate(count, (usual * *better).min(MAX_PRIOR_RATE));
+            let own = count.rate((usual * *better).min(MAX_PRIOR_RATE));
             *better = own / usual;
             *gain *= own;
             Some(*gain)
         })
     }
-}
-
-fn rate(count: &Count, prior: f64) -> f64 {
-    (count.accepted + PRIOR_TRIALS * prior) / (count.trials + PRIOR_TRIALS)
 }
 
 #[cfg(test)]

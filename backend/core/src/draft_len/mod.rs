@@ -1,20 +1,26 @@
-//! How many tokens to draft. Keeps an estimate of acceptance per sequence and a cost model per
-//! engine, and picks the draft lengths that promise the most tokens per millisecond. Pure: the same
-//! calls give the same lengths. The lengths never change a text, only when its tokens come.
+//! How many tokens to draft, from each source. Keeps estimates of acceptance per sequence and source and a cost model
+//! per engine, and picks the draft lengths that promise the most tokens per millisecond. Pure: the same calls give the
+//! same lengths. The lengths never change a text, only when its tokens come.
 
 mod acceptance;
 mod allocate;
 mod cost;
+mod count;
 mod curve;
+mod expected;
+mod hit_rate;
+mod outlook;
 
 pub(crate) use cost::PassCost;
 pub use cost::StepShape;
 
+use crate::batch::Drafted;
+use crate::draft_source::{DraftLens, DraftSource, PerSource};
 use crate::engine::CostTable;
 use crate::sequence::SequenceId;
-use acceptance::Acceptance;
 use allocate::Batch;
 use cost::Costs;
+use outlook::{Outlook, Record};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -29,7 +35,7 @@ const PROBE_SHARE: f64 = 0.01;
 /// Steps whose share is saved up for a probe at most: a drafter pass may cost more than one step's.
 const MAX_SAVED_STEPS: f64 = 64.0;
 
-/// Steps between two probes of a sequence at least, however cheap they are.
+/// Steps between two probes of a sequence and source at least, however cheap they are.
 const PROBE_PERIOD: u64 = 8;
 
 /// A plain step is taken at each batch size when it is first seen and once in this many steps: what
@@ -73,20 +79,22 @@ pub(crate) struct Candidate {
 /// What is remembered of a sequence.
 #[derive(Clone, Debug)]
 struct State {
-    acceptance: Acceptance,
-    /// The last length chosen on its merits; none before the first.
-    draft_len: Option<usize>,
-    probed_at: u64,
+    record: Record,
+    /// The last lengths chosen on their merits; none before the first.
+    lens: Option<DraftLens>,
+    /// The step in which each source was last probed.
+    probed_at: PerSource<u64>,
 }
 
 /// Chooses draft lengths for an engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Tuner {
     policy: DraftPolicy,
-    max_draft_len: usize,
+    /// Of a source that the engine has not, 0.
+    max_lens: DraftLens,
     costs: Costs,
     /// Over all sequences: what a new one starts from.
-    engine: Acceptance,
+    engine: Record,
     states: BTreeMap<SequenceId, State>,
     /// Choices made.
     steps: u64,
@@ -102,24 +110,31 @@ pub(crate) struct Tuner {
 struct Tried {
     /// The knot at which it was plain.
     plain: Option<(usize, (u64, f64))>,
-    /// The sequences that it probed.
-    probed: Vec<(SequenceId, u64)>,
+    /// The sequences that it probed, and for what.
+    probed: Vec<(SequenceId, DraftSource, u64)>,
     saved_ms: f64,
 }
 
 impl Tuner {
-    /// Starts from what target and drafter were measured to cost, where known.
+    /// For one source of drafts: a look-up, if passes are free, else a model. Starts from what target and drafter were
+    /// measured to cost, where known.
     pub(crate) fn new(
         policy: DraftPolicy,
         max_draft_len: usize,
         target: Option<&CostTable>,
         pass: PassCost<'_>,
     ) -> Self {
+        let max_lens = match pass {
+            PassCost::Free => DraftLens { lookup: max_draft_len, model: 0 },
+            PassCost::Unknown | PassCost::Measured(_) => {
+                DraftLens { lookup: 0, model: max_draft_len }
+            }
+        };
         Self {
             policy,
-            max_draft_len,
+            max_lens,
             costs: Costs::new(target, pass),
-            engine: Acceptance::of_engine(max_draft_len),
+            engine: Record::of_engine(max_draft_len),
             states: BTreeMap::new(),
             steps: 0,
             plain_at: BTreeMap::new(),
@@ -128,32 +143,41 @@ impl Tuner {
         }
     }
 
-    /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most.
+    /// With a look-up that is asked before the model.
+    pub(crate) fn with_lookup(mut self) -> Self {
+        self.max_lens.lookup = self.max_lens.longest();
+        self
+    }
+
+    /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most, whoever drafts.
     /// `base_rows` counts the step's rows without drafts: one a candidate, and any prefill.
     pub(crate) fn choose(
         &mut self,
         candidates: &[Candidate],
         base_rows: usize,
         max_extra: usize,
-    ) -> Vec<usize> {
+    ) -> Vec<DraftLens> {
+        let longest = self.max_lens.longest();
         let limits: Vec<usize> =
-            candidates.iter().map(|candidate| candidate.limit.min(self.max_draft_len)).collect();
+            candidates.iter().map(|candidate| candidate.limit.min(longest)).collect();
+        let plain = vec![DraftLens::default(); limits.len()];
         if max_extra == 0 || limits.iter().all(|&limit| limit == 0) {
-            return vec![0; limits.len()];
+            return plain;
         }
         if self.policy == DraftPolicy::Fixed {
-            return Batch::longest(&limits, max_extra);
+            let lens = Batch::longest(&limits, max_extra).into_iter();
+            return lens.map(|len| self.within_max(len)).collect();
         }
         self.steps += 1;
         self.tried = Tried { saved_ms: self.saved_ms, ..Tried::default() };
         let without_prefill = base_rows == candidates.len();
         if without_prefill && self.is_plain_due(base_rows) {
-            return vec![0; limits.len()];
+            return plain;
         }
-        let gains = self.gains(candidates, &limits);
+        let outlooks = self.outlooks(candidates);
         let positions: Vec<usize> =
             candidates.iter().map(|candidate| candidate.positions).collect();
-        let batch = Batch { gains: &gains, positions: &positions, base_rows, max_extra };
+        let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows, max_extra };
         let mut lens = self.settle(candidates, batch);
         self.probe(candidates, batch, &mut lens);
         lens
@@ -170,11 +194,11 @@ impl Tuner {
         (one_more / plain).clamp(0.0, 1.0) as f32
     }
 
-    /// Takes in what became of a sequence's draft.
-    pub(crate) fn record(&mut self, id: SequenceId, drafted: usize, accepted: usize) {
-        if self.policy == DraftPolicy::Adaptive && drafted > 0 {
-            self.engine.record(drafted, accepted);
-            self.state(id).acceptance.record(drafted, accepted);
+    /// Takes in what became of a sequence that was to draft so many tokens, and of its draft.
+    pub(crate) fn record(&mut self, id: SequenceId, asked: DraftLens, draft: Option<Drafted>) {
+        if self.policy == DraftPolicy::Adaptive {
+            self.engine.add(asked, draft);
+            self.state(id).record.add(asked, draft);
         }
     }
 
@@ -192,8 +216,8 @@ impl Tuner {
         }
         self.saved_ms = saved_ms;
         self.plain_at.extend(plain);
-        for (id, probed_at) in probed {
-            self.state(id).probed_at = probed_at;
+        for (id, source, probed_at) in probed {
+            *self.state(id).probed_at.of_mut(source) = probed_at;
         }
     }
 
@@ -202,11 +226,17 @@ impl Tuner {
         self.states.remove(&id);
     }
 
+    /// So long for each source that there is.
+    fn within_max(&self, len: usize) -> DraftLens {
+        let DraftLens { lookup, model } = self.max_lens;
+        DraftLens { lookup: len.min(lookup), model: len.min(model) }
+    }
+
     fn state(&mut self, id: SequenceId) -> &mut State {
         self.states.entry(id).or_insert_with(|| State {
-            acceptance: Acceptance::of_sequence(self.max_draft_len),
-            draft_len: None,
-            probed_at: 0,
+            record: Record::of_sequence(self.max_lens.longest()),
+            lens: None,
+            probed_at: PerSource::default(),
         })
     }
 
@@ -225,62 +255,87 @@ impl Tuner {
         due
     }
 
-    fn gains(&mut self, candidates: &[Candidate], limits: &[usize]) -> Vec<Vec<f64>> {
-        let usual = self.engine.rates();
-        let each = candidates.iter().zip(limits);
-        each.map(|(candidate, &limit)| {
-            self.state(candidate.id).acceptance.gains(&usual, limit).collect()
-        })
-        .collect()
+    fn outlooks(&mut self, candidates: &[Candidate]) -> Vec<Outlook> {
+        let usual = self.engine.usual();
+        let outlook = |candidate: &Candidate| {
+            let limits = self.within_max(candidate.limit);
+            self.state(candidate.id).record.outlook(&usual, limits)
+        };
+        candidates.iter().map(outlook).collect()
     }
 
     /// The best lengths, or the last ones while they are nearly as good.
-    fn settle(&mut self, candidates: &[Candidate], batch: Batch<'_>) -> Vec<usize> {
+    fn settle(&mut self, candidates: &[Candidate], batch: Batch<'_>) -> Vec<DraftLens> {
         let best = batch.best(&self.costs);
-        let kept: Vec<usize> = candidates
+        let kept: Vec<DraftLens> = candidates
             .iter()
-            .zip(batch.gains)
             .zip(&best)
-            .map(|((candidate, gains), &len)| {
-                self.state(candidate.id).draft_len.unwrap_or(len).min(gains.len())
+            .map(|(candidate, &lens)| {
+                let DraftLens { lookup, model } = self.state(candidate.id).lens.unwrap_or(lens);
+                let limits = self.within_max(candidate.limit);
+                DraftLens { lookup: lookup.min(limits.lookup), model: model.min(limits.model) }
             })
             .collect();
-        let fits = kept.iter().sum::<usize>() <= batch.max_extra;
         let enough = KEEP_SHARE * batch.throughput(&self.costs, &best);
-        let keeps = fits && batch.throughput(&self.costs, &kept) >= enough;
+        let keeps = batch.fits(&kept) && batch.throughput(&self.costs, &kept) >= enough;
         let lens = if keeps { kept } else { best };
-        for (candidate, &len) in candidates.iter().zip(&lens) {
-            self.state(candidate.id).draft_len = Some(len);
+        for (candidate, &lens) in candidates.iter().zip(&lens) {
+            self.state(candidate.id).lens = Some(lens);
         }
         lens
     }
 
-    /// Drafts one token where none is worth it, as far as the saved time goes, and where it is
-    /// longest ago first.
-    fn probe(&mut self, candidates: &[Candidate], batch: Batch<'_>, lens: &mut [usize]) {
-        let mut ms = self.costs.step_ms(batch.step(lens));
+    /// Drafts one token where none from a source is worth it, as far as the saved time goes, and where it is longest ago
+    /// first. A look-up that is asked ahead of a model drafts as many as that: what it finds comes in place of the
+    /// model's draft, in the same rows.
+    fn probe(&mut self, candidates: &[Candidate], batch: Batch<'_>, lens: &mut [DraftLens]) {
+        let expected = batch.expect(&self.costs, lens);
+        let (mut tokens, mut ms) = (expected.tokens, expected.ms(&self.costs));
         self.saved_ms = (self.saved_ms + PROBE_SHARE * ms).min(PROBE_SHARE * MAX_SAVED_STEPS * ms);
         let steps = self.steps;
-        let mut idle: Vec<(u64, usize)> = (0..lens.len())
-            .filter(|&idx| lens[idx] == 0 && !batch.gains[idx].is_empty())
-            .map(|idx| (self.state(candidates[idx].id).probed_at, idx))
-            .filter(|(probed_at, _)| probed_at + PROBE_PERIOD <= steps)
-            .collect();
-        idle.sort_unstable();
-        for (_, idx) in idle {
-            lens[idx] = 1;
-            let with_probe = batch.step(lens);
-            let cost = self.costs.step_ms(with_probe) - ms;
-            if cost > self.saved_ms || with_probe.rows > batch.base_rows + batch.max_extra {
-                lens[idx] = 0;
+        for (_, idx, source) in self.idle(candidates, batch, lens) {
+            let before = lens[idx];
+            match source {
+                DraftSource::Lookup => lens[idx].lookup = before.model.max(1),
+                DraftSource::Model => lens[idx].model = 1,
+            }
+            let with_probe = batch.expect(&self.costs, lens);
+            let (probe_tokens, probe_ms) = (with_probe.tokens, with_probe.ms(&self.costs));
+            // The time that it takes more, and the time that it takes to make up for tokens that it loses.
+            let lost_ms = (tokens - probe_tokens).max(0.0) * ms / tokens;
+            let cost = (probe_ms - ms).max(0.0) + lost_ms;
+            if cost > self.saved_ms || !batch.fits(lens) {
+                lens[idx] = before;
                 return;
             }
             self.saved_ms -= cost;
-            ms += cost;
-            let state = self.state(candidates[idx].id);
-            let before = std::mem::replace(&mut state.probed_at, steps);
-            self.tried.probed.push((candidates[idx].id, before));
+            (tokens, ms) = (probe_tokens, probe_ms);
+            let id = candidates[idx].id;
+            let before = std::mem::replace(self.state(id).probed_at.of_mut(source), steps);
+            self.tried.probed.push((id, source, before));
         }
+    }
+
+    /// Sources that could draft for a sequence and do not, those first that were probed longest ago.
+    fn idle(
+        &mut self,
+        candidates: &[Candidate],
+        batch: Batch<'_>,
+        lens: &[DraftLens],
+    ) -> Vec<(u64, usize, DraftSource)> {
+        let mut idle = Vec::new();
+        for (idx, candidate) in candidates.iter().enumerate() {
+            for source in DraftSource::ALL {
+                let drafts = *lens[idx].of(source) > 0;
+                let probed_at = *self.state(candidate.id).probed_at.of(source);
+                let is_due = probed_at + PROBE_PERIOD <= self.steps;
+                if !drafts && is_due && !batch.outlooks[idx].gains.of(source).is_empty() {
+                    idle.push((probed_at, idx, source));
+                }
+            }
+        }
+        idle.sort_unstable();
+        idle
     }
 }
 

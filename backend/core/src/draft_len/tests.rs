@@ -1,4 +1,4 @@
-//! The tuner against simulated engines: whether it finds the right length, and what it costs to.
+//! The tuner against simulated engines: whether it finds the right lengths, and what it costs to.
 
 use super::*;
 use proptest::prelude::*;
@@ -20,23 +20,43 @@ impl World {
     }
 }
 
-/// A run over a batch of sequences, each with its acceptance rate.
+/// What a sequence's drafts are worth.
+#[derive(Clone, Copy, Debug)]
+struct Truth {
+    hit_rate: f64,
+    /// Chance of each of its tokens.
+    accepted: PerSource<f64>,
+}
+
+/// A run over a batch of sequences.
 struct Run {
     tuner: Tuner,
     world: World,
-    rates: Vec<f64>,
+    truths: Vec<Truth>,
     random: u64,
     tokens: f64,
     ms: f64,
-    lens: Vec<usize>,
+    lens: Vec<DraftLens>,
 }
 
 impl Run {
+    /// With a model alone, of whose tokens so many are accepted.
     fn new(world: World, rates: &[f64]) -> Self {
+        let truth =
+            |&model: &f64| Truth { hit_rate: 0.0, accepted: PerSource { lookup: 0.0, model } };
+        let truths: Vec<Truth> = rates.iter().map(truth).collect();
+        let run = Self::combined(world, &truths);
+        let tuner = Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown);
+        Self { tuner, ..run }
+    }
+
+    /// With a look-up ahead of the model.
+    fn combined(world: World, truths: &[Truth]) -> Self {
+        let tuner = Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown);
         Self {
-            tuner: Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown),
+            tuner: tuner.with_lookup(),
             world,
-            rates: rates.to_vec(),
+            truths: truths.to_vec(),
             random: 88172645463325252,
             tokens: 0.0,
             ms: 0.0,
@@ -52,22 +72,30 @@ impl Run {
     }
 
     fn candidates(&self) -> Vec<Candidate> {
-        (0..self.rates.len())
+        (0..self.truths.len())
             .map(|idx| Candidate { id: idx as u64, limit: MAX_DRAFT_LEN, positions: 0 })
             .collect()
     }
 
     fn step(&mut self) {
-        let num = self.rates.len();
+        let num = self.truths.len();
         self.lens = self.tuner.choose(&self.candidates(), num, 1024);
+        let mut step = StepShape { rows: num, ..StepShape::default() };
         for idx in 0..num {
-            let drafted = self.lens[idx];
-            let accepted = (0..drafted).take_while(|_| self.uniform() < self.rates[idx]).count();
-            self.tuner.record(idx as u64, drafted, accepted);
+            let (asked, truth) = (self.lens[idx], self.truths[idx]);
+            let is_found = asked.lookup > 0 && self.uniform() < truth.hit_rate;
+            let source = if is_found { DraftSource::Lookup } else { DraftSource::Model };
+            let (len, rate) = (*asked.of(source), *truth.accepted.of(source));
+            let accepted = (0..len).take_while(|_| self.uniform() < rate).count();
+            let draft = (len > 0).then_some(Drafted { source, len, accepted });
+            self.tuner.record(idx as u64, asked, draft);
             self.tokens += 1.0 + accepted as f64;
+            step.rows += len;
+            if source == DraftSource::Model && len > 0 {
+                step.drafting += 1;
+                step.draft_passes = step.draft_passes.max(len);
+            }
         }
-        let step =
-            Batch { gains: &[], positions: &[], base_rows: num, max_extra: 0 }.step(&self.lens);
         let ms = self.world.ms(step);
         self.tuner.observe(step, ms);
         self.ms += ms;
@@ -81,19 +109,25 @@ impl Run {
 
     /// Tokens per millisecond since the last call of `steps`, relative to plain decoding.
     fn speedup(&self) -> f64 {
-        let num = self.rates.len();
+        let num = self.truths.len();
         let plain = num as f64 / self.world.ms(StepShape { rows: num, ..StepShape::default() });
         self.tokens / self.ms / plain
     }
 
     fn mean_len(&mut self, idx: usize, count: usize) -> f64 {
-        let total: usize = (0..count)
-            .map(|_| {
-                self.step();
-                self.lens[idx]
-            })
-            .sum();
-        total as f64 / count as f64
+        let PerSource { lookup, model } = self.mean_lens(idx, count);
+        lookup.max(model)
+    }
+
+    fn mean_lens(&mut self, idx: usize, count: usize) -> PerSource<f64> {
+        let mut mean = PerSource::default();
+        for _ in 0..count {
+            self.step();
+            for source in DraftSource::ALL {
+                *mean.of_mut(source) += *self.lens[idx].of(source) as f64 / count as f64;
+            }
+        }
+        mean
     }
 }
 
@@ -102,7 +136,7 @@ fn certain_acceptance_goes_to_the_longest_draft() {
     for num in [1, 8, 32] {
         let mut run = Run::new(MEMORY_BOUND, &vec![1.0; num]);
         run.steps(60);
-        assert!(run.lens.iter().all(|&len| len == MAX_DRAFT_LEN), "{num}: {:?}", run.lens);
+        assert!(run.lens.iter().all(|lens| lens.model == MAX_DRAFT_LEN), "{num}: {:?}", run.lens);
     }
 }
 
@@ -133,7 +167,7 @@ fn what_was_not_carried_out_is_asked_for_again() {
     let mut run = Run::new(MEMORY_BOUND, &[0.0]);
     (0..500).for_each(|_| run.step());
     let mut tuner = run.tuner;
-    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0];
+    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0].model;
     // Of a sequence that was seen just now nothing is known, but that its like is seldom right.
     let probe = (0..500).find(|_| choose(&mut tuner) > 0);
     assert!(probe.is_some(), "a probe comes in the end");
@@ -147,7 +181,7 @@ fn what_was_not_carried_out_is_asked_for_again() {
 fn a_plain_step_that_was_not_carried_out_is_asked_for_again() {
     let candidates = [Candidate { id: 0, limit: MAX_DRAFT_LEN, positions: 0 }];
     let mut tuner = Run::new(MEMORY_BOUND, &[1.0]).tuner;
-    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0];
+    let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0].model;
     assert_eq!(choose(&mut tuner), 0, "the first of its size");
     tuner.ask_again();
     assert_eq!(choose(&mut tuner), 0, "it was not carried out");
@@ -161,7 +195,7 @@ fn probes_notice_that_acceptance_has_recovered() {
     let mut run = Run::new(MEMORY_BOUND, &[0.0]);
     run.steps(400);
     assert!(run.mean_len(0, 100) < 0.3);
-    run.rates = vec![0.95];
+    run.truths[0].accepted.model = 0.95;
     run.steps(600);
     assert!(run.mean_len(0, 100) > 4.0);
 }
@@ -188,9 +222,20 @@ fn a_fixed_policy_drafts_what_is_allowed() {
     let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
     let candidates =
         [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate { id, limit, positions: 0 });
-    (0..50).for_each(|_| tuner.record(1, 4, 0));
-    assert_eq!(tuner.choose(&candidates, 3, 100), [4, 0, 2]);
-    assert_eq!(tuner.choose(&candidates, 3, 3), [2, 0, 1]);
+    let asked = DraftLens { lookup: 0, model: 4 };
+    let wrong = Drafted { source: DraftSource::Model, len: 4, accepted: 0 };
+    (0..50).for_each(|_| tuner.record(1, asked, Some(wrong)));
+    let mut lens = |max_extra| -> Vec<[usize; 2]> {
+        let lens = tuner.choose(&candidates, 3, max_extra);
+        lens.iter().map(|lens| [lens.lookup, lens.model]).collect()
+    };
+    assert_eq!(lens(100), [[0, 4], [0, 0], [0, 2]]);
+    assert_eq!(lens(3), [[0, 2], [0, 0], [0, 1]]);
+    tuner = tuner.with_lookup();
+    let both = [4, 0, 2].map(DraftLens::both);
+    assert_eq!(tuner.choose(&candidates, 3, 100), both);
+    let mut lookup = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Free);
+    assert_eq!(lookup.choose(&candidates, 3, 100), both.map(|lens| DraftLens { model: 0, ..lens }));
 }
 
 #[test]
@@ -199,6 +244,74 @@ fn a_sequence_that_left_is_forgotten() {
     run.steps(10);
     (0..2).for_each(|id| run.tuner.forget(id));
     assert!(run.tuner.states.is_empty());
+}
+
+/// Texts that repeat themselves, of a kind that the model cannot write.
+#[test]
+fn a_look_up_that_is_right_is_long_beside_a_model_that_is_wrong() {
+    for num in [1, 8] {
+        let accepted = PerSource { lookup: 1.0, model: 0.0 };
+        let mut run = Run::combined(MEMORY_BOUND, &vec![Truth { hit_rate: 0.5, accepted }; num]);
+        run.steps(400);
+        let lens = run.mean_lens(0, 200);
+        assert!(lens.lookup > 0.9 * MAX_DRAFT_LEN as f64, "{num}: {lens:?}");
+        assert!(lens.model < 0.3, "{num}: {lens:?}");
+        assert!(run.steps(500).speedup() > 2.5, "{num}: {}", run.speedup());
+    }
+}
+
+#[test]
+fn a_model_that_is_right_is_long_and_a_look_up_that_is_wrong_is_not_asked() {
+    for num in [1, 8] {
+        let accepted = PerSource { lookup: 0.0, model: 1.0 };
+        let mut run = Run::combined(MEMORY_BOUND, &vec![Truth { hit_rate: 0.5, accepted }; num]);
+        run.steps(400);
+        let lens = run.mean_lens(0, 200);
+        assert!(lens.model > 0.9 * MAX_DRAFT_LEN as f64, "{num}: {lens:?}");
+        assert!(lens.lookup < 0.5, "{num}: {lens:?}");
+    }
+}
+
+#[test]
+fn a_good_look_up_and_a_fair_model_draft_by_their_own_lengths() {
+    let accepted = PerSource { lookup: 0.97, model: 0.5 };
+    let mut run = Run::combined(MEMORY_BOUND, &[Truth { hit_rate: 0.3, accepted }]);
+    run.steps(400);
+    let lens = run.mean_lens(0, 400);
+    assert!(lens.lookup > 6.0 && lens.model > 0.5 && lens.model < 4.0, "{lens:?}");
+}
+
+#[test]
+fn a_model_that_does_not_pay_is_tried_again_while_look_ups_go_on() {
+    let accepted = PerSource { lookup: 0.9, model: 0.0 };
+    let mut run = Run::combined(MEMORY_BOUND, &[Truth { hit_rate: 0.2, accepted }]);
+    run.steps(400);
+    let lens = run.mean_lens(0, 400);
+    assert!(lens.lookup > 4.0 && lens.model < 0.3, "{lens:?}");
+    run.truths[0].accepted.model = 0.95;
+    run.steps(1500);
+    let lens = run.mean_lens(0, 400);
+    assert!(lens.lookup > 4.0 && lens.model > 3.0, "{lens:?}");
+}
+
+#[test]
+fn a_look_up_that_was_wrong_is_tried_again() {
+    let accepted = PerSource { lookup: 0.0, model: 0.6 };
+    let mut run = Run::combined(MEMORY_BOUND, &[Truth { hit_rate: 0.5, accepted }]);
+    run.steps(400);
+    assert!(run.mean_lens(0, 200).lookup < 0.5);
+    run.truths[0].accepted.lookup = 0.98;
+    run.steps(1500);
+    let lens = run.mean_lens(0, 400);
+    assert!(lens.lookup > 4.0, "{lens:?}");
+}
+
+fn truths() -> impl Strategy<Value = Truth> {
+    let rate = 0.0f64..1.0;
+    (rate.clone(), rate.clone(), rate).prop_map(|(hit_rate, lookup, model)| Truth {
+        hit_rate,
+        accepted: PerSource { lookup, model },
+    })
 }
 
 fn worlds() -> impl Strategy<Value = World> {
@@ -215,27 +328,33 @@ proptest! {
     #[test]
     fn lengths_promise_no_less_than_plain_decoding_but_for_bounded_probes(
         world in worlds(),
-        rates in prop::collection::vec(0.0f64..1.0, 1..6),
+        truths in prop::collection::vec(truths(), 1..6),
     ) {
-        let mut run = Run::new(world, &rates);
+        let mut run = Run::combined(world, &truths);
         let (mut probe_ms, mut total_ms) = (0.0, 0.0);
         for _ in 0..400 {
             let candidates = run.candidates();
             let mut twin = run.tuner.clone();
-            let gains = twin.gains(&candidates, &vec![MAX_DRAFT_LEN; rates.len()]);
-            let batch = Batch { gains: &gains, positions: &vec![0; rates.len()], base_rows: rates.len(), max_extra: 1024 };
+            let outlooks = twin.outlooks(&candidates);
+            let positions = vec![0; truths.len()];
+            let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows: truths.len(), max_extra: 1024 };
             let settled = twin.settle(&candidates, batch);
-            let plain = batch.throughput(&twin.costs, &vec![0; rates.len()]);
+            let plain = batch.throughput(&twin.costs, &vec![DraftLens::default(); truths.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
 
             let costs = run.tuner.costs.clone();
             run.step();
-            let probes = run.lens.iter().zip(&settled).any(|(len, settled)| len > settled);
-            let ms = costs.step_ms(batch.step(&run.lens));
-            if probes {
-                probe_ms += ms - costs.step_ms(batch.step(&settled));
+            let more = |source| {
+                let mut pairs = run.lens.iter().zip(&settled);
+                pairs.any(|(lens, settled)| lens.of(source) > settled.of(source))
+            };
+            let (chosen, settled) = (batch.expect(&costs, &run.lens), batch.expect(&costs, &settled));
+            if DraftSource::ALL.into_iter().any(more) {
+                // What it costs to have as many tokens as without.
+                let lost = (settled.tokens - chosen.tokens).max(0.0) / settled.tokens;
+                probe_ms += chosen.ms(&costs) - settled.ms(&costs) * (1.0 - lost);
             }
-            total_ms += ms;
+            total_ms += chosen.ms(&costs);
         }
         prop_assert!(probe_ms <= 0.02 * total_ms, "{probe_ms} of {total_ms} ms");
     }
@@ -245,18 +364,26 @@ proptest! {
         limits in prop::collection::vec(0usize..10, 1..9),
         max_extra in 0usize..20,
         fixed in any::<bool>(),
+        looks_up in any::<bool>(),
         rounds in 1usize..20,
     ) {
         let policy = if fixed { DraftPolicy::Fixed } else { DraftPolicy::Adaptive };
         let mut tuner = Tuner::new(policy, MAX_DRAFT_LEN, None, PassCost::Unknown);
+        tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let candidates: Vec<_> =
             limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit, positions: 0 }).collect();
         for round in 0..rounds {
             let lens = tuner.choose(&candidates, limits.len() + round % 3, max_extra);
             prop_assert_eq!(lens.len(), limits.len());
-            prop_assert!(lens.iter().sum::<usize>() <= max_extra);
-            prop_assert!(lens.iter().zip(&limits).all(|(&len, &limit)| len <= limit.min(MAX_DRAFT_LEN)));
-            lens.iter().zip(0..).for_each(|(&len, id)| tuner.record(id, len, len / 2));
+            prop_assert!(lens.iter().map(DraftLens::longest).sum::<usize>() <= max_extra);
+            prop_assert!(lens.iter().zip(&limits).all(|(lens, &limit)| lens.longest() <= limit.min(MAX_DRAFT_LEN)));
+            prop_assert!(looks_up || lens.iter().all(|lens| lens.lookup == 0));
+            for (&asked, id) in lens.iter().zip(0..) {
+                let source = DraftSource::ALL[(round + id as usize) % 2];
+                let len = *asked.of(source);
+                let draft = Drafted { source, len, accepted: len / (1 + id as usize % 3) };
+                tuner.record(id, asked, (len > 0).then_some(draft));
+            }
         }
     }
 }

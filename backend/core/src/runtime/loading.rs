@@ -22,6 +22,8 @@ pub(super) struct Loaded {
     pub(super) executor: Box<dyn Executor>,
     /// Whether anything drafts.
     pub(super) drafts: bool,
+    /// Whether drafts are looked up, before a model is asked or without one.
+    pub(super) looks_up: bool,
     pub(super) memory: Memory,
 }
 
@@ -58,7 +60,8 @@ impl Loader<'_> {
             None => Settled::of(&engine.manifest().drafter, placement.lookup, policy)?,
             Some(_) => None,
         };
-        let drafts = lookup.is_some() || draft.is_some();
+        let looks_up = lookup.is_some();
+        let drafts = looks_up || draft.is_some();
         // A step that is all on a GPU tells nobody what is in between.
         let mut steps = match &watch {
             None => self.steps(&target, draft.as_ref()),
@@ -93,7 +96,7 @@ impl Loader<'_> {
             None => Box::new(host),
         };
         memory.own = self.own();
-        Ok(Loaded { executor, drafts, memory })
+        Ok(Loaded { executor, drafts, looks_up, memory })
     }
 
     /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.

@@ -242,7 +242,7 @@ impl Runtime {
             copies: &mut copies,
             watch,
         };
-        let Loaded { executor, drafts, memory } = loader.load(options.draft_policy)?;
+        let Loaded { executor, drafts, looks_up, memory } = loader.load(options.draft_policy)?;
         let limits = manifest.limits.clone();
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
@@ -270,6 +270,7 @@ impl Runtime {
             Some(Some(table)) => PassCost::Measured(table),
         };
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
+        let tuner = if looks_up { tuner.with_lookup() } else { tuner };
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,

@@ -2,20 +2,23 @@
 //! its pages between steps.
 
 use super::{Event, Key, Schedule, Scheduled, Scheduler, lookahead};
-use crate::batch::{Outcome, Stepped};
+use crate::batch::{Drafted, Outcome, Stepped};
 use crate::draft_len::{StepShape, StepTime};
+use crate::draft_source::DraftSource;
 use crate::sequence::{FinishReason, Sequence, SequenceId};
 
 impl Scheduler {
     /// What a step computed. None where the drafter computed more than it does to draft: such steps say nothing about
     /// what drafts cost.
     fn shape(&self, schedule: &Schedule, outcomes: &[Outcome]) -> Option<StepShape> {
-        let drafts_only = |part: &Scheduled| {
-            let drafts = part.draft_len > 0 && !part.given;
+        let drafts_only = |(part, outcome): (&Scheduled, &Outcome)| {
             let usual = self.config.usual_draft_rows;
-            part.draft_rows == 0 || (part.draft_rows <= usual && drafts)
+            // A model does not run, nor catch up, where a look-up has found something before it.
+            let is_found = draft(part, outcome).is_some_and(|d| d.source == DraftSource::Lookup);
+            let runs = part.draft_rows > 0 && !is_found;
+            !runs || (part.draft_rows <= usual && part.draft_lens.model > 0)
         };
-        if !schedule.parts.iter().all(drafts_only) {
+        if !schedule.parts.iter().zip(outcomes).all(drafts_only) {
             return None;
         }
         let mut shape = StepShape::default();
@@ -57,11 +60,12 @@ impl Scheduler {
     fn commit_part(&mut self, part: &Scheduled, mut outcome: Outcome) -> Option<Event> {
         let sequence = self.running.get_mut(&part.key)?;
         let most =
-            if self.config.lookahead > 0 { self.config.max_draft_len } else { part.draft_len };
-        assert!(outcome.drafted <= part.draft_len.max(most), "more drafts verified than asked for");
-        if !part.given {
-            self.tuner.record(part.id, outcome.drafted, outcome.accepted);
-        }
+            if self.config.lookahead > 0 { self.config.max_draft_len } else { part.draft_len() };
+        assert!(
+            outcome.drafted <= part.draft_len().max(most),
+            "more drafts verified than asked for"
+        );
+        self.tuner.record(part.id, part.draft_lens, draft(part, &outcome));
         let max_seq_len = self.config.max_seq_len;
         let prompt = std::mem::take(&mut outcome.prompt);
         sequence.tell(part.chunk, prompt.len());
@@ -162,4 +166,9 @@ impl Scheduler {
         self.num_paused -= usize::from(sequence.is_paused());
         Some(sequence)
     }
+}
+
+/// What became of a part's draft, if a drafter made it.
+fn draft(part: &Scheduled, outcome: &Outcome) -> Option<Drafted> {
+    outcome.draft().filter(|_| part.num_given == 0)
 }

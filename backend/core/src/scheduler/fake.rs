@@ -4,6 +4,7 @@
 
 use crate::Result;
 use crate::batch::{Emitted, Entry, Executor, LongPrompts, Outcome, Stepped, Unwanted};
+use crate::draft_source::DraftSource;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
@@ -94,7 +95,8 @@ impl Cache {
     }
 }
 
-/// An executor whose drafter is right in `percent` of its tokens.
+/// An executor whose drafters are right in `percent` of their tokens. A look-up, where it is asked, finds something every
+/// other time.
 pub(crate) struct Fake {
     percent: u64,
     random: u64,
@@ -138,12 +140,21 @@ impl Fake {
     }
 
     fn check(entry: &Entry<'_>) {
-        let Entry { tokens, computed, chunk, draft_len, given, draft_computed, pages, .. } = *entry;
+        let Entry { tokens, computed, chunk, draft_lens, given, draft_computed, pages, .. } =
+            *entry;
+        let draft_len = draft_lens.longest();
         assert!(chunk >= 1 && computed + chunk <= tokens.len());
-        assert!(draft_len == 0 || (entry.samples() && entry.speculates));
+        assert!(draft_len == 0 || entry.samples());
+        assert!(draft_lens.model == 0 || entry.speculates);
         assert!(given.is_empty() || (entry.samples() && draft_len == 0));
         assert!(draft_computed <= computed);
         assert!(pages.len() >= pages_for(computed + chunk + draft_len + given.len()));
+    }
+
+    /// Who drafts.
+    fn source(&mut self, entry: &Entry<'_>) -> DraftSource {
+        let is_found = entry.draft_lens.lookup > 0 && self.chance(50);
+        if is_found { DraftSource::Lookup } else { DraftSource::Model }
     }
 
     /// Up to `draft_len` tokens after `context`; now and then fewer.
@@ -172,14 +183,20 @@ impl Fake {
         let contexts: Vec<u64> = entry.tokens[..end].iter().scan(0, hash).collect();
         self.target.check(entry.pages, &contexts[..entry.computed], "target");
         (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
-        if let Some(draft) = self.draft.as_mut().filter(|_| entry.speculates) {
+        let source = self.source(entry);
+        let reads = entry.speculates && source == DraftSource::Model;
+        if let Some(draft) = self.draft.as_mut().filter(|_| reads) {
             draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
             (entry.draft_computed..end).for_each(|p| draft.write(entry.pages, p, contexts[p]));
         }
         // An executor need not know how far a drafter is that it did not run.
-        let draft_computed = if entry.speculates { end } else { 0 };
+        let draft_computed = match (entry.speculates, source) {
+            (true, DraftSource::Model) => end,
+            (true, DraftSource::Lookup) => entry.draft_computed,
+            (false, _) => 0,
+        };
         let outcome = match entry.samples() {
-            true => self.verify(entry, contexts[end - 1], draft_computed),
+            true => self.verify(entry, source, contexts[end - 1], draft_computed),
             false => Outcome { draft_computed, ..Outcome::default() },
         };
         let outcome = Outcome { prompt: Self::tell(entry), ..outcome };
@@ -197,9 +214,16 @@ impl Fake {
         }
     }
 
-    fn verify(&mut self, entry: &Entry<'_>, mut context: u64, draft_computed: usize) -> Outcome {
-        let mut draft = self.propose(context, entry.draft_len);
-        let proposed = draft.len();
+    fn verify(
+        &mut self,
+        entry: &Entry<'_>,
+        source: DraftSource,
+        mut context: u64,
+        draft_computed: usize,
+    ) -> Outcome {
+        let mut draft = self.propose(context, *entry.draft_lens.of(source));
+        // Tokens of the model.
+        let proposed = if source == DraftSource::Model { draft.len() } else { 0 };
         draft.extend(entry.given);
         let (len, drafted) = (entry.tokens.len(), draft.len());
         let mut drafts_context = context;

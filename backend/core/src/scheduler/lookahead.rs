@@ -10,7 +10,7 @@ impl Scheduler {
     pub(super) fn lend_lookahead(&mut self, parts: &[Scheduled]) {
         for part in parts.iter().filter(|_| self.config.lookahead > 0) {
             let Some(sequence) = self.running.get_mut(&part.key) else { continue };
-            let own = sequence.computed + part.chunk + part.draft_len;
+            let own = sequence.computed + part.chunk + part.draft_len();
             let all = pages_for((own + self.config.lookahead).min(sequence.max_len()));
             let more = all.saturating_sub(sequence.pages.len());
             if part.chunk == sequence.pending() && more <= self.pool.free_pages() {
@@ -27,7 +27,7 @@ impl Scheduler {
         let before = self.pool.free_pages();
         for (key, sequence) in self.running.iter_mut().filter(|_| self.config.lookahead > 0) {
             let part = parts.iter().find(|part| part.key == *key);
-            let own = part.map_or(0, |part| sequence.computed + part.chunk + part.draft_len);
+            let own = part.map_or(0, |part| sequence.computed + part.chunk + part.draft_len());
             trim(&mut self.pool, sequence, pages_for(own.max(sequence.tokens.len())));
         }
         self.pool.free_pages() > before

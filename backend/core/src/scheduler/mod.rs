@@ -22,6 +22,7 @@ use reuse::NamedPrompt;
 
 use crate::batch::{Emitted, Entry, LongPrompts};
 use crate::draft_len::Tuner;
+use crate::draft_source::DraftLens;
 use crate::pages::{PagePool, pages_for};
 use crate::sequence::{Counters, Sequence, SequenceId};
 use crate::{Error, Result};
@@ -73,15 +74,22 @@ pub(crate) struct Scheduled {
     pub id: SequenceId,
     /// Known tokens to run through the target.
     pub chunk: usize,
-    /// Draft tokens to verify at most.
-    pub draft_len: usize,
-    /// Whether these came with the request.
-    pub given: bool,
+    /// Draft tokens that a drafter proposes at most.
+    pub draft_lens: DraftLens,
+    /// Draft tokens that came with the request. Then no drafter proposes any.
+    pub num_given: usize,
     /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
     pub draft_rows: usize,
     /// Rows of the chunk whose logits tell of tokens of the prompt.
     pub prompt_rows: usize,
     key: Key,
+}
+
+impl Scheduled {
+    /// Draft tokens to verify at most.
+    pub(crate) fn draft_len(&self) -> usize {
+        self.num_given.max(self.draft_lens.longest())
+    }
 }
 
 /// A step to run. Its pages are lent until it is committed.
@@ -238,8 +246,8 @@ impl Scheduler {
                 chunk: part.chunk,
                 draft_computed: sequence.draft_computed,
                 speculates: part.draft_rows > 0,
-                draft_len: if part.given { 0 } else { part.draft_len },
-                given: if part.given { &sequence.given[..part.draft_len] } else { &[] },
+                draft_lens: part.draft_lens,
+                given: &sequence.given[..part.num_given],
                 min_confidence: self.tuner.min_confidence(),
                 pages: &sequence.pages,
                 prompt_rows: part.prompt_rows,

@@ -9,6 +9,7 @@ use super::coming::Coming;
 use super::{AdmissionPolicy, Key, Scheduled, Scheduler, SchedulerConfig};
 use crate::batch::LongPrompts;
 use crate::draft_len::Candidate;
+use crate::draft_source::DraftLens;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sequence::{Sequence, SequenceId};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -49,7 +50,7 @@ struct Plan {
 
 impl Plan {
     fn push(&mut self, part: Scheduled) {
-        self.rows_left -= part.chunk + part.draft_len;
+        self.rows_left -= part.chunk + part.draft_len();
         self.draft_rows_left -= part.draft_rows;
         self.prompt_rows_left -= part.prompt_rows;
         self.parts.push(part);
@@ -58,17 +59,17 @@ impl Plan {
     fn remove(&mut self, key: Key) {
         if let Some(idx) = self.parts.iter().position(|part| part.key == key) {
             let part = self.parts.remove(idx);
-            self.rows_left += part.chunk + part.draft_len;
+            self.rows_left += part.chunk + part.draft_len();
             self.draft_rows_left += part.draft_rows;
             self.prompt_rows_left += part.prompt_rows;
         }
     }
 
-    fn set_draft(&mut self, idx: usize, draft_len: usize, draft_rows: usize) {
+    fn set_draft(&mut self, idx: usize, draft_lens: DraftLens, draft_rows: usize) {
         let part = &mut self.parts[idx];
-        self.rows_left = self.rows_left + part.draft_len - draft_len;
+        self.rows_left = self.rows_left + part.draft_len() - draft_lens.longest();
         self.draft_rows_left = self.draft_rows_left + part.draft_rows - draft_rows;
-        (part.draft_len, part.draft_rows) = (draft_len, draft_rows);
+        (part.draft_lens, part.draft_rows) = (draft_lens, draft_rows);
     }
 }
 
@@ -105,8 +106,8 @@ impl Scheduler {
             plan.push(Scheduled {
                 id,
                 chunk: 1,
-                draft_len: 0,
-                given: false,
+                draft_lens: DraftLens::default(),
+                num_given: 0,
                 draft_rows: 0,
                 prompt_rows,
                 key,
@@ -132,13 +133,14 @@ impl Scheduler {
         let base_rows = plan.parts.len() + backlog.min(plan.rows_left);
         let lens = self.tuner.choose(&candidates, base_rows, max_extra);
         let max_lag = MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1);
-        for (idx, (candidate, &draft_len)) in candidates.iter().zip(&lens).enumerate() {
+        for (idx, (candidate, &lens)) in candidates.iter().zip(&lens).enumerate() {
             let lag = self.running[&plan.parts[idx].key].draft_lag();
-            let runs = draft_len > 0 || (candidate.limit > 0 && lag >= max_lag);
-            // Without room for the whole catch-up the sequence decodes plainly: rows that the
-            // drafter has not seen cannot be skipped.
-            if runs && lag < plan.draft_rows_left {
-                plan.set_draft(idx, draft_len, lag + 1);
+            let wants_model = lens.model > 0 || (candidate.limit > 0 && lag >= max_lag);
+            // Without room for the whole catch-up the model does not draft: rows that it has not seen
+            // cannot be skipped. A look-up goes on without it.
+            match wants_model && lag < plan.draft_rows_left {
+                true => plan.set_draft(idx, lens, lag + 1),
+                false => plan.set_draft(idx, DraftLens { model: 0, ..lens }, 0),
             }
         }
     }
@@ -168,10 +170,10 @@ impl Scheduler {
             }
             let drafts = (0..plan.parts.len()).rev().find(|&idx| {
                 let part = &plan.parts[idx];
-                self.page_need(part, part.draft_len) > self.page_need(part, 0)
+                self.page_need(part, part.draft_len()) > self.page_need(part, 0)
             });
             match drafts {
-                Some(idx) => plan.set_draft(idx, 0, 0),
+                Some(idx) => plan.set_draft(idx, DraftLens::default(), 0),
                 None => self.preempt_last(plan),
             }
         }
@@ -179,7 +181,7 @@ impl Scheduler {
     }
 
     fn missing_pages(&self, plan: &Plan) -> usize {
-        plan.parts.iter().map(|part| self.page_need(part, part.draft_len)).sum()
+        plan.parts.iter().map(|part| self.page_need(part, part.draft_len())).sum()
     }
 
     /// Pages that a part needs beyond what its sequence has, were it to draft so many tokens.
@@ -190,7 +192,7 @@ impl Scheduler {
 
     fn lend(&mut self, part: &Scheduled) {
         if let Some(sequence) = self.running.get_mut(&part.key) {
-            let positions = sequence.computed + part.chunk + part.draft_len;
+            let positions = sequence.computed + part.chunk + part.draft_len();
             let held = sequence.pages.len();
             self.pool.grow(&mut sequence.pages, pages_for(positions));
             sequence.counters.new_pages += (sequence.pages.len() - held) as u64;
@@ -277,14 +279,14 @@ impl Scheduler {
         }
         let room = room(self.pool.free_pages());
         chunk = chunk.min(room);
-        let draft_len = match chunk == pending {
+        let num_given = match chunk == pending {
             true => given_len.min(plan.rows_left - chunk).min(room - chunk),
             false => 0,
         };
         let draft_rows = if speculates { lag + chunk } else { 0 };
         let prompt_rows = self.running.get(&key).map_or(0, |sequence| sequence.prompt_rows(chunk));
-        let part =
-            Scheduled { id, chunk, draft_len, given: draft_len > 0, draft_rows, prompt_rows, key };
+        let draft_lens = DraftLens::default();
+        let part = Scheduled { id, chunk, draft_lens, num_given, draft_rows, prompt_rows, key };
         self.lend(&part);
         plan.push(part);
     }

@@ -6,10 +6,11 @@ mod world;
 
 use super::fake::{self, limits};
 use super::*;
-use crate::batch::{Executor, WANTED};
+use crate::batch::{Executor, Outcome, WANTED};
 use crate::draft_len::DraftPolicy;
 use crate::sequence::{FinishReason, Limits};
 use std::collections::BTreeSet;
+use std::time::Duration;
 use world::{World, config, prompt};
 
 #[test]
@@ -22,6 +23,49 @@ fn texts_are_the_same_for_every_draft_length() {
         let drafted: u64 = world.finished.values().map(|sequence| sequence.counters.drafted).sum();
         assert_eq!(drafted > 0, draft_len > 0);
     }
+}
+
+#[test]
+fn texts_are_the_same_with_look_ups_ahead_of_a_model() {
+    for policy in [DraftPolicy::Fixed, DraftPolicy::Adaptive] {
+        for num_pages in [12, 64] {
+            let config = SchedulerConfig { num_pages, ..config() };
+            let mut world = World::combined(config, policy, 60);
+            (1..=12).for_each(|id| world.add(id, 5 + id as usize, limits(60, 6)).unwrap());
+            world.run();
+            world.check_texts(&BTreeSet::new());
+        }
+    }
+}
+
+#[test]
+fn what_is_looked_up_takes_rows_and_no_passes_and_tells_what_they_cost() {
+    let mut world = World::combined(config(), DraftPolicy::Fixed, 80);
+    world.add(1, 5, limits(100, 6)).unwrap();
+    world.step();
+    let (mut found, mut behind) = (0, 0);
+    while !world.scheduler.is_idle() {
+        let schedule = world.scheduler.schedule();
+        let entries = world.scheduler.entries(&schedule);
+        let mut stepped = world.executor.step(&entries, WANTED).unwrap().unwrap();
+        stepped.cost = Some(Duration::from_millis(5));
+        let Outcome { drafted, draft_passes, .. } = stepped.outcomes[0];
+        let (_, time) = world.scheduler.commit(&schedule, stepped);
+        let draft_rows = schedule.parts[0].draft_rows;
+        if drafted > 0 && draft_passes == 0 {
+            let shape = time.expect("nothing ran but rows of the target").shape;
+            let passes = (shape.drafting, shape.draft_positions, shape.draft_passes);
+            assert_eq!((shape.rows, passes), (1 + drafted, (0, 0, 0)));
+            found += 1;
+            behind += usize::from(draft_rows > 2);
+        } else if draft_rows > 2 {
+            assert_eq!(time, None, "the model catches up");
+        } else if drafted > 0 {
+            let shape = time.expect("a step that only drafts").shape;
+            assert_eq!((shape.drafting, shape.draft_passes), (1, drafted));
+        }
+    }
+    assert!(found > 3 && behind > 0, "{found} found, {behind} of them while the model was behind");
 }
 
 #[test]
@@ -43,7 +87,7 @@ fn a_prompt_longer_than_the_budget_is_computed_in_chunks_beside_decoding() {
     world.step();
     world.add(2, 40, limits(4, 2)).unwrap();
     let schedule = world.step();
-    let parts: Vec<_> = schedule.parts.iter().map(|p| (p.id, p.chunk, p.draft_len)).collect();
+    let parts: Vec<_> = schedule.parts.iter().map(|p| (p.id, p.chunk, p.draft_len())).collect();
     assert_eq!(parts, [(1, 1, 2), (2, 7, 0)]);
     world.run();
     world.check_texts(&BTreeSet::new());
@@ -180,7 +224,7 @@ fn drafts_go_before_sequences_when_pages_run_out() {
     world.step();
     // One free page: the first drafts into it, the second decodes plainly in its own.
     let schedule = world.step();
-    let drafts: Vec<_> = schedule.parts.iter().map(|part| part.draft_len).collect();
+    let drafts: Vec<_> = schedule.parts.iter().map(|part| part.draft_len()).collect();
     assert_eq!(drafts, [6, 0], "{schedule:?}");
     world.run();
     world.check_texts(&BTreeSet::new());

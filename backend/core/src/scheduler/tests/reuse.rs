@@ -203,7 +203,7 @@ fn the_drafter_starts_where_the_target_does() {
     let first = &world.step().parts[0];
     assert_eq!((first.chunk, first.draft_rows), (8, 8));
     let second = &world.step().parts[0];
-    assert_eq!((second.draft_len, second.draft_rows), (6, 1));
+    assert_eq!((second.draft_len(), second.draft_rows), (6, 1));
 }
 
 #[test]

@@ -54,6 +54,16 @@ pub(super) fn prompt(id: u64, len: usize) -> Vec<u32> {
 impl World {
     pub(super) fn new(config: SchedulerConfig, policy: DraftPolicy, percent: u64) -> Self {
         let tuner = Tuner::new(policy, config.max_draft_len, None, PassCost::Unknown);
+        Self::with_tuner(config, tuner, percent)
+    }
+
+    /// A look-up is asked before the model.
+    pub(super) fn combined(config: SchedulerConfig, policy: DraftPolicy, percent: u64) -> Self {
+        let tuner = Tuner::new(policy, config.max_draft_len, None, PassCost::Unknown);
+        Self::with_tuner(config, tuner.with_lookup(), percent)
+    }
+
+    fn with_tuner(config: SchedulerConfig, tuner: Tuner, percent: u64) -> Self {
         Self {
             scheduler: Scheduler::new(config.clone(), tuner),
             executor: Fake::new(percent, 7, config.drafter_caches),
@@ -113,8 +123,8 @@ impl World {
             self.check_pages();
             return schedule;
         };
-        let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len).sum();
-        let passes = stepped.outcomes.iter().map(|outcome| outcome.drafted).max().unwrap_or(0);
+        let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len()).sum();
+        let passes = stepped.outcomes.iter().map(|outcome| outcome.draft_passes).max().unwrap_or(0);
         let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
         let cost = Some(Duration::from_secs_f64(1e-3 * ms));
         let (events, _) = self.scheduler.commit(&schedule, Stepped { cost, ..stepped });
@@ -141,16 +151,14 @@ impl World {
         let SchedulerConfig { max_batch_size, max_num_tokens, max_seq_len, .. } = self.config;
         let sum = |rows: fn(&Scheduled) -> usize| schedule.parts.iter().map(rows).sum::<usize>();
         assert!(schedule.parts.len() <= max_batch_size);
-        assert!(sum(|part| part.chunk + part.draft_len) <= max_num_tokens);
+        assert!(sum(|part| part.chunk + part.draft_len()) <= max_num_tokens);
         assert!(sum(|part| part.draft_rows) <= max_num_tokens);
         assert!(sum(|part| part.prompt_rows) <= 64);
         for (part, entry) in schedule.parts.iter().zip(self.scheduler.entries(schedule)) {
             let sequence = &self.scheduler.running[&part.key];
-            let useful = match part.given {
-                true => sequence.useful_given_len(max_seq_len),
-                false => sequence.useful_draft_len(max_seq_len),
-            };
-            assert!(part.draft_len <= useful);
+            assert!(part.num_given <= sequence.useful_given_len(max_seq_len));
+            assert!(part.draft_lens.longest() <= sequence.useful_draft_len(max_seq_len));
+            assert!(part.num_given == 0 || part.draft_lens.longest() == 0);
             assert_eq!(entry.speculates, part.draft_rows > 0);
             assert!(!entry.speculates || sequence.limits.draft_len > 0);
             let is_new = schedule.started.contains(&part.id);

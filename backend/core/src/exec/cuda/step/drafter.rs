@@ -45,7 +45,7 @@ impl GraphDrafter for DraftModel {
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
         let mut ops = Vec::new();
-        for pass in 0..shape.drafts {
+        for pass in 0..shape.passes {
             let places = if pass == 0 { MAX_FED } else { 1 };
             step.pass(&self.model, shape, pass as u32, places, &mut ops);
         }

@@ -20,7 +20,7 @@ pub(super) struct StepEntry<'a> {
 impl StepEntry<'_> {
     /// Drafts that the graph is asked for.
     pub(super) fn draft_len(&self) -> usize {
-        if self.asks_graph { self.entry.draft_len } else { 0 }
+        if self.asks_graph { self.entry.draft_lens.model } else { 0 }
     }
 
     /// Known tokens that go through the drafter in this step.

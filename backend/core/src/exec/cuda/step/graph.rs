@@ -18,8 +18,9 @@ pub(crate) struct Shape {
     pub sequences: usize,
     /// Drafts of each.
     pub drafts: usize,
-    /// Whether a drafter in the graph proposes them.
-    pub drafting: bool,
+    /// Passes of a drafter in the graph, which proposes so many of them at most. Fewer than `drafts` where the host has
+    /// found longer ones.
+    pub passes: usize,
 }
 
 /// What a step is made of.
@@ -42,7 +43,7 @@ impl StepGraph<'_> {
 
     fn draft(&self, shape: Shape) -> Vec<Op> {
         match self.drafter {
-            Some(drafter) if shape.drafting => drafter.ops(shape, self),
+            Some(drafter) if shape.passes > 0 => drafter.ops(shape, self),
             _ => Vec::new(),
         }
     }

@@ -19,9 +19,11 @@ pub(super) struct Place {
     pub(super) id: SequenceId,
     /// Known tokens at its beginning, once that is known.
     pub(super) len: usize,
-    /// Drafts at most, but for the end of the text.
+    /// Drafts of the graph at most, but for the end of the text.
     pub(super) draft_len: usize,
     pub(super) min_confidence: f32,
+    /// Whether the host has brought its drafts: it alone knows whether there are any for the next step.
+    pub(super) is_given: bool,
 }
 
 impl Place {
@@ -40,14 +42,15 @@ impl Place {
     /// Whether the next step of the entry is known to be like this one, and has pages.
     fn goes_on(&self, entry: &Entry<'_>) -> bool {
         let (len, max_len) = (entry.tokens.len(), entry.max_len);
-        let drafts_same = entry.draft_len == self.drafts_from(len, max_len);
+        let drafts_same = entry.draft_lens.model == self.drafts_from(len, max_len);
         let drift = (entry.min_confidence - self.min_confidence).abs();
         // A drafter that was told to catch up does that when the host says what it has missed.
-        let catches_up = entry.speculates && entry.draft_len == 0;
+        let catches_up = entry.speculates && entry.draft_lens.model == 0;
         // All drafts accepted and a token more, then drafts again.
         let end = (len + 2 * self.draft_len + 1).min(max_len);
         let has_pages = pages_for(end) <= entry.pages.len();
-        let is_free = entry.given.is_empty() && !looks_back(entry) && !catches_up;
+        let is_given = self.is_given || !entry.given.is_empty();
+        let is_free = !is_given && !looks_back(entry) && !catches_up;
         is_free && drafts_same && drift <= CONFIDENCE_DRIFT && has_pages
     }
 }
@@ -97,6 +100,7 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft_source::DraftLens;
     use crate::pages::PageId;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
 
@@ -104,6 +108,11 @@ mod tests {
     const DRAFTS: usize = 4;
     /// Enough for 64 positions.
     const PAGES: [PageId; 4] = [7, 8, 9, 10];
+
+    /// Whatever is looked up, only the model's length is the graph's.
+    fn model(len: usize) -> DraftLens {
+        DraftLens { lookup: DRAFTS, model: len }
+    }
 
     fn sampler() -> Sampler {
         Sampler::new(SamplingParams::default(), Coupling::Path(3), Vec::new())
@@ -119,7 +128,7 @@ mod tests {
             chunk: 1,
             draft_computed: 28,
             speculates: true,
-            draft_len: DRAFTS,
+            draft_lens: DraftLens::both(DRAFTS),
             given: &[],
             min_confidence: 0.5,
             pages,
@@ -130,8 +139,9 @@ mod tests {
     }
 
     fn flight() -> InFlight {
-        let place = Place { id: 5, len: 30, draft_len: DRAFTS, min_confidence: 0.5 };
-        let shape = Shape { sequences: 1, drafts: DRAFTS, drafting: true };
+        let place =
+            Place { id: 5, len: 30, draft_len: DRAFTS, min_confidence: 0.5, is_given: false };
+        let shape = Shape { sequences: 1, drafts: DRAFTS, passes: DRAFTS };
         InFlight { number: 1, shape, places: vec![place] }
     }
 
@@ -147,7 +157,11 @@ mod tests {
         let asked = entry(&sampler, &PAGES);
         let place = |entry: &Entry<'_>| flight.place_of(entry, &table(&PAGES));
         assert_eq!(place(&asked), Some(0));
-        assert_eq!(place(&Entry { draft_len: 2, ..asked }), Some(0), "drafts never change a text");
+        assert_eq!(
+            place(&Entry { draft_lens: DraftLens::both(2), ..asked }),
+            Some(0),
+            "drafts never change a text"
+        );
         assert_eq!(place(&Entry { id: 6, ..asked }), None, "another sequence");
         assert_eq!(place(&Entry { tokens: &TOKENS[1..], ..asked }), None, "another length");
         assert_eq!(place(&Entry { computed: 16, chunk: 14, ..asked }), None, "computed anew");
@@ -177,19 +191,19 @@ mod tests {
         assert!(goes_on(&asked));
         assert!(goes_on(&Entry { min_confidence: 0.52, ..asked }), "costs never rest");
         assert!(!goes_on(&Entry { min_confidence: 0.6, ..asked }), "another confidence");
-        assert!(!goes_on(&Entry { draft_len: 3, ..asked }), "other drafts");
+        assert!(!goes_on(&Entry { draft_lens: model(3), ..asked }), "other drafts");
         assert!(!goes_on(&Entry { id: 6, ..asked }), "another sequence");
         assert!(!flight.goes_on(&[&asked, &asked]), "one sequence more");
         assert!(!flight.goes_on(&[]), "one sequence less");
-        assert!(goes_on(&Entry { max_len: 33, draft_len: 2, ..asked }), "near its end");
+        assert!(goes_on(&Entry { max_len: 33, draft_lens: model(2), ..asked }), "near its end");
         assert!(
-            !goes_on(&Entry { max_len: 31, draft_len: 0, ..asked }),
+            !goes_on(&Entry { max_len: 31, draft_lens: model(0), ..asked }),
             "nothing follows for sure"
         );
         // All accepted and drafted again, positions up to 38 are written: three pages, or no more than the text has.
         assert!(goes_on(&Entry { pages: &PAGES[..3], ..asked }));
         assert!(!goes_on(&Entry { pages: &PAGES[..2], ..asked }), "too few pages");
-        assert!(goes_on(&Entry { pages: &PAGES[..2], max_len: 32, draft_len: 1, ..asked }));
+        assert!(goes_on(&Entry { pages: &PAGES[..2], max_len: 32, draft_lens: model(1), ..asked }));
     }
 
     #[test]
@@ -201,9 +215,11 @@ mod tests {
         let asked = entry(&sampler, &PAGES);
         let mut plain = flight();
         plain.places[0].draft_len = 0;
-        let resting = Entry { speculates: false, draft_len: 0, ..asked };
+        let resting = Entry { speculates: false, draft_lens: model(0), ..asked };
         assert!(plain.goes_on(&[&resting]));
         assert!(!plain.goes_on(&[&Entry { speculates: true, ..resting }]), "a drafter catches up");
+        plain.places[0].is_given = true;
+        assert!(!plain.goes_on(&[&resting]), "what the host finds next is not known");
         assert!(!flight().goes_on(&[&Entry { given: &[1], ..asked }]), "drafts are given");
     }
 

@@ -136,6 +136,7 @@ fn word(value: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::draft_source::DraftLens;
     use crate::sampling::Sampler;
 
     const NONE: [u32; 0] = [];
@@ -156,7 +157,7 @@ mod tests {
             chunk: 1,
             draft_computed: 3,
             speculates: true,
-            draft_len: 4,
+            draft_lens: DraftLens::both(4),
             given: &[],
             min_confidence: 0.0,
             pages: &[],

@@ -30,7 +30,7 @@ impl Steps {
         let shape = self.shape(&parts);
         for part in &mut parts {
             let rows = part.drafter_rows().len();
-            let asks = shape.is_some_and(|shape| shape.drafting) && part.entry.samples();
+            let asks = shape.is_some_and(|shape| shape.passes > 0) && part.entry.samples();
             part.num_fed = if asks { rows.min(MAX_FED) } else { 0 };
         }
         self.run_known(&parts)?;
@@ -42,6 +42,7 @@ impl Steps {
             len: part.entry.tokens.len(),
             draft_len: part.draft_len(),
             min_confidence: part.entry.min_confidence,
+            is_given: !part.given.is_empty(),
         };
         let sampling = parts.iter().filter(|part| part.entry.samples());
         let flight = InFlight { number: self.number, shape, places: sampling.map(place).collect() };
@@ -90,7 +91,7 @@ impl Steps {
         Some(Shape {
             sequences: sequences.next_power_of_two().min(self.capacity.sequences),
             drafts: asked.max(given),
-            drafting: asked > 0,
+            passes: asked,
         })
     }
 

@@ -21,6 +21,7 @@ mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, Stepped, Unwanted, WANTED};
 use crate::draft::{Drafter, Proposal, ask_first};
+use crate::draft_source::{DraftLens, DraftSource};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::exec::cuda::device::{Gpu, Graph, Mark};
@@ -321,11 +322,18 @@ fn decides_about(entry: &Entry<'_>) -> bool {
     params.logprobs.is_none() && params.allowed_tokens.is_none() && entry.prompt_rows == 0
 }
 
-/// Whether drafts were made where they were asked for, and nowhere else.
+/// Whether drafts were made where they were asked for, and nowhere else. A model always has some; of a look-up it is not
+/// known.
 fn drafted_as_asked(entries: &[Entry<'_>], outcomes: &[Outcome]) -> bool {
     let mut pairs = entries.iter().zip(outcomes);
     pairs.all(|(entry, outcome)| {
-        !entry.given.is_empty() || (entry.draft_len > 0) == (outcome.drafted > 0)
+        let DraftLens { lookup, model } = entry.draft_lens;
+        !entry.given.is_empty()
+            || match outcome.draft().map(|draft| draft.source) {
+                None => model == 0,
+                Some(DraftSource::Lookup) => lookup > 0,
+                Some(DraftSource::Model) => model > 0,
+            }
     })
 }
 

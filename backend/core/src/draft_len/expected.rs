@@ -1,0 +1,114 @@
+//! What a step with some draft lengths is expected to bring and to take, over who finds something in a text and who does
+//! not.
+
+use super::allocate::Batch;
+use super::cost::Costs;
+use crate::draft_source::{DraftLens, DraftSource};
+
+/// Expectations of a step. Times are taken at the expected number of rows, which is right as far as they grow evenly; and
+/// a model that runs at all is taken to run as many passes as its longest draft has.
+pub(super) struct Expected<'a> {
+    batch: Batch<'a>,
+    pub(super) lens: Vec<DraftLens>,
+    /// Rows that have to be there: of the longer draft of each sequence.
+    pub(super) num_extra: usize,
+    /// Tokens that the step brings.
+    pub(super) tokens: f64,
+    /// Rows of drafts.
+    rows: f64,
+    /// Positions of the cache that all rows read.
+    positions: f64,
+    /// Passes of the model, if it runs.
+    passes: usize,
+    /// Sequences that the model drafts for.
+    drafting: f64,
+    /// Positions of the cache that one row of each of them reads.
+    draft_positions: f64,
+    /// Sequences that the model drafts for in any case,
+    num_certain: usize,
+    /// and the chance that all others that it may draft for find something before.
+    all_hit: f64,
+    /// Milliseconds of the model's passes.
+    drafts_ms: f64,
+}
+
+impl<'a> Expected<'a> {
+    /// Without any draft, of a step whose model runs so many passes where it drafts.
+    pub(super) fn new(batch: Batch<'a>, passes: usize) -> Self {
+        Self {
+            batch,
+            lens: vec![DraftLens::default(); batch.outlooks.len()],
+            num_extra: 0,
+            tokens: batch.outlooks.len() as f64,
+            rows: 0.0,
+            positions: batch.positions.iter().sum::<usize>() as f64,
+            passes,
+            drafting: 0.0,
+            draft_positions: 0.0,
+            num_certain: 0,
+            all_hit: 1.0,
+            drafts_ms: 0.0,
+        }
+    }
+
+    /// Has a source draft a token more for a sequence.
+    pub(super) fn add(&mut self, costs: &Costs, idx: usize, source: DraftSource) {
+        let outlook = &self.batch.outlooks[idx];
+        let before = self.lens[idx];
+        *self.lens[idx].of_mut(source) += 1;
+        let lens = self.lens[idx];
+        self.num_extra += lens.longest() - before.longest();
+        let begins_to_look_up = source == DraftSource::Lookup && lens.lookup == 1;
+        if begins_to_look_up && lens.model > 0 {
+            // What it finds comes in place of what the model would have drafted.
+            let gain: f64 = outlook.gains.model[..lens.model].iter().sum();
+            self.put(idx, -outlook.hit_rate, lens.model as f64, gain);
+            self.num_certain -= 1;
+            self.draft(costs, idx, -outlook.hit_rate, outlook.hit_rate);
+        }
+        let share = outlook.share(source, lens.lookup > 0);
+        self.put(idx, share, 1.0, outlook.gains.of(source)[*before.of(source)]);
+        if source == DraftSource::Model && lens.model == 1 {
+            match lens.lookup {
+                0 => {
+                    self.num_certain += 1;
+                    self.draft(costs, idx, share, 1.0);
+                }
+                _ => self.draft(costs, idx, share, outlook.hit_rate),
+            }
+        }
+    }
+
+    /// Rows of a sequence, in this share of the steps.
+    fn put(&mut self, idx: usize, share: f64, rows: f64, gain: f64) {
+        self.tokens += share * gain;
+        self.rows += share * rows;
+        self.positions += share * rows * self.batch.positions[idx] as f64;
+    }
+
+    /// The model drafts for a sequence in this share of the steps more.
+    fn draft(&mut self, costs: &Costs, idx: usize, share: f64, hit_rate: f64) {
+        self.drafting += share;
+        self.draft_positions += share * self.batch.positions[idx] as f64;
+        self.all_hit *= hit_rate;
+        let runs = if self.num_certain > 0 { 1.0 } else { 1.0 - self.all_hit };
+        // Sequences of a step in which it runs.
+        let drafting = (self.drafting / runs).round() as usize;
+        let positions = (self.draft_positions / runs).round() as usize;
+        self.drafts_ms = self.passes as f64 * runs * costs.pass_ms(drafting, positions);
+    }
+
+    /// Milliseconds that the step takes.
+    pub(super) fn ms(&self, costs: &Costs) -> f64 {
+        self.ms_by(|rows| costs.target_ms(rows), costs)
+    }
+
+    /// The same, where `target_ms` tells what so many rows of the target take.
+    pub(super) fn ms_by(&self, target_ms: impl Fn(usize) -> f64, costs: &Costs) -> f64 {
+        let whole = self.rows.floor();
+        let (rows, part) = (self.batch.base_rows + whole as usize, self.rows - whole);
+        let below = target_ms(rows);
+        let target = if part > 0.0 { below + part * (target_ms(rows + 1) - below) } else { below };
+        target + costs.target_position_ms() * self.positions + self.drafts_ms
+    }
+}

@@ -1,0 +1,55 @@
+//! Where draft tokens come from, and what there is of each such source.
+
+/// A kind of drafter. What it drafts is accepted more or less often and costs more or less, by its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DraftSource {
+    /// Tokens that stand somewhere already: there is no pass of a model, and often nothing is found.
+    Lookup,
+    /// A model or a head: a pass a token, whatever the text.
+    Model,
+}
+
+impl DraftSource {
+    /// In the order in which they are asked.
+    pub(crate) const ALL: [Self; 2] = [Self::Lookup, Self::Model];
+}
+
+/// One of each source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PerSource<T> {
+    /// Asked first.
+    pub lookup: T,
+    /// Asked where the look-up has nothing.
+    pub model: T,
+}
+
+impl<T> PerSource<T> {
+    pub(crate) fn of(&self, source: DraftSource) -> &T {
+        match source {
+            DraftSource::Lookup => &self.lookup,
+            DraftSource::Model => &self.model,
+        }
+    }
+
+    pub(crate) fn of_mut(&mut self, source: DraftSource) -> &mut T {
+        match source {
+            DraftSource::Lookup => &mut self.lookup,
+            DraftSource::Model => &mut self.model,
+        }
+    }
+}
+
+/// Draft tokens that each source proposes at most; a source with 0 is not asked.
+pub type DraftLens = PerSource<usize>;
+
+impl DraftLens {
+    /// The same for each.
+    pub fn both(len: usize) -> Self {
+        Self { lookup: len, model: len }
+    }
+
+    /// Draft tokens of a step at most: one source drafts, or the other. Rows and pages are planned for so many.
+    pub fn longest(&self) -> usize {
+        self.lookup.max(self.model)
+    }
+}
