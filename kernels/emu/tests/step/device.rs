@@ -4,7 +4,7 @@
 use crate::given::Given;
 use crate::host::fed;
 use crate::world::{Model, Sequence, World};
-use spec_core::testing::batch::Entry;
+use spec_core::testing::batch::{DraftLens, Entry};
 use spec_core::testing::cuda::device::{Pod, bytes_of, bytes_of_mut};
 use spec_core::testing::cuda::step::params::*;
 use spec_core::testing::cuda::step::{Planned, StepInput};
@@ -408,8 +408,9 @@ fn check_next(
 ) -> Result<(), String> {
     let tokens = [entry.tokens, &outcome.tokens[..]].concat();
     let left = entry.max_len.saturating_sub(tokens.len());
-    let draft_len = entry.draft_len.min(left.saturating_sub(1));
-    let next = Entry { tokens: &tokens, draft_len, given: &[], ..*entry };
+    let draft_len = entry.draft_lens.model.min(left.saturating_sub(1));
+    let draft_lens = DraftLens { lookup: 0, model: draft_len };
+    let next = Entry { tokens: &tokens, draft_lens, given: &[], ..*entry };
     let unseen = tokens.len() - outcome.draft_computed;
     let planned = Planned {
         num_fed: if draft_len > 0 { unseen } else { 0 },
@@ -446,7 +447,7 @@ pub(crate) fn step(
         let planned = Planned {
             num_fed,
             draft_computed: entry.draft_computed,
-            draft_len: entry.draft_len,
+            draft_len: entry.draft_lens.model,
             num_given: entry.given.len(),
         };
         input.push(&entry, planned);

@@ -59,7 +59,7 @@ pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
         .map(|(idx, (sequence, pages))| {
             let mut entry = sequence.entry(idx);
             entry.pages = pages;
-            entry.draft_len = entry.draft_len.min(world.max_drafts);
+            entry.draft_lens.model = entry.draft_lens.model.min(world.max_drafts);
             entry
         })
         .collect();

@@ -2,7 +2,7 @@
 
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::Shares;
-use spec_core::testing::batch::Entry;
+use spec_core::testing::batch::{DraftLens, Entry};
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Sequence {
             chunk: 1,
             draft_computed: self.draft_computed,
             speculates: self.speculates,
-            draft_len: self.draft_len,
+            draft_lens: DraftLens::both(self.draft_len),
             given: &self.given,
             min_confidence: self.min_confidence,
             pages: &[],
