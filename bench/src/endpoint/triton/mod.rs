@@ -160,6 +160,8 @@ impl TritonEndpoint {
         answer
     }
 
+    /// Reads to the stream's end whatever comes: some versions of tritonserver keep a model loaded, and cannot end, when a
+    /// client leaves a stream early.
     async fn stream(&self, ask: &Ask, answer: &mut Answer, text: &mut Vec<u8>) -> Result<()> {
         let request = self.request(ask)?;
         let said = |status: Status| anyhow!("{:?}: {}", status.code(), status.message());
@@ -167,7 +169,8 @@ impl TritonEndpoint {
         let mut responses = stream_infer(self.channel.clone(), request).await.map_err(said)?;
         while let Some(response) = responses.message().await.map_err(said)? {
             if !response.error_message.is_empty() {
-                bail!("{}", response.error_message);
+                answer.failure.get_or_insert(response.error_message);
+                continue;
             }
             let Some(response) = response.infer_response else { continue };
             let outputs = Outputs(&response);
