@@ -11,7 +11,7 @@ use crate::setting::Setting;
 use anyhow::{Context, Result, anyhow, bail};
 use proto::{
     ModelInferRequest, ModelMetadataRequest, ModelMetadataResponse, ModelStreamInferResponse,
-    TensorMetadata,
+    Tensor,
 };
 use serde_json::json;
 use spec_build::cli::DraftLen;
@@ -30,7 +30,7 @@ const SAMPLING_PARAMETERS: &str = "sampling_parameters";
 pub struct TritonEndpoint {
     channel: Channel,
     model: String,
-    inputs: HashMap<String, TensorMetadata>,
+    inputs: HashMap<String, Tensor>,
     draft_len: Option<usize>,
     temperature: f32,
     common: Common,

@@ -1,8 +1,6 @@
 //! The messages of KServe's inference protocol that are used here, with the numbers of their fields. What else a server sends
 //! is skipped.
 
-use std::collections::HashMap;
-
 /// The service's methods.
 pub(super) const MODEL_METADATA: &str = "/inference.GRPCInferenceService/ModelMetadata";
 pub(super) const MODEL_STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
@@ -16,48 +14,28 @@ pub(super) struct ModelMetadataRequest {
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelMetadataResponse {
     #[prost(message, repeated, tag = "4")]
-    pub inputs: Vec<TensorMetadata>,
-    #[prost(message, repeated, tag = "5")]
-    pub outputs: Vec<TensorMetadata>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct TensorMetadata {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, tag = "2")]
-    pub datatype: String,
-    #[prost(int64, repeated, tag = "3")]
-    pub shape: Vec<i64>,
+    pub inputs: Vec<Tensor>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelInferRequest {
     #[prost(string, tag = "1")]
     pub model_name: String,
-    #[prost(map = "string, message", tag = "4")]
-    pub parameters: HashMap<String, InferParameter>,
     #[prost(message, repeated, tag = "5")]
-    pub inputs: Vec<InferTensor>,
+    pub inputs: Vec<Tensor>,
     #[prost(bytes = "vec", repeated, tag = "7")]
     pub raw_input_contents: Vec<Vec<u8>>,
 }
 
-/// A tensor of a request or of a response; its values are in the `raw_` list of the message.
+/// A tensor that a model declares, or one of a request or a response: its values are in the `raw_` list of that message.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct InferTensor {
+pub(super) struct Tensor {
     #[prost(string, tag = "1")]
     pub name: String,
     #[prost(string, tag = "2")]
     pub datatype: String,
     #[prost(int64, repeated, tag = "3")]
     pub shape: Vec<i64>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct InferParameter {
-    #[prost(bool, optional, tag = "1")]
-    pub bool_param: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -71,7 +49,7 @@ pub(super) struct ModelStreamInferResponse {
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct ModelInferResponse {
     #[prost(message, repeated, tag = "5")]
-    pub outputs: Vec<InferTensor>,
+    pub outputs: Vec<Tensor>,
     #[prost(bytes = "vec", repeated, tag = "6")]
     pub raw_output_contents: Vec<Vec<u8>>,
 }

@@ -1,6 +1,6 @@
 //! Values of tensors as bytes, as the protocol writes them.
 
-use super::proto::{InferTensor, ModelInferResponse, TensorMetadata};
+use super::proto::{ModelInferResponse, Tensor};
 use anyhow::{Context, Result, bail};
 
 /// A value of one element.
@@ -15,7 +15,7 @@ pub(super) enum Value {
 }
 
 /// The input that a server declares, with this value. Dimensions that it leaves open are 1, or the number of tokens.
-pub(super) fn input(declared: &TensorMetadata, value: &Value) -> Result<(InferTensor, Vec<u8>)> {
+pub(super) fn input(declared: &Tensor, value: &Value) -> Result<(Tensor, Vec<u8>)> {
     let bytes = bytes(&declared.datatype, value)
         .with_context(|| format!("input {} of type {}", declared.name, declared.datatype))?;
     let len = match value {
@@ -26,12 +26,7 @@ pub(super) fn input(declared: &TensorMetadata, value: &Value) -> Result<(InferTe
     if let Some(last) = shape.last_mut() {
         *last = len;
     }
-    let InferTensor { name, datatype, .. } = InferTensor {
-        name: declared.name.clone(),
-        datatype: declared.datatype.clone(),
-        shape: Vec::new(),
-    };
-    Ok((InferTensor { name, datatype, shape }, bytes))
+    Ok((Tensor { shape, ..declared.clone() }, bytes))
 }
 
 fn bytes(datatype: &str, value: &Value) -> Result<Vec<u8>> {
@@ -95,8 +90,8 @@ impl<'a> Outputs<'a> {
 mod tests {
     use super::*;
 
-    fn declared(datatype: &str, shape: &[i64]) -> TensorMetadata {
-        TensorMetadata { name: "x".into(), datatype: datatype.into(), shape: shape.to_vec() }
+    fn declared(datatype: &str, shape: &[i64]) -> Tensor {
+        Tensor { name: "x".into(), datatype: datatype.into(), shape: shape.to_vec() }
     }
 
     #[test]
@@ -114,7 +109,7 @@ mod tests {
 
     #[test]
     fn outputs_are_read_back_and_cut_ones_end() {
-        let tensor = |name: &str, datatype: &str| InferTensor {
+        let tensor = |name: &str, datatype: &str| Tensor {
             name: name.into(),
             datatype: datatype.into(),
             shape: vec![1],
