@@ -3,66 +3,36 @@
 use crate::answer::{Answer, Ask};
 use crate::endpoint::Endpoint;
 use crate::setting::Load;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use futures_util::stream::{self, StreamExt};
 use std::time::Duration;
-use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 /// Sends `asks` in order and gives the answers in that order; `tell` is called as each one ends.
 pub(crate) async fn drive(
-    endpoint: Arc<Endpoint>,
+    endpoint: &Endpoint,
     load: Load,
     asks: Vec<Ask>,
     tell: impl Fn(&Answer),
 ) -> Vec<Answer> {
-    let mut answers: Vec<Option<Answer>> = vec![None; asks.len()];
-    let mut tasks = JoinSet::new();
-    let asks = Arc::new(asks);
-    match load {
-        Load::Concurrency(count) => {
-            let next = Arc::new(AtomicUsize::new(0));
-            let (sender, mut ended) = tokio::sync::mpsc::unbounded_channel();
-            for _ in 0..count.min(asks.len()) {
-                let (endpoint, asks, next) =
-                    (Arc::clone(&endpoint), Arc::clone(&asks), Arc::clone(&next));
-                let sender = sender.clone();
-                tasks.spawn(async move {
-                    while let Some((idx, ask)) = take(&next, &asks) {
-                        // The receiver lives as long as this function.
-                        let _ = sender.send((idx, endpoint.ask(ask).await));
-                    }
-                });
-            }
-            drop(sender);
-            while let Some((idx, answer)) = ended.recv().await {
-                tell(&answer);
-                answers[idx] = Some(answer);
-            }
-        }
-        Load::Rate(rate) => {
-            let start = Instant::now();
-            let mut tasks = JoinSet::new();
-            for (idx, at) in arrivals(rate, asks.len()).into_iter().enumerate() {
-                let (endpoint, ask) = (Arc::clone(&endpoint), asks[idx].clone());
-                tasks.spawn(async move {
-                    tokio::time::sleep_until(start + at).await;
-                    (idx, endpoint.ask(ask).await)
-                });
-            }
-            while let Some(ended) = tasks.join_next().await {
-                let Ok((idx, answer)) = ended else { continue };
-                tell(&answer);
-                answers[idx] = Some(answer);
-            }
-        }
+    let count = asks.len();
+    let (at_once, times) = match load {
+        Load::Concurrency(at_once) => (at_once, vec![Duration::ZERO; count]),
+        Load::Rate(rate) => (count, arrivals(rate, count)),
+    };
+    let start = Instant::now();
+    let ask = |(idx, (ask, at))| async move {
+        sleep_until(start + at).await;
+        (idx, endpoint.ask(ask).await)
+    };
+    let sent = asks.into_iter().zip(times).enumerate().map(ask);
+    let mut ended = stream::iter(sent).buffer_unordered(at_once.max(1));
+    let mut answers = Vec::with_capacity(count);
+    while let Some((idx, answer)) = ended.next().await {
+        tell(&answer);
+        answers.push((idx, answer));
     }
-    answers.into_iter().flatten().collect()
-}
-
-fn take(next: &AtomicUsize, asks: &[Ask]) -> Option<(usize, Ask)> {
-    let idx = next.fetch_add(1, Ordering::Relaxed);
-    Some((idx, asks.get(idx)?.clone()))
+    answers.sort_by_key(|&(idx, _): &(usize, Answer)| idx);
+    answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
 /// When each request of a Poisson process comes: the same times whenever it is asked, so that settings are compared under

@@ -9,7 +9,6 @@ use crate::setting::{Load, Setting};
 use anyhow::{Context, Result};
 use spec_build::progress::Progress;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// How much is asked.
 #[derive(Clone, Debug)]
@@ -69,7 +68,7 @@ async fn ask_all(
     progress: &Progress,
 ) -> Result<Vec<Answer>> {
     let address: Address = setting.endpoint.parse().map_err(anyhow::Error::msg)?;
-    let endpoint = Arc::new(Endpoint::open(&address, setting, common).await?);
+    let endpoint = Endpoint::open(&address, setting, common).await?;
     let num_prompts = common.prompts.len();
     // Prompts of one measurement may share the cache of what they have in common, as users' do; none finds another's.
     let cache_salt = format!("spec-bench-{}-{round}-{turn}", std::process::id());
@@ -84,9 +83,9 @@ async fn ask_all(
         Load::Concurrency(_) => setting.load,
         Load::Rate(_) => Load::Concurrency(1),
     };
-    load::drive(Arc::clone(&endpoint), first, warm_up.collect(), |_| ()).await;
+    load::drive(&endpoint, first, warm_up.collect(), |_| ()).await;
     let asks = (0..plan.requests).map(|idx| ask(idx, "measured")).collect();
-    Ok(load::drive(endpoint, setting.load, asks, |_| progress.add(1)).await)
+    Ok(load::drive(&endpoint, setting.load, asks, |_| progress.add(1)).await)
 }
 
 impl Round {
