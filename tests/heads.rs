@@ -380,6 +380,7 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
                     computed: computed[idx],
                     chunk,
                     draft_computed: draft_computed[idx],
+                    is_read: true,
                     speculates: is_asked || idx == 1,
                     draft_lens: DraftLens::both(if is_asked { 4 } else { 0 }),
                     given: &[],

@@ -117,6 +117,7 @@ fn a_drafter_is_told_of_every_position_as_if_it_were_computed_alone() {
                 computed: computed[idx],
                 chunk,
                 draft_computed: 0,
+                is_read: true,
                 speculates: true,
                 draft_lens: DraftLens::both(if samples { 6 } else { 0 }),
                 given: if samples && step % 5 == 4 { &[3, 1] } else { &[] },

@@ -133,6 +133,7 @@ impl Intruding {
             computed: 0,
             chunk: tokens.len(),
             draft_computed: 0,
+            is_read: true,
             speculates: false,
             draft_lens: DraftLens::default(),
             given: &[],

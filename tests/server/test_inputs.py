@@ -52,6 +52,7 @@ NEUTRAL = dict(
     stop_words=[""], exclude_input_in_output=True, ignore_eos=False, return_log_probs=False, return_perf_metrics=False,
     return_context_logits=False, return_generation_logits=False, return_num_input_tokens=False,
     return_num_output_tokens=False, return_finish_reason=False, num_draft_tokens=3, use_draft_logits=False, stream=False,
+    fixed_draft_tokens=True,
 )
 
 

@@ -26,6 +26,8 @@ pub struct Entry<'a> {
     pub chunk: usize,
     /// Positions whose drafter KV is valid.
     pub draft_computed: usize,
+    /// Whether a model that drafts reads the sequence, in this step or another.
+    pub is_read: bool,
     /// Whether the drafter keeps its cache in step with the target's.
     pub speculates: bool,
     /// Draft tokens to propose at most, by who proposes them; 0 unless the chunk reaches the last known token.

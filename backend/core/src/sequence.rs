@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     pub stop_tokens: Vec<u32>,
     /// Draft tokens in a step at most; 0 is plain decoding.
     pub draft_len: usize,
+    /// Whether drafts are always that long, as far as there is room; else as long as pays.
+    pub is_fixed: bool,
     /// Lower is served first.
     pub priority: u32,
     /// Its index among the rows of one request, which share that request's turn.
@@ -114,6 +116,8 @@ pub struct Sequence {
     pub(crate) computed: usize,
     /// Positions whose drafter KV is valid, at most `computed`.
     pub(crate) draft_computed: usize,
+    /// Whether a model that drafts reads it; settled when it starts, or starts again.
+    pub(crate) is_read: bool,
     /// Positions that it found computed when it started, or started again.
     pub(crate) found: usize,
     /// Its pages, in order.
@@ -151,6 +155,7 @@ impl Sequence {
             tokens: prompt,
             computed: 0,
             draft_computed: 0,
+            is_read: false,
             found: 0,
             pages: Vec::new(),
             kept_pages: 0,

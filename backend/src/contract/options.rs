@@ -159,6 +159,10 @@ pub(super) const NUM_DRAFT_TOKENS: Opt = Opt {
     action: Action::Int(|form, n| put(&mut form.draft_len, at_least(0, n)?)),
     help: "draft tokens in a step at most, up to the engine's `max_draft_len`; 0 decodes plainly",
 };
+pub(super) const FIXED_DRAFT_TOKENS: Opt = Opt {
+    action: Action::Flag(|form, flag| write(&mut form.fixed_draft_len, flag)),
+    help: "draft `num_draft_tokens` in every step, whatever that is worth; absent or false: as many as pay, where the model's `draft_len` is `auto`",
+};
 pub(super) const USE_DRAFT_LOGITS: Opt = Opt {
     action: Action::Flag(|_, _| Ok(())),
     help: "accepted; the output has the target's distribution either way",

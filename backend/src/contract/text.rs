@@ -36,6 +36,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("priority", PRIORITY),
     input("cache_salt", CACHE_SALT),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
+    input("fixed_draft_tokens", FIXED_DRAFT_TOKENS),
     input("use_draft_logits", USE_DRAFT_LOGITS),
     input("num_return_sequences", NUM_SEQUENCES),
     input("beam_width", ONE_ONLY),

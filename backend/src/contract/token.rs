@@ -76,6 +76,7 @@ pub(super) static INPUTS: &[Input] = &[
     input("cache_salt", CACHE_SALT),
     input("draft_input_ids", DRAFT_INPUT_IDS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
+    input("fixed_draft_tokens", FIXED_DRAFT_TOKENS),
     input("stop_words_list", STOP_WORDS_LIST),
     input("bad_words_list", BAD_WORDS_LIST),
     input("embedding_bias", EMBEDDING_BIAS),

@@ -157,6 +157,7 @@ pub(super) static SAMPLING: &[Input] = &[
     input("allowed_token_ids", ALLOWED_TOKEN_IDS),
     input("truncate_prompt_tokens", TRUNCATE_PROMPT_TOKENS),
     input("num_draft_tokens", NUM_DRAFT_TOKENS),
+    input("fixed_draft_tokens", FIXED_DRAFT_TOKENS),
     input("n", NUM_SEQUENCES),
     input("best_of", BEST_OF),
     input("use_beam_search", only("false", NO_BEAMS_ACTION)),

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 WAIT_SECONDS = 120
 
-_BOOLS = """stream exclude_input_in_output ignore_eos use_draft_logits return_log_probs return_perf_metrics
+_BOOLS = """stream exclude_input_in_output ignore_eos use_draft_logits fixed_draft_tokens return_log_probs return_perf_metrics
     return_num_input_tokens return_num_output_tokens return_finish_reason return_context_logits
     return_generation_logits return_cumulative_logprob return_logprobs streaming stop""".split()
 _FLOATS = """top_p min_p temperature length_penalty repetition_penalty presence_penalty frequency_penalty

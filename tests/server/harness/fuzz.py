@@ -19,7 +19,7 @@ HARMED = {"INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED", "panic", "no answer"}
 WAIT_SECONDS = 60
 
 NAMES = """text_input messages max_tokens stop_words bad_words top_k top_p min_p temperature seed stream min_tokens
-    repetition_penalty embedding_bias_words embedding_bias_weights num_draft_tokens end_id return_log_probs input_ids
+    repetition_penalty embedding_bias_words embedding_bias_weights num_draft_tokens fixed_draft_tokens end_id return_log_probs input_ids
     input_lengths request_output_len draft_input_ids stop_words_list bad_words_list embedding_bias streaming stop
     sampling_parameters exclude_input_in_output return_perf_metrics guided_decoding_guide lora_weights no_such""".split()
 KINDS = {"BOOL": 1, "INT32": 4, "INT64": 8, "UINT8": 1, "UINT32": 4, "UINT64": 8, "FP16": 2, "FP32": 4, "FP64": 8, "BYTES": 0}

@@ -28,7 +28,7 @@ def _arguments(options):
             arguments.append(f"--prompt={value}")
         elif name == "chat":
             arguments += ["--chat", f"--prompt={value[-1]}", *(f"--system={one}" for one in value[:-1])]
-        elif name not in ("num_draft_tokens", "stream"):
+        elif name not in ("num_draft_tokens", "fixed_draft_tokens", "stream"):
             raise KeyError(f"`try` has no {name}")
     return arguments
 

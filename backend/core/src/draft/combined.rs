@@ -95,6 +95,7 @@ mod tests {
             computed: tokens.len() - 1,
             chunk: 1,
             draft_computed: 4,
+            is_read: true,
             speculates: draft_lens.model > 0,
             draft_lens,
             given: &[],

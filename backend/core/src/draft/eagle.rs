@@ -232,11 +232,12 @@ impl Drafter for Eagle {
     }
 
     fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
+        let read = || verified.iter().filter(|each| each.entry.is_read);
         let taps: Vec<f32> =
-            verified.iter().flat_map(|each| each.taps.iter().copied().flatten()).copied().collect();
+            read().flat_map(|each| each.taps.iter().copied().flatten()).copied().collect();
         let states = self.head.states(&taps)?;
         let mut states = states.chunks_exact(self.head.width());
-        for Verified { entry, taps, .. } in verified {
+        for Verified { entry, taps, .. } in read() {
             let waiting = self.waiting.entry(entry.id).or_default();
             for position in entry.computed..entry.computed + taps.len() {
                 let Some(state) = states.next() else { break };
@@ -344,6 +345,7 @@ mod tests {
                 computed: *computed,
                 chunk: known - *computed,
                 draft_computed: *draft_computed,
+                is_read: true,
                 speculates,
                 draft_lens: DraftLens::both(if speculates { 3 } else { 0 }),
                 given: &[],

@@ -169,6 +169,7 @@ mod tests {
             computed: tokens.len() - 1,
             chunk: 1,
             draft_computed: tokens.len() - 1,
+            is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(draft_len),
             given: &[],

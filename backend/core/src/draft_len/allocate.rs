@@ -16,6 +16,8 @@ pub(super) struct Batch<'a> {
     pub(super) outlooks: &'a [Outlook],
     /// Of each sequence, its positions in the cache.
     pub(super) positions: &'a [usize],
+    /// Sequences alike that each of these stands for.
+    pub(super) num_alike: usize,
     /// Rows that are computed without any draft.
     pub(super) base_rows: usize,
     /// Draft rows at most, whoever drafts.
@@ -53,7 +55,7 @@ impl<'a> Batch<'a> {
 
     /// Whether draft lengths fit into the rows: each sequence gets as many as its longer draft has.
     pub(super) fn fits(&self, lens: &[DraftLens]) -> bool {
-        lens.iter().map(DraftLens::longest).sum::<usize>() <= self.max_extra
+        self.num_alike * lens.iter().map(DraftLens::longest).sum::<usize>() <= self.max_extra
     }
 
     /// The best draft lengths. A step's cost depends on the model's longest draft and on the sum of all rows, so for every
@@ -63,7 +65,7 @@ impl<'a> Batch<'a> {
     pub(super) fn best(&self, costs: &Costs) -> Vec<DraftLens> {
         let ranked = self.ranked();
         // Looked up once: the loop over them runs a few thousand times for a large batch.
-        let num_extra = ranked.len().min(self.max_extra);
+        let num_extra = (self.num_alike * ranked.len()).min(self.max_extra);
         let times: Vec<f64> =
             (0..=num_extra + 1).map(|extra| costs.target_ms(self.base_rows + extra)).collect();
         let search = Search { batch: *self, costs, ranked: &ranked, times: &times };
@@ -183,7 +185,8 @@ impl Search<'_> {
             DraftSource::Lookup => looks_up[at.idx],
             DraftSource::Model => at.position < passes,
         };
-        let has_row = at.position < lens.longest() || expected.num_extra < self.batch.max_extra;
+        let num_extra = expected.num_extra + self.batch.num_alike;
+        let has_row = at.position < lens.longest() || num_extra <= self.batch.max_extra;
         is_allowed && has_row && at.position == *lens.of(at.source)
     }
 
@@ -313,7 +316,7 @@ mod tests {
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![2000; outlooks.len()];
             let base_rows = outlooks.len() + prefill;
-            let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows, max_extra };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows, max_extra };
             let lens = batch.best(&costs);
             prop_assert!(batch.fits(&lens));
             for source in DraftSource::ALL {
@@ -336,7 +339,7 @@ mod tests {
             let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0 };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![0; outlooks.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows: outlooks.len(), max_extra };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra };
             let lens = batch.best(&costs);
             prop_assert!(batch.fits(&lens));
             let found = batch.throughput(&costs, &lens);
@@ -374,11 +377,35 @@ mod tests {
                 lookup: lookup.min(outlook.gains.lookup.len()),
                 model: usize::from(drafts).min(outlook.gains.model.len()),
             }).collect();
-            let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows: outlooks.len(), max_extra: 99 };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra: 99 };
             let expected = batch.expect(&costs, &lens);
             let [tokens, ms] = naive_expectation(&batch, &costs, &lens);
             prop_assert!((expected.tokens - tokens).abs() < 1e-9, "{} or {tokens}", expected.tokens);
             prop_assert!((expected.ms(&costs) - ms).abs() < 1e-9, "{} or {ms}", expected.ms(&costs));
+        }
+
+        #[test]
+        fn one_that_stands_for_many_promises_what_they_do(
+            outlook in outlook(),
+            num in 1usize..6,
+            lookup in 0usize..5,
+            model in 0usize..5,
+            max_extra in 0usize..20,
+        ) {
+            let target = CostTable { rows: vec![1, 8, 64], step_ms: vec![2.0, 3.0, 20.0], position_ns: 300.0 };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.9], position_ns: 40.0 };
+            let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
+            let own = DraftLens { lookup: lookup.min(outlook.gains.lookup.len()), model: model.min(outlook.gains.model.len()) };
+            let (outlooks, positions) = (vec![outlook.clone(); num], vec![700; num]);
+            let each = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: num, max_extra };
+            let one = Batch { outlooks: &outlooks[..1], positions: &[700], num_alike: num, ..each };
+            prop_assert_eq!(one.fits(&[own]), each.fits(&vec![own; num]));
+            let (all, few) = (each.throughput(&costs, &vec![own; num]), one.throughput(&costs, &[own]));
+            prop_assert!((all / few - 1.0).abs() < 1e-9, "{all} or {few}");
+            let best = one.best(&costs);
+            prop_assert!(one.fits(&best));
+            let plain = one.throughput(&costs, &[DraftLens::default()]);
+            prop_assert!(one.throughput(&costs, &best) >= plain * (1.0 - 1e-12));
         }
     }
 
@@ -386,7 +413,13 @@ mod tests {
     fn the_order_in_which_positions_are_added_does_not_count() {
         let gains = PerSource { lookup: vec![0.9, 0.8], model: vec![0.7, 0.4] };
         let outlooks = [Outlook { hit_rate: 0.3, gains }];
-        let batch = Batch { outlooks: &outlooks, positions: &[100], base_rows: 1, max_extra: 9 };
+        let batch = Batch {
+            outlooks: &outlooks,
+            positions: &[100],
+            num_alike: 1,
+            base_rows: 1,
+            max_extra: 9,
+        };
         let costs = Costs::new(None, PassCost::Unknown);
         let last = batch.expect(&costs, &[DraftLens::both(2)]);
         let mut first = Expected::new(batch, 2);

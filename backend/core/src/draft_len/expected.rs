@@ -39,9 +39,9 @@ impl<'a> Expected<'a> {
             batch,
             lens: vec![DraftLens::default(); batch.outlooks.len()],
             num_extra: 0,
-            tokens: batch.outlooks.len() as f64,
+            tokens: (batch.num_alike * batch.outlooks.len()) as f64,
             rows: 0.0,
-            positions: batch.positions.iter().sum::<usize>() as f64,
+            positions: (batch.num_alike * batch.positions.iter().sum::<usize>()) as f64,
             passes,
             drafting: 0.0,
             draft_positions: 0.0,
@@ -57,13 +57,13 @@ impl<'a> Expected<'a> {
         let before = self.lens[idx];
         *self.lens[idx].of_mut(source) += 1;
         let lens = self.lens[idx];
-        self.num_extra += lens.longest() - before.longest();
+        self.num_extra += self.batch.num_alike * (lens.longest() - before.longest());
         let begins_to_look_up = source == DraftSource::Lookup && lens.lookup == 1;
         if begins_to_look_up && lens.model > 0 {
             // What it finds comes in place of what the model would have drafted.
             let gain: f64 = outlook.gains.model[..lens.model].iter().sum();
             self.put(idx, -outlook.hit_rate, lens.model as f64, gain);
-            self.num_certain -= 1;
+            self.num_certain -= self.batch.num_alike;
             self.draft(costs, idx, -outlook.hit_rate, outlook.hit_rate);
         }
         let share = outlook.share(source, lens.lookup > 0);
@@ -71,7 +71,7 @@ impl<'a> Expected<'a> {
         if source == DraftSource::Model && lens.model == 1 {
             match lens.lookup {
                 0 => {
-                    self.num_certain += 1;
+                    self.num_certain += self.batch.num_alike;
                     self.draft(costs, idx, share, 1.0);
                 }
                 _ => self.draft(costs, idx, share, outlook.hit_rate),
@@ -81,6 +81,7 @@ impl<'a> Expected<'a> {
 
     /// Rows of a sequence, in this share of the steps.
     fn put(&mut self, idx: usize, share: f64, rows: f64, gain: f64) {
+        let share = share * self.batch.num_alike as f64;
         self.tokens += share * gain;
         self.rows += share * rows;
         self.positions += share * rows * self.batch.positions[idx] as f64;
@@ -88,9 +89,10 @@ impl<'a> Expected<'a> {
 
     /// The model drafts for a sequence in this share of the steps more.
     fn draft(&mut self, costs: &Costs, idx: usize, share: f64, hit_rate: f64) {
+        let share = share * self.batch.num_alike as f64;
         self.drafting += share;
         self.draft_positions += share * self.batch.positions[idx] as f64;
-        self.all_hit *= hit_rate;
+        self.all_hit *= hit_rate.powf(self.batch.num_alike as f64);
         let runs = if self.num_certain > 0 { 1.0 } else { 1.0 - self.all_hit };
         // Sequences of a step in which it runs.
         let drafting = (self.drafting / runs).round() as usize;

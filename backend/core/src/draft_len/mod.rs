@@ -10,9 +10,11 @@ mod curve;
 mod expected;
 mod hit_rate;
 mod outlook;
+mod reading;
 
 pub(crate) use cost::PassCost;
 pub use cost::StepShape;
+pub(crate) use reading::Reading;
 
 use crate::batch::Drafted;
 use crate::draft_source::{DraftLens, DraftSource, PerSource};
@@ -21,6 +23,7 @@ use crate::sequence::SequenceId;
 use allocate::Batch;
 use cost::Costs;
 use outlook::{Outlook, Record};
+use reading::Readings;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -72,6 +75,10 @@ pub(crate) struct Candidate {
     pub id: SequenceId,
     /// The longest draft allowed; 0 if it decodes plainly.
     pub limit: usize,
+    /// Whether its drafts are as long as allowed, whatever that is worth.
+    pub is_fixed: bool,
+    /// Whether a model that drafts reads it.
+    pub is_read: bool,
     /// Its positions in the cache.
     pub positions: usize,
 }
@@ -103,6 +110,7 @@ pub(crate) struct Tuner {
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
     tried: Tried,
+    readings: Readings,
 }
 
 /// What the last choice was to find out, and what was known of that before.
@@ -140,6 +148,7 @@ impl Tuner {
             plain_at: BTreeMap::new(),
             saved_ms: 0.0,
             tried: Tried::default(),
+            readings: Readings::default(),
         }
     }
 
@@ -157,16 +166,38 @@ impl Tuner {
         base_rows: usize,
         max_extra: usize,
     ) -> Vec<DraftLens> {
-        let longest = self.max_lens.longest();
-        let limits: Vec<usize> =
-            candidates.iter().map(|candidate| candidate.limit.min(longest)).collect();
-        let plain = vec![DraftLens::default(); limits.len()];
-        if max_extra == 0 || limits.iter().all(|&limit| limit == 0) {
+        self.save_for_readings(base_rows);
+        let fixed = self.fixed(candidates, max_extra);
+        let num_fixed: usize = fixed.iter().sum();
+        let adaptive = self.adapt(candidates, base_rows + num_fixed, max_extra - num_fixed);
+        let lens = fixed.into_iter().zip(adaptive);
+        lens.map(|(fixed, lens)| if fixed > 0 { self.within_max(fixed) } else { lens }).collect()
+    }
+
+    /// Lengths of those whose drafts are as long as allowed, 0 of all others.
+    fn fixed(&self, candidates: &[Candidate], max_extra: usize) -> Vec<usize> {
+        let limit = |candidate: &Candidate| match self.is_fixed(candidate) {
+            true => self.within_max(candidate.limit).longest(),
+            false => 0,
+        };
+        Batch::longest(&candidates.iter().map(limit).collect::<Vec<_>>(), max_extra)
+    }
+
+    fn is_fixed(&self, candidate: &Candidate) -> bool {
+        self.policy == DraftPolicy::Fixed || candidate.is_fixed
+    }
+
+    /// Lengths of all others, by what they promise.
+    fn adapt(
+        &mut self,
+        candidates: &[Candidate],
+        base_rows: usize,
+        max_extra: usize,
+    ) -> Vec<DraftLens> {
+        let plain = vec![DraftLens::default(); candidates.len()];
+        let is_plain = |candidate: &Candidate| self.limits(candidate).longest() == 0;
+        if max_extra == 0 || candidates.iter().all(is_plain) {
             return plain;
-        }
-        if self.policy == DraftPolicy::Fixed {
-            let lens = Batch::longest(&limits, max_extra).into_iter();
-            return lens.map(|len| self.within_max(len)).collect();
         }
         self.steps += 1;
         self.tried = Tried { saved_ms: self.saved_ms, ..Tried::default() };
@@ -177,7 +208,13 @@ impl Tuner {
         let outlooks = self.outlooks(candidates);
         let positions: Vec<usize> =
             candidates.iter().map(|candidate| candidate.positions).collect();
-        let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows, max_extra };
+        let batch = Batch {
+            outlooks: &outlooks,
+            positions: &positions,
+            num_alike: 1,
+            base_rows,
+            max_extra,
+        };
         let mut lens = self.settle(candidates, batch);
         self.probe(candidates, batch, &mut lens);
         lens
@@ -221,15 +258,25 @@ impl Tuner {
         }
     }
 
-    /// The sequence has left.
-    pub(crate) fn forget(&mut self, id: SequenceId) {
+    /// The sequence has left, with so many tokens generated.
+    pub(crate) fn forget(&mut self, id: SequenceId, num_generated: usize) {
         self.states.remove(&id);
+        self.readings.count_answer(num_generated);
     }
 
     /// So long for each source that there is.
     fn within_max(&self, len: usize) -> DraftLens {
         let DraftLens { lookup, model } = self.max_lens;
         DraftLens { lookup: len.min(lookup), model: len.min(model) }
+    }
+
+    /// The longest draft of each source that may be chosen for a sequence.
+    fn limits(&self, candidate: &Candidate) -> DraftLens {
+        if self.is_fixed(candidate) {
+            return DraftLens::default();
+        }
+        let DraftLens { lookup, model } = self.within_max(candidate.limit);
+        DraftLens { lookup, model: if candidate.is_read { model } else { 0 } }
     }
 
     fn state(&mut self, id: SequenceId) -> &mut State {
@@ -258,7 +305,7 @@ impl Tuner {
     fn outlooks(&mut self, candidates: &[Candidate]) -> Vec<Outlook> {
         let usual = self.engine.usual();
         let outlook = |candidate: &Candidate| {
-            let limits = self.within_max(candidate.limit);
+            let limits = self.limits(candidate);
             self.state(candidate.id).record.outlook(&usual, limits)
         };
         candidates.iter().map(outlook).collect()
@@ -272,7 +319,7 @@ impl Tuner {
             .zip(&best)
             .map(|(candidate, &lens)| {
                 let DraftLens { lookup, model } = self.state(candidate.id).lens.unwrap_or(lens);
-                let limits = self.within_max(candidate.limit);
+                let limits = self.limits(candidate);
                 DraftLens { lookup: lookup.min(limits.lookup), model: model.min(limits.model) }
             })
             .collect();

@@ -5,13 +5,13 @@ use proptest::prelude::*;
 
 /// A device and a drafter whose truth the tuner does not know.
 #[derive(Clone, Copy, Debug)]
-struct World {
+pub(super) struct World {
     target_ms: f64,
     row_ms: f64,
     draft_ms: f64,
 }
 
-const MEMORY_BOUND: World = World { target_ms: 10.0, row_ms: 0.1, draft_ms: 0.8 };
+pub(super) const MEMORY_BOUND: World = World { target_ms: 10.0, row_ms: 0.1, draft_ms: 0.8 };
 const MAX_DRAFT_LEN: usize = 8;
 
 impl World {
@@ -22,26 +22,26 @@ impl World {
 
 /// What a sequence's drafts are worth.
 #[derive(Clone, Copy, Debug)]
-struct Truth {
+pub(super) struct Truth {
     hit_rate: f64,
     /// Chance of each of its tokens.
-    accepted: PerSource<f64>,
+    pub(super) accepted: PerSource<f64>,
 }
 
 /// A run over a batch of sequences.
-struct Run {
-    tuner: Tuner,
+pub(super) struct Run {
+    pub(super) tuner: Tuner,
     world: World,
-    truths: Vec<Truth>,
+    pub(super) truths: Vec<Truth>,
     random: u64,
     tokens: f64,
-    ms: f64,
+    pub(super) ms: f64,
     lens: Vec<DraftLens>,
 }
 
 impl Run {
     /// With a model alone, of whose tokens so many are accepted.
-    fn new(world: World, rates: &[f64]) -> Self {
+    pub(super) fn new(world: World, rates: &[f64]) -> Self {
         let truth =
             |&model: &f64| Truth { hit_rate: 0.0, accepted: PerSource { lookup: 0.0, model } };
         let truths: Vec<Truth> = rates.iter().map(truth).collect();
@@ -51,7 +51,7 @@ impl Run {
     }
 
     /// With a look-up ahead of the model.
-    fn combined(world: World, truths: &[Truth]) -> Self {
+    pub(super) fn combined(world: World, truths: &[Truth]) -> Self {
         let tuner = Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown);
         Self {
             tuner: tuner.with_lookup(),
@@ -73,7 +73,13 @@ impl Run {
 
     fn candidates(&self) -> Vec<Candidate> {
         (0..self.truths.len())
-            .map(|idx| Candidate { id: idx as u64, limit: MAX_DRAFT_LEN, positions: 0 })
+            .map(|idx| Candidate {
+                id: idx as u64,
+                limit: MAX_DRAFT_LEN,
+                is_fixed: false,
+                is_read: true,
+                positions: 0,
+            })
             .collect()
     }
 
@@ -101,7 +107,7 @@ impl Run {
         self.ms += ms;
     }
 
-    fn steps(&mut self, count: usize) -> &mut Self {
+    pub(super) fn steps(&mut self, count: usize) -> &mut Self {
         (self.tokens, self.ms) = (0.0, 0.0);
         (0..count).for_each(|_| self.step());
         self
@@ -160,10 +166,30 @@ fn each_sequence_gets_what_its_acceptance_is_worth() {
     assert!(lens[3] > lens[1] && lens[3] < lens[0], "{lens:?}");
 }
 
+#[test]
+fn one_whose_drafts_are_fixed_leaves_the_others_what_pays() {
+    let mut run = Run::new(MEMORY_BOUND, &[0.0, 0.0]);
+    run.steps(300);
+    let [mut fixed, other] = [0, 1].map(|idx| run.candidates()[idx]);
+    fixed.is_fixed = true;
+    let mut choose = |candidates: &[Candidate], max_extra| {
+        let lens = run.tuner.choose(candidates, candidates.len(), max_extra);
+        lens.into_iter().map(|lens| lens.model).collect::<Vec<_>>()
+    };
+    let drafting = (0..100).filter(|_| choose(&[fixed, other], 64)[1] > 0).count();
+    assert!(drafting < 20, "the other drafts in {drafting} of 100 steps, and is never right");
+    assert_eq!(choose(&[fixed, other], 64)[0], MAX_DRAFT_LEN);
+    assert_eq!(choose(&[fixed], 64), [MAX_DRAFT_LEN]);
+    assert_eq!(choose(&[fixed, fixed], 5), [3, 2], "rows are short");
+    fixed.limit = 2;
+    assert_eq!(choose(&[fixed], 64), [2]);
+}
+
 /// As where a step began before it was asked for, and did what the step before did.
 #[test]
 fn what_was_not_carried_out_is_asked_for_again() {
-    let candidates = [Candidate { id: 7, limit: MAX_DRAFT_LEN, positions: 0 }];
+    let candidates =
+        [Candidate { id: 7, limit: MAX_DRAFT_LEN, is_fixed: false, is_read: true, positions: 0 }];
     let mut run = Run::new(MEMORY_BOUND, &[0.0]);
     (0..500).for_each(|_| run.step());
     let mut tuner = run.tuner;
@@ -179,7 +205,8 @@ fn what_was_not_carried_out_is_asked_for_again() {
 
 #[test]
 fn a_plain_step_that_was_not_carried_out_is_asked_for_again() {
-    let candidates = [Candidate { id: 0, limit: MAX_DRAFT_LEN, positions: 0 }];
+    let candidates =
+        [Candidate { id: 0, limit: MAX_DRAFT_LEN, is_fixed: false, is_read: true, positions: 0 }];
     let mut tuner = Run::new(MEMORY_BOUND, &[1.0]).tuner;
     let choose = |tuner: &mut Tuner| tuner.choose(&candidates, 1, MAX_DRAFT_LEN)[0].model;
     assert_eq!(choose(&mut tuner), 0, "the first of its size");
@@ -220,8 +247,13 @@ fn rows_that_cost_as_much_as_tokens_are_not_drafted() {
 #[test]
 fn a_fixed_policy_drafts_what_is_allowed() {
     let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
-    let candidates =
-        [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate { id, limit, positions: 0 });
+    let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate {
+        id,
+        limit,
+        is_fixed: false,
+        is_read: true,
+        positions: 0,
+    });
     let asked = DraftLens { lookup: 0, model: 4 };
     let wrong = Drafted { source: DraftSource::Model, len: 4, accepted: 0 };
     (0..50).for_each(|_| tuner.record(1, asked, Some(wrong)));
@@ -242,7 +274,7 @@ fn a_fixed_policy_drafts_what_is_allowed() {
 fn a_sequence_that_left_is_forgotten() {
     let mut run = Run::new(MEMORY_BOUND, &[0.5, 0.5]);
     run.steps(10);
-    (0..2).for_each(|id| run.tuner.forget(id));
+    (0..2).for_each(|id| run.tuner.forget(id, 9));
     assert!(run.tuner.states.is_empty());
 }
 
@@ -337,7 +369,7 @@ proptest! {
             let mut twin = run.tuner.clone();
             let outlooks = twin.outlooks(&candidates);
             let positions = vec![0; truths.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, base_rows: truths.len(), max_extra: 1024 };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024 };
             let settled = twin.settle(&candidates, batch);
             let plain = batch.throughput(&twin.costs, &vec![DraftLens::default(); truths.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
@@ -371,7 +403,7 @@ proptest! {
         let mut tuner = Tuner::new(policy, MAX_DRAFT_LEN, None, PassCost::Unknown);
         tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let candidates: Vec<_> =
-            limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit, positions: 0 }).collect();
+            limits.iter().zip(0..).map(|(&limit, id)| Candidate { id, limit, is_fixed: false, is_read: true, positions: 0 }).collect();
         for round in 0..rounds {
             let lens = tuner.choose(&candidates, limits.len() + round % 3, max_extra);
             prop_assert_eq!(lens.len(), limits.len());

@@ -93,6 +93,11 @@ impl PagePool {
         (contents.drafted || !drafted).then_some(page)
     }
 
+    /// Whether a kept page holds the drafter's half too.
+    pub(crate) fn is_drafted(&self, page: PageId) -> bool {
+        self.slots[page as usize].kept.is_some_and(|contents| contents.drafted)
+    }
+
     /// Lends a page to one holder, with nothing in it.
     fn allocate(&mut self) -> Option<PageId> {
         let page = self.free.pop().or_else(|| self.evict())?;

@@ -141,6 +141,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// Draft tokens in a step at most; `None` is the engine's maximum, 0 is plain decoding.
     pub draft_len: Option<usize>,
+    /// Draft as much in every step, whatever that is worth. Else the engine's policy is in force.
+    pub fixed_draft_len: bool,
     /// Draft tokens to verify right behind the prompt in place of the drafter's: a guess at how the text
     /// begins, [`max_given_len`] at most.
     pub given_draft: Vec<u32>,
@@ -305,6 +307,7 @@ impl Runtime {
             prompt,
             max_tokens,
             draft_len,
+            fixed_draft_len,
             given_draft,
             sampling,
             ignore_eos,
@@ -326,6 +329,7 @@ impl Runtime {
             ignore_eos,
             stop_tokens,
             draft_len: draft_len.unwrap_or(self.limits.max_draft_len),
+            is_fixed: fixed_draft_len,
             priority,
             row,
         };

@@ -49,7 +49,7 @@ impl Scheduler {
 
     /// Adds what a running sequence is about to compute.
     pub(super) fn expect(&self, coming: &mut Coming, key: Key, sequence: &Sequence) {
-        let halves = if self.needs_draft_half(sequence) { &[false, true][..] } else { &[false] };
+        let halves = if self.has_draft_half(sequence) { &[false, true][..] } else { &[false] };
         for &drafted in halves {
             let idx = self.first_unknown(sequence, drafted);
             let is_computed = sequence.computed >= (idx + 1) * PAGE_TOKENS;
@@ -68,6 +68,6 @@ impl Scheduler {
 
     /// Whether a waiting sequence lets others go ahead.
     pub(super) fn is_held_back(&self, coming: &Coming, key: Key, sequence: &Sequence) -> bool {
-        coming.holds_back(key, sequence, self.needs_draft_half(sequence))
+        coming.holds_back(key, sequence, self.is_read_for_certain(sequence))
     }
 }

@@ -130,7 +130,7 @@ impl Scheduler {
             FinishReason::Failed => self.pool.trim(&mut sequence.pages, 0),
             _ => self.release(&mut sequence),
         }
-        self.tuner.forget(id);
+        self.tuner.forget(id, sequence.generated().len());
         self.forgotten.push(id);
         sequence.finish = Some(reason);
         Some(sequence)

@@ -24,6 +24,7 @@ pub(crate) fn limits(max_tokens: usize, draft_len: usize) -> Limits {
         ignore_eos: false,
         stop_tokens: Vec::new(),
         draft_len,
+        is_fixed: false,
         priority: 0,
         row: 0,
     }

@@ -125,6 +125,8 @@ impl Scheduler {
         let candidate = |part: &Scheduled| Candidate {
             id: part.id,
             limit: self.draft_limit(part.key),
+            is_fixed: self.running[&part.key].limits.is_fixed,
+            is_read: self.running[&part.key].is_read,
             positions: self.running[&part.key].computed,
         };
         let candidates: Vec<Candidate> = plan.parts.iter().map(candidate).collect();
@@ -135,7 +137,8 @@ impl Scheduler {
         let max_lag = MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1);
         for (idx, (candidate, &lens)) in candidates.iter().zip(&lens).enumerate() {
             let lag = self.running[&plan.parts[idx].key].draft_lag();
-            let wants_model = lens.model > 0 || (candidate.limit > 0 && lag >= max_lag);
+            let falls_behind = candidate.is_read && candidate.limit > 0 && lag >= max_lag;
+            let wants_model = lens.model > 0 || falls_behind;
             // Without room for the whole catch-up the model does not draft: rows that it has not seen
             // cannot be skipped. A look-up goes on without it.
             match wants_model && lag < plan.draft_rows_left {
@@ -158,7 +161,8 @@ impl Scheduler {
         }
         let next = self.next_waiting(plan, None).map(|key| &self.waiting[&key]);
         let next = next.filter(|sequence| self.admits(sequence));
-        let unknown = |next| Sequence::pending(next) - self.prefix(next).len() * PAGE_TOKENS;
+        let unknown =
+            |next| Sequence::pending(next) - self.beginning(next).pages.len() * PAGE_TOKENS;
         running + next.map_or(0, unknown)
     }
 
@@ -255,7 +259,7 @@ impl Scheduler {
         let (pending, given_len) = (sequence.pending(), self.given_len(sequence));
         let lag = sequence.draft_lag();
         // A lag that no pass can make up would keep the sequence waiting for ever.
-        let speculates = sequence.limits.draft_len > 0 && lag < self.config.max_num_tokens;
+        let speculates = sequence.is_read && lag < self.config.max_num_tokens;
         let most = self.most_of_prompt(plan, sequence);
         let mut chunk = pending.min(plan.rows_left).min(most);
         if sequence.prompt_rows(chunk) > plan.prompt_rows_left {
@@ -340,7 +344,7 @@ impl Scheduler {
         if !sequence.is_paused() {
             plan.started.push(sequence.id);
         }
-        self.take_prefix(&mut sequence);
+        self.take_beginning(&mut sequence);
         self.expect(&mut plan.coming, key, &sequence);
         self.running.insert(key, sequence);
         self.plan_chunk(plan, key);
@@ -363,7 +367,7 @@ impl Scheduler {
         };
         let reserved: usize = self.running.values().map(|running| missing(running) + growth).sum();
         let is_held = |page: &&PageId| self.pool.holders(**page) > 0;
-        let shared = self.prefix(sequence).iter().filter(is_held).count();
+        let shared = self.beginning(sequence).pages.iter().filter(is_held).count();
         missing(sequence) - shared + reserved <= self.pool.free_pages()
     }
 }

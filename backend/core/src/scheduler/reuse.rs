@@ -1,16 +1,25 @@
 //! Beginnings that several texts have in common are computed once. A full page is kept as soon as it
 //! is computed, and is not written again; who starts takes the kept pages that its text begins with.
 //!
-//! Every page holds a half for the target and one for the drafter. A sequence that speculates takes
+//! Every page holds a half for the target and one for the drafter. A sequence that a drafter reads takes
 //! only pages with both, so that its drafter starts where the target does, and keeps only such pages
 //! while it runs. (To take the others and have the drafter catch up would write to shared pages, and
 //! leave the sequence without good drafts until it has caught up.)
 
 use super::{Key, Scheduler, lookahead};
+use crate::draft_len::Reading;
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
 use crate::sequence::{Sequence, Shares};
 use std::ptr;
 use std::sync::{Arc, Weak};
+
+/// How a sequence starts.
+pub(super) struct Beginning {
+    /// The kept pages that it starts with.
+    pub(super) pages: Vec<PageId>,
+    /// What a model that drafts reads of it, if it does.
+    reading: Option<Reading>,
+}
 
 /// A page of running sequences that is to make way for a better one, at this place in their tables.
 struct Upgrade {
@@ -64,25 +73,48 @@ fn name_pages(sequence: &mut Sequence) {
 }
 
 impl Scheduler {
+    /// How a waiting sequence would start now.
+    pub(super) fn beginning(&self, sequence: &Sequence) -> Beginning {
+        let mut pages = self.prefix(sequence, false);
+        if sequence.limits.draft_len == 0 {
+            return Beginning { pages, reading: None };
+        }
+        let is_drafted = |page: &PageId| !self.config.drafter_caches || self.pool.is_drafted(*page);
+        let num_drafted = pages.iter().take_while(|page| is_drafted(page)).count();
+        let reading = Reading {
+            num_unread: sequence.tokens.len() - num_drafted * PAGE_TOKENS,
+            num_again: (pages.len() - num_drafted) * PAGE_TOKENS,
+            is_fixed: sequence.limits.is_fixed,
+            max_tokens: sequence.max_len() - sequence.tokens.len(),
+            batch_size: self.running.len() + 1,
+        };
+        let reading = Some(reading).filter(|reading| self.tuner.reads(reading));
+        if reading.is_some() {
+            pages.truncate(num_drafted);
+        }
+        Beginning { pages, reading }
+    }
+
     /// The kept pages that a waiting sequence can start with. The last known token is left to be
     /// computed: its logits are needed. So are those of the whole prompt where they tell of it.
-    pub(super) fn prefix(&self, sequence: &Sequence) -> Vec<PageId> {
+    pub(super) fn prefix(&self, sequence: &Sequence, drafted: bool) -> Vec<PageId> {
         if sequence.tells_of_prompt() {
             return Vec::new();
         }
         let limit = (sequence.tokens.len() - 1) / PAGE_TOKENS;
-        let drafted = self.needs_draft_half(sequence);
         let keys = sequence.page_keys.iter().take(limit);
         keys.map_while(|key| self.pool.find(key, drafted)).collect()
     }
 
     /// Starts a sequence with the kept pages of its beginning.
-    pub(super) fn take_prefix(&mut self, sequence: &mut Sequence) {
-        let pages = self.prefix(sequence);
+    pub(super) fn take_beginning(&mut self, sequence: &mut Sequence) {
+        let Beginning { pages, reading } = self.beginning(sequence);
+        reading.iter().for_each(|reading| self.tuner.count_reading(reading));
         pages.iter().for_each(|&page| self.pool.hold(page));
         sequence.computed = pages.len() * PAGE_TOKENS;
         sequence.found = sequence.computed;
-        if sequence.limits.draft_len > 0 {
+        sequence.is_read = reading.is_some();
+        if sequence.is_read {
             sequence.draft_computed = sequence.computed;
         }
         sequence.kept_pages = pages.len();
@@ -92,14 +124,21 @@ impl Scheduler {
         sequence.pages = pages;
     }
 
-    pub(super) fn needs_draft_half(&self, sequence: &Sequence) -> bool {
-        self.config.drafter_caches && sequence.limits.draft_len > 0
+    /// Whether the drafter's half of a running sequence's pages is computed as well.
+    pub(super) fn has_draft_half(&self, sequence: &Sequence) -> bool {
+        self.config.drafter_caches && sequence.is_read
+    }
+
+    /// Whether that can be said of a waiting sequence already.
+    pub(super) fn is_read_for_certain(&self, sequence: &Sequence) -> bool {
+        let is_settled = self.tuner.reads_all() || sequence.limits.is_fixed;
+        self.config.drafter_caches && sequence.limits.draft_len > 0 && is_settled
     }
 
     /// Keeps the full pages of a running sequence that no step will write to again.
     pub(super) fn keep_computed(&mut self, key: Key) {
         let Some(sequence) = self.running.get(&key) else { return };
-        let end = match self.needs_draft_half(sequence) {
+        let end = match self.has_draft_half(sequence) {
             true => sequence.draft_computed,
             false => sequence.computed,
         };

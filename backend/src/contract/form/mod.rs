@@ -56,6 +56,7 @@ pub(super) struct Form {
     pub(super) top_logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
     pub(super) draft_len: Option<usize>,
+    pub(super) fixed_draft_len: bool,
     pub(super) cache_salt: Arc<str>,
     pub(super) pad_id: Option<i32>,
     pub(super) num_sequences: Option<usize>,
@@ -102,6 +103,7 @@ impl Form {
         let request = Request {
             max_tokens: self.max_tokens(contract, prompt_len)?,
             draft_len: self.draft_len(contract)?,
+            fixed_draft_len: self.fixed_draft_len,
             sampling: self.sampling(contract, words)?,
             ignore_eos: self.ignore_eos,
             stop_tokens: self.stop_tokens(contract),

@@ -23,6 +23,15 @@ fn nothing_given_is_greedy_and_the_default_length() {
     assert_eq!(row.request.sampling, SamplingParams::default());
     assert_eq!(row.request.max_tokens, MAX_SEQ_LEN - 3);
     assert_eq!((row.request.draft_len, row.request.ignore_eos), (None, false));
+    assert!(!row.request.fixed_draft_len);
+}
+
+#[test]
+fn a_draft_length_is_the_most_or_what_is_kept() {
+    let row = hi([int("num_draft_tokens", 2)]).unwrap();
+    assert_eq!((row.request.draft_len, row.request.fixed_draft_len), (Some(2), false));
+    let row = hi([int("num_draft_tokens", 2), flag("fixed_draft_tokens", true)]).unwrap();
+    assert_eq!((row.request.draft_len, row.request.fixed_draft_len), (Some(2), true));
 }
 
 #[test]

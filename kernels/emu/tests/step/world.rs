@@ -70,6 +70,7 @@ impl Sequence {
             computed: self.tokens.len() - 1,
             chunk: 1,
             draft_computed: self.draft_computed,
+            is_read: true,
             speculates: self.speculates,
             draft_lens: DraftLens::both(self.draft_len),
             given: &self.given,

@@ -1,6 +1,7 @@
 //! The scheduler's behaviours, one at a time, against the fake model.
 
 mod load;
+mod reading;
 mod reuse;
 mod world;
 

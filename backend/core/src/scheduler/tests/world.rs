@@ -29,6 +29,8 @@ pub(super) struct World {
     /// Whether every other step is given up that gives way.
     pub(super) hurried: bool,
     gave_up: bool,
+    /// What all steps took.
+    pub(super) ms: f64,
 }
 
 pub(super) fn config() -> SchedulerConfig {
@@ -76,6 +78,7 @@ impl World {
             forced: false,
             hurried: false,
             gave_up: false,
+            ms: 0.0,
         }
     }
 
@@ -125,7 +128,10 @@ impl World {
         };
         let rows: usize = schedule.parts.iter().map(|part| part.chunk + part.draft_len()).sum();
         let passes = stepped.outcomes.iter().map(|outcome| outcome.draft_passes).max().unwrap_or(0);
-        let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64;
+        // Beside drafts, a row of the model is to one of the target as a pass is to a step.
+        let read: usize = schedule.parts.iter().map(|part| part.draft_rows).sum();
+        let ms = 5.0 + 0.1 * rows as f64 + 4.0 * passes as f64 + 0.08 * read as f64;
+        self.ms += ms;
         let cost = Some(Duration::from_secs_f64(1e-3 * ms));
         let (events, _) = self.scheduler.commit(&schedule, Stepped { cost, ..stepped });
         for event in events {
@@ -160,7 +166,8 @@ impl World {
             assert!(part.draft_lens.longest() <= sequence.useful_draft_len(max_seq_len));
             assert!(part.num_given == 0 || part.draft_lens.longest() == 0);
             assert_eq!(entry.speculates, part.draft_rows > 0);
-            assert!(!entry.speculates || sequence.limits.draft_len > 0);
+            assert!(!entry.speculates || entry.is_read);
+            assert!(!entry.is_read || sequence.limits.draft_len > 0);
             let is_new = schedule.started.contains(&part.id);
             assert_eq!(is_new, !self.started.contains(&part.id), "sequence {}", part.id);
             if is_new {
@@ -204,10 +211,8 @@ impl World {
     /// Whether a running sequence that comes before a waiting one is about to compute the page that this one would
     /// have to compute first.
     fn prefix_is_coming(&self, key: Key, sequence: &Sequence) -> bool {
-        let halves = |sequence: &Sequence| {
-            if self.config.drafter_caches && sequence.limits.draft_len > 0 { 2 } else { 1 }
-        };
-        let idx = self.scheduler.prefix(sequence).len();
+        let needs_both = self.scheduler.is_read_for_certain(sequence);
+        let idx = self.scheduler.prefix(sequence, needs_both).len();
         let end = (idx + 1) * PAGE_TOKENS;
         let computes = |other: &Sequence| {
             let is_same =
@@ -219,7 +224,7 @@ impl World {
                 && shares
                 && is_named
                 && other.computed < end
-                && halves(other) >= halves(sequence)
+                && (self.scheduler.has_draft_half(other) || !needs_both)
         };
         let mut before = self.scheduler.running.range(..key);
         !sequence.tells_of_prompt()
@@ -246,10 +251,9 @@ impl World {
 
     /// Kept pages are no more written, all others have one holder.
     fn check_kept(&self, sequence: &Sequence) {
-        let Sequence { pages, kept_pages, page_keys, computed, draft_computed, limits, .. } =
-            sequence;
+        let Sequence { pages, kept_pages, page_keys, computed, draft_computed, .. } = sequence;
         let (kept, own) = pages.split_at(*kept_pages);
-        let drafts = limits.draft_len > 0 && self.config.drafter_caches;
+        let drafts = self.scheduler.has_draft_half(sequence);
         let written_from = if drafts { *draft_computed } else { *computed };
         assert!(kept.len() * PAGE_TOKENS <= written_from);
         let pool = &self.scheduler.pool;

@@ -127,6 +127,7 @@ mod tests {
             computed: 29,
             chunk: 1,
             draft_computed: 28,
+            is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(DRAFTS),
             given: &[],

@@ -156,6 +156,7 @@ mod tests {
             computed: 4,
             chunk: 1,
             draft_computed: 3,
+            is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(4),
             given: &[],

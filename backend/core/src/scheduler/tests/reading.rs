@@ -1,0 +1,66 @@
+//! Which sequences a model that drafts reads, where lengths adapt.
+
+use super::world::{World, config, prompt};
+use crate::draft_len::DraftPolicy;
+use crate::scheduler::fake::limits;
+use std::collections::BTreeSet;
+
+/// A full page and some, whose answer is a page and a half.
+const PROMPT_LEN: usize = 60;
+const MAX_TOKENS: usize = 40;
+
+/// An engine that adapts; its model is right in so many of a hundred tokens.
+fn adaptive(percent: u64) -> World {
+    World::new(config(), DraftPolicy::Adaptive, percent)
+}
+
+/// Runs requests one after the other, each with a prompt of its own; gives how many were read.
+fn serve(world: &mut World, ids: std::ops::Range<u64>, draft_len: usize) -> usize {
+    let mut num_read = 0;
+    for id in ids {
+        world.add(id, PROMPT_LEN, limits(MAX_TOKENS, draft_len)).unwrap();
+        num_read += usize::from(world.step().parts[0].draft_rows > 0);
+        world.run();
+    }
+    num_read
+}
+
+#[test]
+fn drafts_that_are_never_right_cost_a_fiftieth_with_the_prompts_that_they_need() {
+    let mut plain = adaptive(0);
+    serve(&mut plain, 1..200, 0);
+    let mut drafting = adaptive(0);
+    let num_read = serve(&mut drafting, 1..200, 6);
+    assert!((2..60).contains(&num_read), "{num_read} of 199 prompts were read");
+    assert!(drafting.ms < plain.ms / 0.98, "{} ms, {} ms plainly", drafting.ms, plain.ms);
+    drafting.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn drafts_that_are_always_right_are_worth_every_prompt() {
+    let mut world = adaptive(100);
+    assert_eq!(serve(&mut world, 1..40, 6), 39);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn who_is_not_read_begins_with_any_pages_and_leaves_such_pages() {
+    let mut world = adaptive(0);
+    serve(&mut world, 1..100, 6);
+    let mut computed = Vec::new();
+    for id in 100..104 {
+        world.add_prompt(id, prompt(7777, PROMPT_LEN), limits(3, 6)).unwrap();
+        let part = world.step().parts[0].clone();
+        computed.push((part.chunk, part.draft_rows));
+        world.run();
+    }
+    // A trial takes the pages of those who were not read for nothing, unless there is time to compute them again.
+    assert_eq!(computed, [(60, 0), (12, 0), (12, 0), (12, 0)]);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_request_without_drafts_is_never_read() {
+    let mut world = adaptive(100);
+    assert_eq!(serve(&mut world, 1..10, 0), 0);
+}
