@@ -6,6 +6,7 @@ mod common;
 use common::models::Recipe;
 use common::tiny;
 use spec_bench::endpoint::Common;
+use spec_bench::machine::Machine;
 use spec_bench::measure::{Plan, measure};
 use spec_bench::prompts::{Content, Prompt};
 use spec_bench::results::{FORMAT, Results, Run};
@@ -95,6 +96,7 @@ fn results_are_read_back_shown_and_drawn() {
         format: FORMAT,
         command: "spec-bench".into(),
         started: 0,
+        machine: Machine::here(),
         prompts: vec!["of the test".into()],
         rounds: ROUNDS,
         max_tokens: MAX_TOKENS,
@@ -111,6 +113,11 @@ fn results_are_read_back_shown_and_drawn() {
             (format!("{:.1}", run.tokens_per_second), format!("{:.2}", told.tokens_per_step()));
         assert!(table.contains(&speed) && table.contains(&per_step), "{table}");
         assert!(page.contains(&format!(">{per_step}<")), "{per_step}");
+        assert_eq!(run.by_round.len(), ROUNDS);
+        if let Some((least, most)) = run.speed_up_range() {
+            assert!(run.speed_up.is_some_and(|median| least <= median && median <= most));
+            assert!(table.contains(&format!("{least:.2}-{most:.2}")), "{table}");
+        }
     }
     assert!(results.advice.iter().all(|sentence| table.contains(sentence)));
 }

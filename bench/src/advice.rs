@@ -164,6 +164,7 @@ mod tests {
             tokens_per_second: 100.0 * speed_up,
             requests_per_second: 1.0,
             speed_up: Some(speed_up),
+            by_round: Vec::new(),
             same_text: Some(1.0),
             answered: 40,
             failed: Vec::new(),

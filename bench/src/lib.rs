@@ -6,6 +6,7 @@ pub mod answer;
 pub mod cli;
 pub mod endpoint;
 mod load;
+pub mod machine;
 pub mod measure;
 pub mod prompts;
 pub mod quantiles;

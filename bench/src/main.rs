@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use spec_bench::cli::{Asking, Cli, Command};
 use spec_bench::endpoint::Common;
+use spec_bench::machine::Machine;
 use spec_bench::measure::{self, Plan};
 use spec_bench::results::{FORMAT, Results};
 use spec_bench::setting::Setting;
@@ -64,6 +65,7 @@ fn measure(settings: &[Setting], asking: &Asking) -> Result<Results> {
         format: FORMAT,
         command: std::env::args().collect::<Vec<_>>().join(" "),
         started,
+        machine: Machine::here(),
         prompts: match asking.prompts.is_empty() {
             true => vec!["built-in prompts".into()],
             false => asking.prompts.iter().map(|path| path.display().to_string()).collect(),

@@ -4,7 +4,7 @@ use crate::answer::{Answer, Ask, millis};
 use crate::endpoint::{Address, Common, Endpoint};
 use crate::load;
 use crate::quantiles::{Quantiles, median};
-use crate::results::{Category, Latency, Run, Speculation};
+use crate::results::{Category, Latency, Rates, Run, Speculation};
 use crate::setting::{Load, Setting};
 use anyhow::{Context, Result};
 use spec_build::progress::Progress;
@@ -134,14 +134,23 @@ fn put_together(
     }
     let of_plain = |ratio: &dyn Fn(&Round, &Round) -> Option<f64>| {
         let pairs = rounds.iter().zip(plain?);
-        median(pairs.filter_map(|(one, plain)| ratio(one, plain)).filter(|ratio| ratio.is_finite()))
+        median(pairs.filter_map(|(one, plain)| ratio(one, plain)))
     };
     let rates = |rate: fn(&Round) -> f64| median(rounds.iter().map(rate)).unwrap_or(0.0);
+    let speed_up = |one: &Round, plain: &Round| {
+        let ratio = one.tokens_per_second() / plain.tokens_per_second();
+        Some(ratio).filter(|ratio| ratio.is_finite())
+    };
+    let by_round = rounds.iter().enumerate().map(|(idx, round)| Rates {
+        tokens_per_second: round.tokens_per_second(),
+        speed_up: plain.and_then(|plain| speed_up(round, plain.get(idx)?)),
+    });
     Run {
         setting: setting.clone(),
         tokens_per_second: rates(Round::tokens_per_second),
         requests_per_second: rates(Round::requests_per_second),
-        speed_up: of_plain(&|one, plain| Some(one.tokens_per_second() / plain.tokens_per_second())),
+        speed_up: of_plain(&speed_up),
+        by_round: by_round.collect(),
         same_text: of_plain(&|one, plain| one.same_text(plain)),
         answered: answered.len(),
         failed: failed.into_iter().map(|(why, count)| (why.to_string(), count)).collect(),

@@ -1,11 +1,12 @@
 //! What was measured, as it is written to JSON, shown on the terminal and drawn in the report.
 
+use crate::machine::Machine;
 use crate::quantiles::Quantiles;
 use crate::setting::Setting;
 use serde::{Deserialize, Serialize};
 
 /// Of the JSON: readers refuse another.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Everything that one command measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +17,8 @@ pub struct Results {
     pub command: String,
     /// Seconds since 1970 at the start.
     pub started: u64,
+    /// Where it ran.
+    pub machine: Machine,
     /// What the prompts are: file names, or the built-in ones.
     pub prompts: Vec<String>,
     /// Times that every setting was measured, in turn with the others.
@@ -40,6 +43,8 @@ pub struct Run {
     /// `tokens_per_second` over that of draft length 0 at the same endpoint, load and temperature: the median of the
     /// rounds' ratios. None where that was not measured.
     pub speed_up: Option<f64>,
+    /// What these are medians of, a round after the other.
+    pub by_round: Vec<Rates>,
     /// Answers that were the same as with draft length 0 in the same round, as a share. None where that was not measured.
     pub same_text: Option<f64>,
     /// Requests that were answered.
@@ -56,6 +61,25 @@ pub struct Run {
     pub speculation: Option<Speculation>,
     /// By category of the prompts, by name; one alone where prompts have none.
     pub categories: Vec<Category>,
+}
+
+/// A round of a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Output tokens a second.
+    pub tokens_per_second: f64,
+    /// Over that of draft length 0 in the same round. None where that was not measured.
+    pub speed_up: Option<f64>,
+}
+
+impl Run {
+    /// The least and the largest speed-up of its rounds. None where there are not two.
+    pub fn speed_up_range(&self) -> Option<(f64, f64)> {
+        let ratios: Vec<f64> = self.by_round.iter().filter_map(|round| round.speed_up).collect();
+        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let largest = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        (ratios.len() > 1 && !self.setting.is_plain()).then_some((least, largest))
+    }
 }
 
 /// How long users wait, in milliseconds.

@@ -27,6 +27,7 @@ def server(serve, engine):
     parameters = {"max_tokens_in_paged_kv_cache": 4096, "draft_len": DRAFT_LEN}
     return serve([
         Model("text", engine, parameters=parameters),
+        Model("adapts", engine, parameters={**parameters, "draft_len": "auto"}),
         Model("vllm", engine, max_batch_size=0, parameters={**parameters, "profile": "vllm"}),
     ])
 
@@ -105,10 +106,11 @@ def test_the_vllm_profile_tells_the_same(server, prompts, tmp_path):
     assert {name: text[name] for name in same} == {name: vllm[name] for name in same}
 
 
-def test_an_engine_in_process_tells_the_same(server, engine, prompts, tmp_path):
+@pytest.mark.parametrize("model", ["text", "adapts"])
+def test_an_engine_in_process_tells_the_same(server, engine, prompts, tmp_path, model):
     # A text of its own for each request, so that no cache of prompts differs; draws have seeds.
     how = ["run", "--draft-len", f"0,{DRAFT_LEN}", "--temperature", 0.8]
-    served, own = (measure(tmp_path, prompts, endpoint, *how)[0]["runs"] for endpoint in (address(server, "text"), engine))
+    served, own = (measure(tmp_path, prompts, endpoint, *how)[0]["runs"] for endpoint in (address(server, model), engine))
     for draft_len in ("0", str(DRAFT_LEN)):
         one, other = of(served, draft_len), of(own, draft_len)
         assert one["speculation"] == other["speculation"] and one["output_tokens"] == other["output_tokens"]

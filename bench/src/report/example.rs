@@ -1,7 +1,8 @@
 //! Results as a sweep gives them, for tests.
 
+use crate::machine::Machine;
 use crate::quantiles::Quantiles;
-use crate::results::{Category, FORMAT, Latency, Results, Run, Speculation};
+use crate::results::{Category, FORMAT, Latency, Rates, Results, Run, Speculation};
 use crate::setting::{Load, Setting};
 use spec_build::cli::DraftLen;
 
@@ -53,6 +54,11 @@ fn run(draft_len: DraftLen, at_a_time: usize) -> Run {
         ("translation", 0.74),
         ("writing", 0.82),
     ];
+    let tokens_per_second = at_a_time as f64 * 1000.0 / per_token;
+    let by_round = [0.97, 1.0, 1.02].map(|pace| Rates {
+        tokens_per_second: tokens_per_second * pace,
+        speed_up: Some(speed_up * pace),
+    });
     Run {
         setting: Setting {
             endpoint: "models/llama-3.2-3b-fp8".into(),
@@ -61,9 +67,10 @@ fn run(draft_len: DraftLen, at_a_time: usize) -> Run {
             load: Load::Concurrency(at_a_time),
             temperature: 0.0,
         },
-        tokens_per_second: at_a_time as f64 * 1000.0 / per_token,
-        requests_per_second: at_a_time as f64 * 1000.0 / per_token / 200.0,
+        tokens_per_second,
+        requests_per_second: tokens_per_second / 200.0,
         speed_up: Some(speed_up),
+        by_round: by_round.into(),
         same_text: Some(if at_a_time == 64 { 0.995 } else { 1.0 }),
         answered: 200,
         failed: Vec::new(),
@@ -94,6 +101,12 @@ pub(super) fn sweep() -> Results {
                   --prompts prompts.jsonl --rounds 3 --max-tokens 256 --report report.html"
             .into(),
         started: 1_767_362_400,
+        machine: Machine {
+            processor: "AMD EPYC 9R14 96-Core Processor".into(),
+            cpus: 16,
+            memory_bytes: 64 << 30,
+            version: "0.1.0".into(),
+        },
         prompts: vec!["prompts.jsonl (80 prompts of 5 kinds)".into()],
         rounds: 3,
         max_tokens: 256,

@@ -46,6 +46,7 @@ fn conditions(results: &Results) -> String {
         ("Prompts", joined(results.prompts.clone())),
         ("Temperature", escape(&temperatures.join(", "))),
         ("Measured", measured),
+        ("Machine", escape(&results.machine.to_string())),
         ("Command", format!("<code>{}</code>", command.join(" "))),
     ];
     let term =

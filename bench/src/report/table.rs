@@ -49,7 +49,7 @@ fn row(run: &Run, is_fastest: bool, is_first: bool) -> String {
     let failed: usize = run.failed.iter().map(|(_, count)| count).sum();
     let cells = [
         ("speed", figure(run.tokens_per_second)),
-        ("speed", run.speed_up.map_or(NONE.into(), times)),
+        ("speed", speed_up(run)),
         ("", percentile(&latency.first_token, 50)),
         ("", percentile(&latency.first_token, 99)),
         ("", percentile(&latency.per_token, 50)),
@@ -70,6 +70,17 @@ fn row(run: &Run, is_fastest: bool, is_first: bool) -> String {
         classes.join(" "),
         cells.iter().map(cell).collect::<String>()
     )
+}
+
+/// With the least and the most of its rounds below it.
+fn speed_up(run: &Run) -> String {
+    let median = run.speed_up.map_or(NONE.into(), times);
+    match run.speed_up_range() {
+        Some((least, most)) => {
+            format!("{median}<small>{} to {}</small>", decimal(least, 2), decimal(most, 2))
+        }
+        None => median,
+    }
 }
 
 fn percentile(times: &Quantiles, percent: usize) -> String {

@@ -127,6 +127,8 @@ impl TritonEndpoint {
             ]);
         }
         options.extend(self.draft_len.map(|len| ("num_draft_tokens", Value::Integer(len as i64))));
+        // Else a server that adapts takes the number for the most that it may draft.
+        options.extend(self.draft_len.map(|_| ("fixed_draft_tokens", Value::Bool(true))));
         options.retain(|(name, _)| self.has(name));
         options
     }
