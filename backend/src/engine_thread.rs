@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 use triton_backend::{Error, Level, log, monotonic_ns, panic_message};
 
 /// How often the gauges are set while steps run, in nanoseconds.
@@ -200,6 +201,8 @@ impl EngineThread {
             log(Level::Error, &format!("a step failed: {failure}"));
         }
         if step.ran {
+            let took = Duration::from_nanos(at.saturating_sub(began));
+            self.slot.metrics().count_step(took, step.drafting);
             self.mailbox.note_step(failure.as_deref());
         }
     }

@@ -118,6 +118,9 @@ pub struct Stepped {
     /// How long a step like it takes; none where this one says nothing about that: it came with preparations that no
     /// other needs, or did the work of more than one.
     pub cost: Option<Duration>,
+    /// How long drafters took, where the host runs them: drafting, and taking in what became of the drafts. None where a
+    /// GPU runs one inside of its step.
+    pub drafting: Option<Duration>,
     /// Whether it drafted where it was asked to. A step that began before it was asked for drafts as the one before.
     pub as_asked: bool,
     /// Whether it had begun before it was asked for.
@@ -127,7 +130,7 @@ pub struct Stepped {
 impl Stepped {
     /// A step that did what it was asked for, from when that was on.
     pub(crate) fn as_asked(outcomes: Vec<Outcome>, cost: Option<Duration>) -> Self {
-        Self { outcomes, cost, as_asked: true, ahead: false }
+        Self { outcomes, cost, drafting: None, as_asked: true, ahead: false }
     }
 }
 

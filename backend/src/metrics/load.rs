@@ -186,6 +186,11 @@ impl Slot {
         Self { metrics: Arc::clone(metrics), idx }
     }
 
+    /// The metrics of its model.
+    pub(crate) fn metrics(&self) -> &super::Metrics {
+        &self.metrics
+    }
+
     /// How loaded the instance is now.
     pub(crate) fn publish(&self, usage: Usage) {
         self.change(|load| load.usage = usage);

@@ -1,16 +1,19 @@
 //! A model's lines on Triton's metrics endpoint: the families of TensorRT-LLM's backend, which dashboards and
 //! ORCA load reports know, and those of speculation.
 
+mod acceptance;
 mod load;
 
 pub(crate) use load::Slot;
 
 use crate::contract::Times;
+use acceptance::Acceptance;
 use load::Gauges;
 use spec_core::runtime::Counters;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use triton_backend::{Family, Kind, Metric, Result};
+use std::time::Duration;
+use triton_backend::{Family, Kind, Metric, Result, log};
 
 /// Bounds of the histograms of lengths, in tokens: TensorRT-LLM's.
 const LENGTHS: Kind<'_> = Kind::Histogram(&[10.0, 50.0, 100.0, 500.0, 1000.0]);
@@ -21,6 +24,11 @@ const FIRST_TOKEN: Kind<'_> = Kind::Histogram(&[
 const PER_TOKEN: Kind<'_> =
     Kind::Histogram(&[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]);
 const WHOLE: Kind<'_> = Kind::Histogram(&[1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0]);
+
+/// Of steps, in seconds: from a small model on a GPU to a long prompt on a CPU.
+const STEPS: Kind<'_> = Kind::Histogram(&[
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+]);
 
 /// A model's name and version.
 type Key = (String, u64);
@@ -53,6 +61,9 @@ pub(crate) struct Metrics {
     accepted_tokens: Metric,
     /// By position in the draft, as far as any was accepted.
     accepted_at: Mutex<Vec<Metric>>,
+    acceptance: Mutex<Acceptance>,
+    steps: Metric,
+    drafting: Metric,
     first_token: Metric,
     per_token: Metric,
     whole: Metric,
@@ -91,6 +102,16 @@ impl Metrics {
             draft_tokens: count("nv_spec_num_draft_tokens_total", "Draft tokens verified")?,
             accepted_tokens: count("nv_spec_num_accepted_tokens_total", "Draft tokens accepted")?,
             accepted_at: Mutex::default(),
+            acceptance: Mutex::default(),
+            steps: one(
+                STEPS,
+                "nv_spec_step_seconds",
+                "Steps, from their schedule to their tokens",
+            )?,
+            drafting: count(
+                "nv_spec_draft_seconds_total",
+                "Of steps: drafting; nothing is counted where a GPU drafts inside of its step",
+            )?,
             first_token: one(
                 FIRST_TOKEN,
                 "nv_spec_time_to_first_token_seconds",
@@ -110,8 +131,17 @@ impl Metrics {
         })
     }
 
+    /// Counts a step that took so long, and how much of that went into drafting.
+    pub(crate) fn count_step(&self, took: Duration, drafting: Option<Duration>) {
+        self.steps.observe(took.as_secs_f64());
+        if let Some(drafting) = drafting {
+            self.drafting.add(drafting.as_secs_f64());
+        }
+    }
+
     /// Counts what a row drafted, however it ended.
     pub(crate) fn count_drafts(&self, counters: &Counters) {
+        self.watch_acceptance(counters);
         self.drafts.add(counters.drafts as f64);
         self.draft_tokens.add(counters.drafted as f64);
         self.accepted_tokens.add(counters.accepted as f64);
@@ -123,6 +153,16 @@ impl Metrics {
                 accepted_at.push(metric);
             }
             accepted_at[position].add(count as f64);
+        }
+    }
+
+    /// Says in the log when drafts have come to be worth less, and when they are worth as much as before again.
+    fn watch_acceptance(&self, counters: &Counters) {
+        let first = counters.accepted_per_position.first().copied().unwrap_or(0);
+        let mut acceptance = self.acceptance.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(change) = acceptance.count(counters.drafts, first) {
+            let (name, version) = &self.key;
+            log(change.level(), &format!("model '{name}' version {version}: {change}"));
         }
     }
 

@@ -124,6 +124,7 @@ impl Executor for Host {
     fn step(&mut self, entries: &[Entry<'_>], unwanted: Unwanted<'_>) -> Result<Option<Stepped>> {
         let start = Instant::now();
         let proposals = self.propose(entries)?;
+        let proposing = start.elapsed();
         let Some(logits) = self.run_target(entries, &proposals, unwanted)? else {
             return Ok(None);
         };
@@ -137,8 +138,11 @@ impl Executor for Host {
             self.target.keep(entry.pages, entry.tokens.len(), &path)?;
             paths.push(path);
         }
+        let verified = start.elapsed();
         self.observe(entries, &proposals, &paths)?;
-        Ok(Some(Stepped::as_asked(outcomes, Some(start.elapsed()))))
+        let all = start.elapsed();
+        let drafting = self.drafter.as_ref().map(|_| proposing + (all - verified));
+        Ok(Some(Stepped { drafting, ..Stepped::as_asked(outcomes, Some(all)) }))
     }
 
     fn long_prompts(&self) -> LongPrompts {

@@ -37,6 +37,7 @@ use crate::sequence::{Limits, Shares};
 use crate::{Error, Result};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use crate::batch::Emitted;
 pub use crate::draft::{OnStates, Watch};
@@ -171,6 +172,8 @@ pub struct Step {
     pub events: Vec<Event>,
     /// What it computed and how long that takes, where it says so.
     pub time: Option<StepTime>,
+    /// How long drafters took, where the executor says so.
+    pub drafting: Option<Duration>,
     /// Whether there was anything to do.
     pub ran: bool,
     /// Why it failed, if it did. Then each of its sequences has an event that ends it with
@@ -392,18 +395,20 @@ impl Runtime {
         let gives_way = schedule.gives_way && !self.gave_up;
         let stepped = self.executor.step(&entries, if gives_way { somebody_came } else { WANTED });
         self.gave_up = matches!(stepped, Ok(None));
-        let (events, time, failure) = match stepped {
+        let mut step = Step { ran: true, ..Step::default() };
+        match stepped {
             Ok(Some(stepped)) => {
-                let (events, time) = self.scheduler.commit(&schedule, stepped);
-                (events, time, None)
+                step.drafting = stepped.drafting;
+                (step.events, step.time) = self.scheduler.commit(&schedule, stepped);
             }
-            Ok(None) => {
-                self.scheduler.give_up(&schedule);
-                (Vec::new(), None, None)
+            Ok(None) => self.scheduler.give_up(&schedule),
+            Err(error) => {
+                step.events = self.scheduler.fail(&schedule);
+                step.failure = Some(error);
             }
-            Err(error) => (self.scheduler.fail(&schedule), None, Some(error)),
-        };
-        Step { started: schedule.started, events, time, ran: true, failure }
+        }
+        step.started = schedule.started;
+        step
     }
 
     /// Ends a sequence that is no longer wanted, waiting or running; its pages are free at once. Gives

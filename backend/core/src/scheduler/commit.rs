@@ -43,7 +43,7 @@ impl Scheduler {
         schedule: &Schedule,
         stepped: Stepped,
     ) -> (Vec<Event>, Option<StepTime>) {
-        let Stepped { outcomes, cost, as_asked, ahead: _ } = stepped;
+        let Stepped { outcomes, cost, drafting: _, as_asked, ahead: _ } = stepped;
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
         let shape = cost.and_then(|_| self.shape(schedule, &outcomes));
         let time = shape.zip(cost).map(|(shape, took)| StepTime { shape, took });

@@ -145,6 +145,7 @@ impl Steps {
             Some(first) => ask_first(first, entries)?,
             None => vec![None; entries.len()],
         };
+        let looking_up = start.elapsed();
         let takes = self.split(entries, &found);
         let mut on_device = Vec::new();
         let mut on_host: Vec<Entry<'_>> = Vec::new();
@@ -154,6 +155,7 @@ impl Steps {
                 false => on_host.push(*entry),
             }
         }
+        let drafts_in_graph = self.on.drafter.is_some() && !on_device.is_empty();
         let ran = match on_device.is_empty() {
             // Pages may change hands before somebody asks for a step that is on its way.
             true => {
@@ -163,7 +165,9 @@ impl Steps {
             false => self.run(on_device, on_host.is_empty(), start)?,
         };
         let mut device = ran.outcomes.into_iter();
-        let mut host = self.on_host(&on_host)?.into_iter();
+        let on_host = self.on_host(&on_host)?;
+        let drafting = looking_up + on_host.drafting.unwrap_or_default();
+        let mut host = on_host.outcomes.into_iter();
         let next = |takes: &bool| if *takes { device.next() } else { host.next() };
         let outcome = |outcome: Option<Outcome>| outcome.expect("one outcome an entry");
         let outcomes: Vec<Outcome> = takes.iter().map(next).map(outcome).collect();
@@ -171,16 +175,17 @@ impl Steps {
             as_asked: self.lookahead() == 0 || drafted_as_asked(entries, &outcomes),
             outcomes,
             cost: ran.began.map(|began| began.elapsed()),
+            drafting: (!drafts_in_graph).then_some(drafting),
             ahead: ran.ahead,
         })
     }
 
-    fn on_host(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Outcome>> {
+    fn on_host(&mut self, entries: &[Entry<'_>]) -> Result<Stepped> {
         if entries.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Stepped::default());
         }
         let stepped = self.host.step(entries, WANTED)?;
-        Ok(stepped.expect("it is wanted").outcomes)
+        Ok(stepped.expect("it is wanted"))
     }
 
     /// After a failure: nothing is on its way, and what the device knows of pages is told anew.
