@@ -1,7 +1,7 @@
 //! A request that was taken on, from its first token to its last response. It alone touches the request's
 //! objects of Triton's. One way out: final response, statistics, release.
 
-use crate::contract::{Call, PromptLogProbs, Reply, Row, RowReply, StopSequences};
+use crate::contract::{Call, PromptLogProbs, Reply, Row, RowReply, StopSequences, Times};
 use crate::mailbox::TicketId;
 use crate::model::Model;
 use crate::parameters::ResponseStatistics;
@@ -230,6 +230,7 @@ impl Ticket {
     /// Reports to Triton and tells the time.
     fn report_statistics(&self, success: bool, owner: &Owner<'_>) -> u64 {
         let now = monotonic_ns();
+        self.request.trace(|| self.activities());
         let start = self.started_ns.unwrap_or(now);
         // One that was stopped before its first token has no last one.
         let last_tokens = self.sequences.iter().map(|one| one.next.times.last_token_ns);
@@ -243,6 +244,36 @@ impl Ticket {
         // Fails only when the instance is gone.
         let _ = owner.instance.report(&self.request, success, times);
         now
+    }
+}
+
+/// What a trace tells of a request: its phases, and what speculation did for it.
+impl Ticket {
+    fn activities(&self) -> Vec<(String, u64)> {
+        let of = |time: fn(&Times) -> u64| {
+            self.sequences.iter().map(move |one| time(&one.next.times)).filter(|&at| at > 0)
+        };
+        let first_token = of(|times| times.first_token_ns).min();
+        let last_token = of(|times| times.last_token_ns).max();
+        let phases = [
+            ("SPEC_QUEUE", Some(self.arrival_ns), self.started_ns),
+            ("SPEC_PREFILL", self.started_ns, first_token),
+            ("SPEC_DECODE", first_token, last_token),
+        ];
+        let mut activities = Vec::new();
+        for (name, start, end) in phases {
+            let Some((start, end)) = start.zip(end) else { break };
+            activities.extend([(format!("{name}_START"), start), (format!("{name}_END"), end)]);
+        }
+        if let Some(at) = last_token {
+            let sum = |count: fn(&Progress) -> u64| self.sequences.iter().map(count).sum::<u64>();
+            let tokens = sum(|one| one.num_tokens as u64);
+            let drafted = sum(|one| one.next.counters.drafted);
+            let accepted = sum(|one| one.next.counters.accepted);
+            activities
+                .push((format!("SPEC tokens={tokens} drafted={drafted} accepted={accepted}"), at));
+        }
+        activities
     }
 }
 

@@ -9,6 +9,7 @@
 struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Error;
 struct TRITONSERVER_InferenceRequest;
+struct TRITONSERVER_InferenceTrace;
 struct TRITONSERVER_Message;
 struct TRITONSERVER_Metric;
 struct TRITONSERVER_MetricArgs;
@@ -235,6 +236,10 @@ struct TRITONSERVER_Error* TRITONBACKEND_InferenceRequestTimeoutMicroseconds(
     struct TRITONBACKEND_Request* request, uint64_t* timeout);
 struct TRITONSERVER_Error* TRITONSERVER_InferenceRequestPriorityUInt64(
     struct TRITONSERVER_InferenceRequest* inference_request, uint64_t* priority);
+struct TRITONSERVER_Error* TRITONBACKEND_RequestTrace(
+    struct TRITONBACKEND_Request* request, struct TRITONSERVER_InferenceTrace** trace);
+struct TRITONSERVER_Error* TRITONSERVER_InferenceTraceReportActivity(
+    struct TRITONSERVER_InferenceTrace* trace, uint64_t timestamp, const char* name);
 struct TRITONSERVER_Error* TRITONBACKEND_RequestRelease(
     struct TRITONBACKEND_Request* request, uint32_t release_flags);
 struct TRITONSERVER_Error* TRITONBACKEND_InputProperties(

@@ -124,6 +124,13 @@ def test_time_per_output_token_is_observed(seen):
     assert seen.gain("nv_spec_time_per_output_token_seconds_count") > 0
 
 
+def test_every_step_is_timed_and_drafting_is_a_part_of_it(server, seen):
+    timed = lambda: server.metric("nv_spec_step_seconds_count", **MODEL)
+    taken = lambda: server.metric("nv_trt_llm_general_metrics", general_type="iteration_counter", **MODEL)
+    eventually(lambda: timed() == taken() > 0)
+    assert 0 < seen.gain("nv_spec_draft_seconds_total") < seen.gain("nv_spec_step_seconds_sum")
+
+
 def test_pages_that_were_found_computed_are_counted(server, seen):
     reused = lambda: server.pages("counted", "reused")
     before = reused()

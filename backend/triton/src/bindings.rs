@@ -17,6 +17,11 @@ pub struct TRITONSERVER_InferenceRequest {
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
+pub struct TRITONSERVER_InferenceTrace {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
 pub struct TRITONSERVER_Message {
     _unused: [u8; 0],
 }
@@ -447,6 +452,16 @@ pub struct Functions {
             inference_request: *mut TRITONSERVER_InferenceRequest,
             priority: *mut u64,
         ) -> *mut TRITONSERVER_Error,
+    pub TRITONBACKEND_RequestTrace: unsafe extern "C" fn(
+        request: *mut TRITONBACKEND_Request,
+        trace: *mut *mut TRITONSERVER_InferenceTrace,
+    ) -> *mut TRITONSERVER_Error,
+    pub TRITONSERVER_InferenceTraceReportActivity: unsafe extern "C" fn(
+        trace: *mut TRITONSERVER_InferenceTrace,
+        timestamp: u64,
+        name: *const ::std::os::raw::c_char,
+    )
+        -> *mut TRITONSERVER_Error,
     pub TRITONBACKEND_RequestRelease: unsafe extern "C" fn(
         request: *mut TRITONBACKEND_Request,
         release_flags: u32,
@@ -659,6 +674,10 @@ impl Functions {
             .map(|sym| *sym)?;
         let TRITONSERVER_InferenceRequestPriorityUInt64 =
             __library.get(b"TRITONSERVER_InferenceRequestPriorityUInt64\0").map(|sym| *sym)?;
+        let TRITONBACKEND_RequestTrace =
+            __library.get(b"TRITONBACKEND_RequestTrace\0").map(|sym| *sym)?;
+        let TRITONSERVER_InferenceTraceReportActivity =
+            __library.get(b"TRITONSERVER_InferenceTraceReportActivity\0").map(|sym| *sym)?;
         let TRITONBACKEND_RequestRelease =
             __library.get(b"TRITONBACKEND_RequestRelease\0").map(|sym| *sym)?;
         let TRITONBACKEND_InputProperties =
@@ -749,6 +768,8 @@ impl Functions {
             TRITONBACKEND_RequestParameter,
             TRITONBACKEND_InferenceRequestTimeoutMicroseconds,
             TRITONSERVER_InferenceRequestPriorityUInt64,
+            TRITONBACKEND_RequestTrace,
+            TRITONSERVER_InferenceTraceReportActivity,
             TRITONBACKEND_RequestRelease,
             TRITONBACKEND_InputProperties,
             TRITONBACKEND_InputBuffer,
@@ -1261,6 +1282,21 @@ impl Functions {
         priority: *mut u64,
     ) -> *mut TRITONSERVER_Error {
         (self.TRITONSERVER_InferenceRequestPriorityUInt64)(inference_request, priority)
+    }
+    pub unsafe fn TRITONBACKEND_RequestTrace(
+        &self,
+        request: *mut TRITONBACKEND_Request,
+        trace: *mut *mut TRITONSERVER_InferenceTrace,
+    ) -> *mut TRITONSERVER_Error {
+        (self.TRITONBACKEND_RequestTrace)(request, trace)
+    }
+    pub unsafe fn TRITONSERVER_InferenceTraceReportActivity(
+        &self,
+        trace: *mut TRITONSERVER_InferenceTrace,
+        timestamp: u64,
+        name: *const ::std::os::raw::c_char,
+    ) -> *mut TRITONSERVER_Error {
+        (self.TRITONSERVER_InferenceTraceReportActivity)(trace, timestamp, name)
     }
     pub unsafe fn TRITONBACKEND_RequestRelease(
         &self,

@@ -2,7 +2,7 @@
 //! dropping it unanswered answers it with an error.
 #![allow(unsafe_code)]
 
-use crate::api::{check, functions, text};
+use crate::api::{c_string, check, functions, text};
 use crate::error::{Error, Result};
 use crate::response::{CancelProbe, ResponseFactory};
 use crate::sys;
@@ -211,6 +211,27 @@ impl Request {
                 .TRITONSERVER_InferenceRequestPriorityUInt64(self.raw().cast(), &mut priority)
         });
         asked.map_or(0, |()| priority)
+    }
+
+    /// Tells who traces it what happened when, by the clock of [`monotonic_ns`](crate::monotonic_ns). Of names that end
+    /// with `_START` and `_END` OpenTelemetry gets a span; others are events. Does nothing where nobody traces it, or in a
+    /// server that cannot.
+    pub fn trace(&self, activities: impl FnOnce() -> Vec<(String, u64)>) {
+        let mut trace = ptr::null_mut();
+        // SAFETY: the request is alive.
+        let asked =
+            check(unsafe { functions().TRITONBACKEND_RequestTrace(self.raw(), &mut trace) });
+        if asked.is_err() || trace.is_null() {
+            return;
+        }
+        for (name, at) in activities() {
+            let name = c_string(&name);
+            // SAFETY: the request holds its trace, and Triton copies the name. A trace that takes no activities says so,
+            // and nothing depends on it.
+            let _ = check(unsafe {
+                functions().TRITONSERVER_InferenceTraceReportActivity(trace, at, name.as_ptr())
+            });
+        }
     }
 
     /// How long the client wants to wait, if it said so.
