@@ -152,9 +152,9 @@ pub struct PlanArgs {
     /// Instruction set to predict for: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Memory for the KV cache, in MiB.
-    #[arg(long, default_value_t = 1024)]
-    pub kv_memory: usize,
+    /// Tell what so many MiB of keys and values hold, beside what the memory of the device leaves to them.
+    #[arg(long, value_name = "MIB")]
+    pub kv_memory: Option<usize>,
 }
 
 /// A generation.

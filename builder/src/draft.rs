@@ -61,8 +61,14 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
             let head = args.head_dtype.or(shared.map(|(head, _)| head));
             let precision = precision(weights, head, shared.map(|(_, kv)| kv), &draft_device)?;
             draft_device.validate(&draft.config, &precision).context("draft")?;
-            let manifest =
-                folder::manifest(&draft, Role::Draft, draft_device, precision, limits, &tokenizer);
+            let manifest = folder::manifest(
+                &draft,
+                Role::Draft,
+                draft_device,
+                precision,
+                limits,
+                tokenizer.hash(),
+            );
             let sealed = maker.seal(&draft, manifest).context("building the draft")?;
             commit_pair(copied, sealed)?;
         }

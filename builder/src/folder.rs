@@ -49,11 +49,11 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         folder: staging.path(),
     };
     let target = maker
-        .seal(&plan.target, plan.manifest(&plan.target, Role::Target, &tokenizer))
+        .seal(&plan.target, plan.manifest(&plan.target, Role::Target, tokenizer.hash()))
         .context("building the target")?;
     match &plan.draft {
         Some(draft) => {
-            let manifest = plan.manifest(draft, Role::Draft, &tokenizer);
+            let manifest = plan.manifest(draft, Role::Draft, tokenizer.hash());
             let draft = maker.seal(draft, manifest).context("building the draft")?;
             commit_pair(target, draft)?;
         }
@@ -194,16 +194,16 @@ impl Plan {
     }
 
     /// The manifest of one of the engines; its sections follow from model and precision.
-    pub fn manifest(&self, checkpoint: &Checkpoint, role: Role, tokenizer: &Tokenizer) -> Manifest {
+    pub fn manifest(&self, checkpoint: &Checkpoint, role: Role, tokenizer_hash: &str) -> Manifest {
         let (device, limits) = (self.device_of(role).clone(), self.limits.clone());
         match role {
             Role::Target => Manifest {
                 drafter: self.drafter.clone(),
-                ..manifest(checkpoint, role, device, self.precision.clone(), limits, tokenizer)
+                ..manifest(checkpoint, role, device, self.precision.clone(), limits, tokenizer_hash)
             },
             Role::Draft => {
                 let precision = self.draft_precision.clone();
-                manifest(checkpoint, role, device, precision, limits, tokenizer)
+                manifest(checkpoint, role, device, precision, limits, tokenizer_hash)
             }
         }
     }
@@ -216,7 +216,7 @@ pub(crate) fn manifest(
     device: Device,
     precision: Precision,
     limits: Limits,
-    tokenizer: &Tokenizer,
+    tokenizer_hash: &str,
 ) -> Manifest {
     let generation = &checkpoint.generation;
     Manifest {
@@ -231,7 +231,7 @@ pub(crate) fn manifest(
         model: checkpoint.config.clone(),
         precision,
         limits,
-        tokenizer: tokenizer.hash().into(),
+        tokenizer: tokenizer_hash.into(),
         end_tokens: generation.end_tokens.clone(),
         bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
         costs: None,

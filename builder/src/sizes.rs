@@ -118,6 +118,11 @@ pub struct Capacity {
 }
 
 impl Capacity {
+    /// Bytes of a sequence of `max_seq_len` in the caches of all engines.
+    pub fn bytes(kv_token_bytes: u64, max_seq_len: usize) -> u64 {
+        (pages_for(max_seq_len) * PAGE_TOKENS) as u64 * kv_token_bytes
+    }
+
     /// Pages of all engines together in `memory` bytes, for sequences of `max_seq_len`.
     pub fn new(memory: u64, kv_token_bytes: u64, max_seq_len: usize) -> Self {
         let pages = memory / (kv_token_bytes * PAGE_TOKENS as u64).max(1);

@@ -102,6 +102,7 @@ fn plan_tells_sizes_capacity_and_speeds() {
             "draft",
             "3 MiB of keys and values hold 8,192 tokens: 64 sequences of max_seq_len 128",
             "10.0 GB/s (given)",
+            "are left, of which KV caches get 25 %",
             "break-even acceptance",
             "tokens/s at 0.8",
         ],

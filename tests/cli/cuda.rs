@@ -176,6 +176,13 @@ fn made_up_models_are_built_planned_and_run() {
     let text = succeeds(&args);
     // 80 layers, 8 key heads of 128, keys and values of 2 bytes.
     assert!(text.contains("320.00 KiB"), "{text}");
+    let of = |name: &str| {
+        let mut lines = text.lines().skip_while(|line| !line.starts_with(name));
+        lines.nth(1).unwrap_or_default()
+    };
+    // 16 bits a weight, unless said otherwise.
+    assert!(of("H100").contains("GiB are missing for one sequence"), "{text}");
+    assert!(of("H200").starts_with("of 139.00 GiB weights take"), "{text}");
     refused(&["plan", "--target", "random:nothing"], &["`nothing` is neither one of llama-3.2-1b"]);
 }
 

@@ -1,9 +1,10 @@
 //! This machine's processor, measured.
 
-use super::{Machine, Model};
+use super::{Machine, MachineMemory, Model};
 use crate::roofline::{Product, Roofline};
 use anyhow::Result;
 use spec_core::exec::{Pool, multiply_rates, read_bandwidth};
+use spec_core::machine::free_memory;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Isa, Pinning};
 
@@ -38,6 +39,10 @@ impl Machine for Cpu {
     fn describe(&self) -> String {
         let Self { pool, isa, bandwidth, source } = self;
         format!("{:.1} GB/s ({source}), {} threads, {isa}", bandwidth / 1e9, pool.threads())
+    }
+
+    fn memory(&self) -> Option<MachineMemory> {
+        free_memory().map(|bytes| MachineMemory { bytes: bytes as u64, num_sms: 0 })
     }
 
     fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {

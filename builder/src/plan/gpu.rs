@@ -1,13 +1,16 @@
 //! GPUs, from a table: nothing is measured, because the build may run on a machine without one.
 
-use super::{Machine, Model};
+use super::{Machine, MachineMemory, Model};
 use crate::roofline::{Product, Roofline};
 use anyhow::Result;
 use spec_kernels::GEMM_ROWS;
 
-/// Bytes a second that copies on the device were measured to move, read and written. The data sheets have a tenth
-/// more.
-const TABLE: [(&str, f64); 2] = [("H100", 3.0e12), ("H200", 4.3e12)];
+/// Bytes a second that copies on the device were measured to move, read and written (the data sheets have a tenth more), and
+/// GiB that the driver leaves to programs.
+const TABLE: [(&str, f64, u64); 2] = [("H100", 3.0e12, 79), ("H200", 4.3e12, 139)];
+
+/// Streaming multiprocessors of these.
+const NUM_SMS: u32 = 132;
 
 /// Multiply-adds a second of half-precision tensor cores through `mma.sync`, on Hopper: 60 % of what the data sheet
 /// gives, 989 TFLOPS, which takes other instructions.
@@ -23,15 +26,20 @@ const KERNEL_GAP_MS: f64 = 1.3e-3;
 pub(super) struct Gpu {
     name: &'static str,
     bandwidth: f64,
+    memory: Option<u64>,
 }
 
 impl Gpu {
     /// Those of the table, or one of a given bandwidth.
     pub(super) fn of_table(given: Option<f64>) -> Vec<Box<dyn Machine>> {
-        let gpu = |(name, bandwidth)| Box::new(Self { name, bandwidth }) as Box<dyn Machine>;
+        let gpu = |name, bandwidth, memory| {
+            Box::new(Self { name, bandwidth, memory }) as Box<dyn Machine>
+        };
         match given {
-            Some(bandwidth) => vec![gpu(("a GPU", bandwidth))],
-            None => TABLE.into_iter().map(gpu).collect(),
+            Some(bandwidth) => vec![gpu("a GPU", bandwidth, None)],
+            None => {
+                TABLE.map(|(name, bandwidth, gib)| gpu(name, bandwidth, Some(gib << 30))).into()
+            }
         }
     }
 }
@@ -43,6 +51,10 @@ impl Machine for Gpu {
 
     fn describe(&self) -> String {
         format!("{} at {:.0} GB/s, not measured here", self.name, self.bandwidth / 1e9)
+    }
+
+    fn memory(&self) -> Option<MachineMemory> {
+        self.memory.map(|bytes| MachineMemory { bytes, num_sms: NUM_SMS })
     }
 
     fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {
@@ -83,7 +95,7 @@ mod tests {
         let macs = (sizes.layer_macs + sizes.head_macs) as f64;
         let model = Model { sizes, precision: &precision, num_layers: 2 };
         // Memory that is never waited for.
-        let gpu = Gpu { name: "a GPU", bandwidth: f64::INFINITY };
+        let gpu = Gpu { name: "a GPU", bandwidth: f64::INFINITY, memory: None };
         let roofline = gpu.roofline(&model, 72).unwrap();
         let gaps = 12.0 * KERNEL_GAP_MS;
         for (rows, padded) in [(1, 8.0), (8, 8.0), (9, 16.0), (17, 32.0), (33, 64.0), (65, 72.0)] {

@@ -3,6 +3,7 @@
 
 mod cpu;
 mod gpu;
+mod memory;
 
 use crate::cli::PlanArgs;
 use crate::folder::Plan;
@@ -10,7 +11,9 @@ use crate::roofline::{Roofline, Step};
 use crate::sizes::{self, Capacity, Sizes};
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
-use spec_core::engine::{Device, DrafterKind, Precision};
+use memory::Fit;
+use spec_core::engine::{Device, DrafterKind, Precision, Role};
+use spec_core::runtime::Footprint;
 use std::fmt::Write as _;
 
 /// Longest draft of which every length is shown; beyond it, those that double.
@@ -28,8 +31,18 @@ trait Machine {
     /// What it is, for a line of the report.
     fn describe(&self) -> String;
 
+    /// Its memory, where that is known.
+    fn memory(&self) -> Option<MachineMemory>;
+
     /// What limits the passes of a model; of at most `rows` rows.
     fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline>;
+}
+
+/// The memory that weights and caches go into.
+struct MachineMemory {
+    bytes: u64,
+    /// Streaming multiprocessors, if it is a GPU's.
+    num_sms: u32,
 }
 
 /// What a prediction knows of a model.
@@ -70,24 +83,30 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
     engines.extend(draft.iter().map(|draft| ("draft", &draft.sizes)));
     let mut text = sizes::table(&engines).to_string();
 
-    let kv_bytes: u64 = engines.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum();
     let max_seq_len = plan.limits.max_seq_len;
-    let capacity = Capacity::new((args.kv_memory as u64) << 20, kv_bytes, max_seq_len);
-    writeln!(
-        text,
-        "\n{} MiB of keys and values hold {} tokens: {} sequences of max_seq_len {max_seq_len}",
-        args.kv_memory,
-        table::count(capacity.tokens),
-        capacity.sequences,
-    )?;
+    text.push('\n');
+    if let Some(mib) = args.kv_memory {
+        let kv_bytes: u64 = engines.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum();
+        let capacity = Capacity::new((mib as u64) << 20, kv_bytes, max_seq_len);
+        writeln!(
+            text,
+            "{mib} MiB of keys and values hold {} tokens: {} sequences of max_seq_len {max_seq_len}",
+            table::count(capacity.tokens),
+            capacity.sequences,
+        )?;
+    }
     for machine in machines {
         let context_bytes = CONTEXT_TOKENS * target.sizes.kv_token_bytes;
         writeln!(
             text,
-            "{}; {CONTEXT_TOKENS} tokens of context add {:.3} ms to a step\n",
+            "{}; {CONTEXT_TOKENS} tokens of context add {:.3} ms to a step",
             machine.describe(),
             1e3 * context_bytes as f64 / machine.bandwidth(),
         )?;
+        if let Some(memory) = machine.memory() {
+            writeln!(text, "{}", fit(plan, &engines, &memory))?;
+        }
+        text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
         let target = machine.roofline(&target, rows)?;
         let draft = draft.as_ref().map(|draft| machine.roofline(draft, 1)).transpose()?;
@@ -104,6 +123,22 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         )?;
     }
     Ok(text)
+}
+
+/// How the engines that run where the target does fit there.
+fn fit(plan: &Plan, engines: &[(&str, &Sizes)], memory: &MachineMemory) -> Fit {
+    let here = if plan.device == plan.draft_device { engines } else { &engines[..1] };
+    let manifest = |checkpoint, role| plan.manifest(checkpoint, role, "");
+    let target = manifest(&plan.target, Role::Target);
+    let draft = plan.draft.as_ref().filter(|_| here.len() > 1);
+    let draft = draft.map(|draft| manifest(draft, Role::Draft));
+    Fit {
+        bytes: memory.bytes,
+        weight_bytes: here.iter().map(|(_, sizes)| sizes.total()).sum(),
+        footprint: Footprint::of(&target, draft.as_ref(), memory.num_sms),
+        kv_token_bytes: here.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum(),
+        max_seq_len: plan.limits.max_seq_len,
+    }
 }
 
 /// 0 to 8, then 16, 32 .. and the longest.

@@ -22,6 +22,11 @@ pub(crate) use resident::resident_bytes;
 
 use std::path::Path;
 
+/// Bytes of the machine's memory that this process can still get, where the system says so.
+pub fn free_memory() -> Option<usize> {
+    Headroom::now().map(|headroom| headroom.bytes)
+}
+
 /// Gives the text of a file of the system, where there is such a file.
 type Files<'a> = &'a dyn Fn(&Path) -> Option<String>;
 

@@ -17,7 +17,7 @@ mod tests;
 pub use folder::{DRAFT_FILE, ModelFolder, TARGET_FILE};
 pub use lookup::{Lookup, SUFFIX_TOKENS};
 pub use memory::{Memory, MemoryType, WeightCopy};
-pub use placement::page_bytes;
+pub use placement::{Footprint, page_bytes};
 pub use shared::SharedWeights;
 pub use text::{TextChunk, TextRules, TextStream};
 

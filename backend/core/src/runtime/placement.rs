@@ -5,9 +5,9 @@ use super::lookup::Lookup;
 use super::memory::{self, Free, MemoryType, Source};
 use super::shared::{Copies, Key};
 use super::{MAX_GIVEN_LEN, Options};
-use crate::engine::{Device as Built, Engine, Limits, Precision};
+use crate::engine::{Device as Built, Engine, Limits, Manifest, Precision};
 use crate::exec::cpu::{self, Isa, Pool};
-use crate::exec::cuda::device::Device;
+use crate::exec::cuda::device::{Description, Device};
 use crate::exec::cuda::{self, Gpu, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
@@ -106,7 +106,7 @@ impl<'a> Placement<'a> {
             ngram_branches: options.ngram_branches.max(1),
             lookup: options.lookup,
             open,
-            bounds: step_bounds(target, draft, options),
+            bounds: step_bounds(target.manifest(), draft.map(Engine::manifest), options),
         })
     }
 
@@ -204,10 +204,10 @@ impl<'a> Placement<'a> {
     fn working_bytes(&self, idx: usize) -> usize {
         let (engine, place) = &self.engines[idx];
         let Place::Gpu(_, gpu) = place else {
-            return cpu::Model::working_bytes(engine, self.isa, self.rows(idx));
+            return cpu::Model::working_bytes(engine.manifest(), self.isa, self.rows(idx));
         };
         let manifest = engine.manifest();
-        let passes = cuda::Model::working_bytes(engine, self.prefill, gpu.lock().describe());
+        let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
         passes + steps + self.scratch_pages(idx) * page_bytes_of(engine)
     }
@@ -224,7 +224,7 @@ impl<'a> Placement<'a> {
 
     /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.
     pub(super) fn rows(&self, idx: usize) -> usize {
-        if idx == 0 { self.bounds.rows } else { usize::MAX }
+        rows(&self.bounds, idx)
     }
 
     /// By which weights are shared.
@@ -248,9 +248,61 @@ impl<'a> Placement<'a> {
     }
 }
 
+/// What a runtime with default options takes of a device besides weights and KV caches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Footprint {
+    /// Bytes that steps work in.
+    pub working_bytes: usize,
+    /// Bytes that are kept for what nobody plans.
+    pub reserve_bytes: usize,
+    /// Share of what is left that the KV caches get.
+    pub kv_fraction: f64,
+}
+
+impl Footprint {
+    /// Of engines that all run where the target does, on a CPU or on a GPU with so many streaming multiprocessors: known
+    /// before they are built, since it does not depend on their sections.
+    pub fn of(target: &Manifest, draft: Option<&Manifest>, num_sms: u32) -> Self {
+        let bounds = step_bounds(target, draft, &Options::default());
+        let engines = [Some(target), draft].into_iter().flatten();
+        match target.device {
+            Built::Cpu => {
+                let isa = Isa::detect();
+                let passes = engines.enumerate().map(|(idx, engine)| {
+                    cpu::Model::working_bytes(engine, isa, rows(&bounds, idx))
+                });
+                Self {
+                    working_bytes: Host::step_bytes(&bounds) + passes.sum::<usize>(),
+                    reserve_bytes: CPU_RESERVE,
+                    kv_fraction: CPU_FRACTION,
+                }
+            }
+            Built::Cuda { min_driver, .. } => {
+                // Of what a device is, only this matters where no library multiplies.
+                let (name, capability) = (String::new(), (0, 0));
+                let device = Description { name, capability, driver: min_driver, num_sms };
+                let passes = engines
+                    .map(|engine| cuda::Model::working_bytes(engine, Prefill::Exact, &device));
+                let vocab_on_gpu =
+                    draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
+                let steps = cuda::Steps::bytes(target, vocab_on_gpu);
+                Self {
+                    working_bytes: steps + passes.sum::<usize>(),
+                    reserve_bytes: GPU_RESERVE,
+                    kv_fraction: GPU_FRACTION,
+                }
+            }
+        }
+    }
+}
+
+/// Rows of a pass of an engine, the target's being the first.
+fn rows(bounds: &StepBounds, idx: usize) -> usize {
+    if idx == 0 { bounds.rows } else { usize::MAX }
+}
+
 /// How large steps of the target may be.
-fn step_bounds(target: &Engine, draft: Option<&Engine>, options: &Options) -> StepBounds {
-    let manifest = target.manifest();
+fn step_bounds(manifest: &Manifest, draft: Option<&Manifest>, options: &Options) -> StepBounds {
     let limits = &manifest.limits;
     let sequences = options.max_batch_size(limits);
     StepBounds {
@@ -258,7 +310,7 @@ fn step_bounds(target: &Engine, draft: Option<&Engine>, options: &Options) -> St
         sequences,
         drafts: limits.max_draft_len.max(MAX_GIVEN_LEN),
         vocab_size: manifest.model.vocab_size,
-        draft_vocab: draft.map_or(0, |draft| draft.manifest().model.vocab_size),
+        draft_vocab: draft.map_or(0, |draft| draft.model.vocab_size),
     }
 }
 

@@ -115,8 +115,8 @@ impl Model {
 
     /// Bytes that a model takes besides weights and cache, where its steps have up to `rows` rows; logits are their
     /// reader's.
-    pub(crate) fn working_bytes(engine: &Engine, isa: Isa, rows: usize) -> usize {
-        let Manifest { model, precision, limits, .. } = engine.manifest();
+    pub(crate) fn working_bytes(manifest: &Manifest, isa: Isa, rows: usize) -> usize {
+        let Manifest { model, precision, limits, .. } = manifest;
         let rope = limits.max_seq_len * model.head_dim * size_of::<f32>();
         rope + Scratch::bytes(model, precision, isa, rows.clamp(1, MAX_ROWS))
     }

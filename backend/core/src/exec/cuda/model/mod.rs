@@ -25,7 +25,7 @@ pub(crate) use workspace::{Capacity, Workspace};
 
 use crate::Result;
 use crate::batch::Segment;
-use crate::engine::{Engine, Precision};
+use crate::engine::{Engine, Manifest, Precision};
 use crate::exec::cuda::device::pod::bytes_of;
 use crate::exec::cuda::device::{Address, Description, Device, Op, upload};
 use crate::model::{Dtype, ModelConfig, RopeTable};
@@ -157,8 +157,11 @@ impl Model {
     }
 
     /// Bytes that a model takes on a GPU besides weights and cache.
-    pub(crate) fn working_bytes(engine: &Engine, prefill: Prefill, device: &Description) -> usize {
-        let manifest = engine.manifest();
+    pub(crate) fn working_bytes(
+        manifest: &Manifest,
+        prefill: Prefill,
+        device: &Description,
+    ) -> usize {
         let capacity = Capacity::of(manifest, prefill);
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
         let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
