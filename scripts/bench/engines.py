@@ -1,4 +1,4 @@
-"""What scripts/bench/peers drives: spec-build, llama-server, llama-bench and OpenVINO GenAI, behind one method.
+"""What scripts/bench/peers drives: spec-build, llama-server and llama-bench, and those of workers.py, behind one method.
 
 `generate(ids, num_tokens)` gives a dict of tokens, prefill_ms (until the first token), decode_ms (after it) and,
 when drafting, drafted and accepted; counts that an engine does not report are left out. Loading is never timed.
@@ -171,28 +171,3 @@ def llama_version(binaries):
     """What install-peers noted: the copy that it builds knows no version of its own."""
     with open(binaries.parent.parent / "peer-version") as version:
         return version.read().strip()
-
-
-class OpenVino(Engine):
-    """OpenVINO GenAI in its own Python."""
-
-    def __init__(self, python, worker, target, draft, draft_len, threads):
-        for path in [python, target, *([draft] if draft_len else [])]:
-            need(path, "install-peers")
-        command = [python, worker, target, threads, *([draft, draft_len] if draft_len else [])]
-        self.process = subprocess.Popen(
-            [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.version = self.answer()["version"]
-
-    def answer(self):
-        """The worker's next line."""
-        line = self.process.stdout.readline()
-        if not line:
-            self.close()
-            raise Missing("the OpenVINO worker ended, see above")
-        return json.loads(line)
-
-    def generate(self, ids, num_tokens):
-        """See the module."""
-        print(json.dumps({"ids": ids, "num_tokens": num_tokens}), file=self.process.stdin, flush=True)
-        return self.answer()

@@ -41,8 +41,17 @@ class Measured:
     def __init__(self, result):
         self.rows = result["rows"]
         self.rounds = range(1, len(result["bandwidth_gb_per_s"]) + 1)
-        self.labels = list(result["engines"])
+        self.engines = result["engines"]
+        self.labels = list(self.engines)
         self.prompts = list(dict.fromkeys(row["prompt"] for row in self.rows if row["prompt"] != PREFILL))
+
+    def bits(self, label):
+        """Bits a weight, None where that is not known."""
+        return self.engines[label].get("bits")
+
+    def divergence(self, label):
+        """Mean divergence from fp32 in nats, None where it was not measured."""
+        return (self.engines[label].get("divergence") or {}).get("mean")
 
     def of(self, label, round_no=None, prompt=None):
         """Decoding rows, or those of one round or prompt."""
@@ -90,7 +99,7 @@ def rule(num_columns):
 def decode_table(measured):
     """Decode rates by engine and prompt."""
     plain_labels = [label for label in measured.labels if " + " not in label and measured.of(label)]
-    head = ["decode, tokens/s", *measured.prompts, "**all**", "x own plain", *[f"x {label}" for label in plain_labels],
+    head = ["decode, tokens/s", "bits a weight", "KL", *measured.prompts, "**all**", "x own plain", *[f"x {label}" for label in plain_labels],
             "accepted a step", "as own plain", "other CPU"]
     lines = [line(head), rule(len(head))]
     for label in measured.labels:
@@ -104,6 +113,9 @@ def decode_table(measured):
         num_steps = sum(len(row["tokens"]) - 1 for row in rows) - accepted
         lines.append(line([
             label,
+            cell(measured.bits(label), 1) or "not known",
+            # Drafts change none of the target's distributions.
+            "" if plain else cell(measured.divergence(label), 5) or "not measured",
             *[cell(median_of(measured.rates(label, prompt))) for prompt in measured.prompts],
             f"**{cell(median_of(measured.rates(label)))}**",
             cell(measured.ratio(label, plain), 2) if plain else "",
