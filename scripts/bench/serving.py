@@ -82,10 +82,10 @@ def total(metrics, family):
 class Server:
     """tritonserver with one model: the engines of `folder`, served with `parameters` and more lines of config.pbtxt, by the
     library in `backends` or else the one of this source, built first. With `models` there are as many of those engines
-    as names, and none is loaded before `load`. `group` is a control group to run in.
+    as names, and none is loaded before `load`. `group` is a control group to run in; `label` tells the logs of servers apart.
     """
 
-    def __init__(self, folder, parameters=None, config="", backends=None, arguments=(), models=(), group=None):
+    def __init__(self, folder, parameters=None, config="", backends=None, arguments=(), models=(), group=None, label=""):
         self.backends, self.arguments, self.group = backends, list(arguments), group
         self.models = list(models) or [folder.name]
         self.model = self.models[0]
@@ -101,13 +101,23 @@ class Server:
             (place / "1").symlink_to((folder / "1").resolve())
             text = re.sub(r"(?m)^name:.*$", f'name: "{model}"', (folder / "config.pbtxt").read_text())
             (place / "config.pbtxt").write_text(text + config)
-        self.log_path = ROOT / "target/bench-server.log"
+        self.log_path = ROOT / f"target/bench-server{label}.log"
         self.log_path.parent.mkdir(exist_ok=True)
         self.ports = free_ports(len(PORTS))
         self.http, self.grpc, self.metrics_url = (f"127.0.0.1:{port}" for port in self.ports)
 
     def __enter__(self):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is ended too
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def start(self):
+        """Has the process begin; its models are not loaded yet."""
         environment = {**os.environ, **{name: str(port) for name, port in zip(PORTS, self.ports)}}
         if self.backends:
             environment["SPEC_BACKEND_DIR"] = str(pathlib.Path(self.backends).resolve())
@@ -116,12 +126,6 @@ class Server:
         with open(self.log_path, "wb") as log:
             # serve becomes the server, so its process is the server's.
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            self.wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
 
     def __exit__(self, *_):
         self.process.terminate()
