@@ -1,6 +1,7 @@
 """Checks of deploy/container and deploy/kubernetes that need no server: they render, fit the schemas, and fit each other."""
 
 import json
+import pathlib
 import re
 import subprocess
 import tempfile
@@ -75,11 +76,19 @@ def check_container(check):
     dockerfile = (CONTAINER / "Dockerfile").read_text()
     check.command("hadolint finds nothing in the Dockerfile", tools.program("hadolint"), CONTAINER / "Dockerfile")
     check.command("the script that drains is in bash's syntax", "bash", "-n", CONTAINER / "drain")
-    sources = [source for line in re.findall(r"(?m)^COPY (?!--from)(.*)$", dockerfile) for source in line.split()[:-1]]
+    lines = re.findall(r"(?m)^COPY (?!--from)(.*)$", dockerfile)
+    sources = sorted({source for line in lines for source in line.split()[:-1]})
     missing = [source for source in sources if not (ROOT / source).exists()]
     check(f"each of {len(sources)} sources of COPY exists", sources and not missing, missing)
     kept = re.findall(r"(?m)^!(.*)$", (CONTAINER / "Dockerfile.dockerignore").read_text())
     check("the ignore file lets those and no others through", set(kept) == set(sources), set(kept) ^ set(sources))
+    with tempfile.TemporaryDirectory() as scratch:
+        for source in sources:
+            place = pathlib.Path(scratch) / source
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(ROOT / source)
+        check.command("what is copied is a whole workspace", "cargo", "metadata", "--quiet", "--no-deps", "--locked", "--offline",
+                      "--format-version=1", "--manifest-path", pathlib.Path(scratch) / "Cargo.toml")
     rust = re.search(r"(?m)^ARG RUST=(.*)$", dockerfile)[1]
     needed = re.search(r'(?m)^rust-version = "(.*)"$', (ROOT / "Cargo.toml").read_text())[1]
     check("it builds with the Rust that the workspace asks for", rust == needed, f"{rust}, {needed}")

@@ -147,7 +147,7 @@ class Gateway:
 
 
 def report(metrics):
-    """What Triton 24.11 and newer says of the metrics of a server, in its text format (server: orca_http.cc); None if nothing."""
+    """What servers newer than 2.51 say of their metrics, in Triton's text format (server: orca_http.cc); None if nothing."""
     pages = {}
     for labels, value in re.findall(r"nv_trt_llm_kv_cache_block_metrics(?:{(.*?)})?\s*(\d+(?:\.\d+)?)", metrics):
         kind = dict(re.findall(r'(\w+)="([^"]*)"', labels)).get("kv_cache_block_type")

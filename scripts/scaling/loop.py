@@ -22,16 +22,17 @@ SPEED = 6
 MIN_REPLICAS, MAX_REPLICAS = 1, 3
 SLOTS = 4
 LOW, HIGH = 1, 10
-LIMITS = {"max_running": SLOTS, "max_queue_size": 64, "threads": 1, "max_tokens_in_paged_kv_cache": 8192}
+# With drain_timeout_ms a server that is told to end cuts off what still runs: nothing but the hook keeps a text whole.
+LIMITS = {"max_running": SLOTS, "max_queue_size": 64, "threads": 1, "max_tokens_in_paged_kv_cache": 8192, "drain_timeout_ms": 1}
 # The same tokens each time: greedy, and as many.
 OPTIONS = {"max_tokens": 96, "ignore_eos": True}
 LONG = {"text_input": "Tell me a very long story about a river and the people who live beside it.", **OPTIONS, "max_tokens": 400}
 NUM_PROMPTS = 12
 # Answers to look at once as many replicas are there as are needed.
 NUM_SETTLED = 60
-# How long the first token may take, as a multiple of the time that the text behind it takes in the same minutes: as long as
-# requests wait for one another, it is more than one whole text.
-TAIL = 1.0
+# How long the first token may take, as a multiple of the time that the text behind it takes in the same minutes. With one
+# replica two or three requests wait for each slot, and it is 2 and more.
+TAIL = 1.5
 
 
 class Prometheus(prometheus.Prometheus):
