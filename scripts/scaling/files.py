@@ -145,6 +145,8 @@ def check_overlay(check, overlay):
     program, limit = overlay.drain
     grace, needed = pod["spec"]["terminationGracePeriodSeconds"], int(limit) + overlay.exit_seconds + OVERTIME_SECONDS
     check(f"{name}: draining and the exit timeout fit into the grace period", needed < grace, f"{needed} of {grace} s")
+    longest = int(re.search(r'"request_timeout_ms", "(\d+)"', (ROOT / "builder/src/folder.rs").read_text())[1]) / 1000
+    check(f"{name}: draining may take as long as a request of spec-build's configurations", longest < int(limit), f"{limit}, {longest} s")
     check(f"{name}: the hook's program is in the container", f"deploy/container/{program} " in (CONTAINER / "Dockerfile").read_text())
     scalers = overlay.all("HorizontalPodAutoscaler")
     if scalers:
