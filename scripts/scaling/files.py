@@ -87,8 +87,8 @@ def check_container(check):
             place = pathlib.Path(scratch) / source
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(ROOT / source)
-        check.command("what is copied is a whole workspace", "cargo", "metadata", "--quiet", "--no-deps", "--locked", "--offline",
-                      "--format-version=1", "--manifest-path", pathlib.Path(scratch) / "Cargo.toml")
+        check.command("what is copied is a whole workspace", "cargo", "metadata", "--quiet", "--no-deps", "--locked",
+                      "--offline", "--format-version=1", "--manifest-path", pathlib.Path(scratch) / "Cargo.toml")
     rust = re.search(r"(?m)^ARG RUST=(.*)$", dockerfile)[1]
     needed = re.search(r'(?m)^rust-version = "(.*)"$', (ROOT / "Cargo.toml").read_text())[1]
     check("it builds with the Rust that the workspace asks for", rust == needed, f"{rust}, {needed}")
@@ -117,8 +117,8 @@ def check_schemas(check, overlay):
             check(f"{name}: Envoy Gateway knows what is said of the utilization", known.keys() <= UTILIZATION, known)
     run = subprocess.run(["node", ROOT / "scripts/scaling/validate.mjs", packages], input=json.dumps(newer),
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    check(f"{name}: {len(others)} documents fit the schemas of their projects", others and run.returncode == 0 and not run.stdout,
-          run.stdout)
+    check(f"{name}: {len(others)} documents fit the schemas of their projects",
+          others and run.returncode == 0 and not run.stdout, run.stdout)
 
 
 def check_overlay(check, overlay):
@@ -142,12 +142,18 @@ def check_overlay(check, overlay):
     wrong = [one for one in targets if not any(route["kind"] == one["kind"] and route["metadata"]["name"] == one["name"]
                                                for route in routes)]
     check(f"{name}: policies are for routes that are there", targets and not wrong, wrong)
+    patched = {one["name"] for policy in overlay.all("EnvoyPatchPolicy") for one in policy["spec"]["jsonPatches"]}
+    clusters = {f"httproute/default/{route['metadata']['name']}/rule/{idx}" for route in overlay.all("HTTPRoute")
+                for idx, _ in enumerate(route["spec"]["rules"])}
+    check(f"{name}: what Envoy makes of each HTTPRoute is patched", patched == clusters, patched ^ clusters)
     program, limit = overlay.drain
     grace, needed = pod["spec"]["terminationGracePeriodSeconds"], int(limit) + overlay.exit_seconds + OVERTIME_SECONDS
     check(f"{name}: draining and the exit timeout fit into the grace period", needed < grace, f"{needed} of {grace} s")
     longest = int(re.search(r'"request_timeout_ms", "(\d+)"', (ROOT / "builder/src/folder.rs").read_text())[1]) / 1000
-    check(f"{name}: draining may take as long as a request of spec-build's configurations", longest < int(limit), f"{limit}, {longest} s")
-    check(f"{name}: the hook's program is in the container", f"deploy/container/{program} " in (CONTAINER / "Dockerfile").read_text())
+    check(f"{name}: draining may take as long as a request of spec-build's configurations", longest < int(limit),
+          f"{limit}, {longest} s")
+    copied = (CONTAINER / "Dockerfile").read_text()
+    check(f"{name}: the hook's program is in the container", f"deploy/container/{program} " in copied)
     scalers = overlay.all("HorizontalPodAutoscaler")
     if scalers:
         spec = scalers[0]["spec"]
@@ -185,6 +191,10 @@ def check_formula(check, spec):
     """The autoscaler's formula on cases whose results are known."""
     wrong = [(case, got) for case in EXAMPLES if (got := wanted_by_metric(*case[:4])) != case[4]]
     check(f"the autoscaler's formula: {len(EXAMPLES)} cases", not wrong, wrong)
+    names = list(Autoscaler(spec).targets())
+    values = lambda full: {name: [1.4 if name == full else 0.1] * 2 for name in names}
+    alone = {name: Autoscaler(spec).decide(0, 2, 2, values(name)) for name in names}
+    check("the autoscaler goes by the metric that asks for most", all(count == 4 for count in alone.values()), alone)
     scaler, seen, count = Autoscaler({**spec, "minReplicas": 1, "maxReplicas": 10}), [], 1
     for now in range(0, 700, 15):
         values = {name: [10.0 if now < 100 else 0.0] * count for name in scaler.targets()}

@@ -1,5 +1,5 @@
-"""The way in: a real Envoy, configured as Envoy Gateway would from deploy/kubernetes, and the load reports of servers too old to
-send any.
+"""The way in: a real Envoy, configured as Envoy Gateway would from deploy/kubernetes, and the load reports of servers that are
+too old to send any.
 
 Envoy's configuration is made of the HTTPRoute, its BackendTrafficPolicy and the EnvoyPatchPolicy, in the shape in which Envoy
 Gateway translates them. Endpoints come from a file, as they come over the network there.
@@ -21,7 +21,8 @@ import serving
 import tools
 
 TYPES = "type.googleapis.com/envoy"
-PROTOCOL_SECONDS = 3600
+# Longer than Envoy keeps a connection that is not used, so that none is closed just as a request comes.
+KEEPALIVE_SECONDS = 7200
 ASKS_FOR_REPORT, REPORT = "endpoint-load-metrics-format", "endpoint-load-metrics"
 
 
@@ -57,7 +58,7 @@ def cluster(overlay, endpoints):
     for patch in overlay.one("EnvoyPatchPolicy")["spec"]["jsonPatches"]:
         operation = patch["operation"]
         if (patch["name"], operation["op"], operation["path"].count("/")) != (name, "add", 1):
-            raise ValueError(f"a patch of {patch['name']}, {operation['op']} {operation['path']}: only an addition to {name} is known")
+            raise ValueError(f"{operation['op']} {operation['path']} of {patch['name']}: only an addition to {name} is known")
         found[operation["path"][1:]] = operation["value"]
     return found
 
@@ -167,6 +168,7 @@ class Front:
     def __init__(self, server):
         self.server = server
         self.port = serving.free_ports(1)[0]
+        self.reports = set()
 
     async def start(self):
         """Begins to listen."""
@@ -174,7 +176,7 @@ class Front:
         self.session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         application = web.Application(client_max_size=1 << 30)
         application.router.add_route("*", "/{path:.*}", self.handle)
-        self.runner = web.AppRunner(application, access_log=None, handler_cancellation=True, keepalive_timeout=PROTOCOL_SECONDS)
+        self.runner = web.AppRunner(application, access_log=None, handler_cancellation=True, keepalive_timeout=KEEPALIVE_SECONDS)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
 
@@ -186,21 +188,29 @@ class Front:
     async def handle(self, request):
         """One request."""
         body = await request.read()
-        headers = {name: value for name, value in request.headers.items() if name.lower() in ("content-type", ASKS_FOR_REPORT)}
+        headers = {name: request.headers[name] for name in ("Content-Type", ASKS_FOR_REPORT) if name in request.headers}
         try:
-            reply = await self.session.request(request.method, f"http://{self.server.http}{request.rel_url}", data=body, headers=headers)
+            url = f"http://{self.server.http}{request.rel_url}"
+            reply = await self.session.request(request.method, url, data=body, headers=headers)
         except aiohttp.ClientConnectorError:
             return web.Response(status=503)
         async with reply:
             headers = {name: reply.headers[name] for name in ("Content-Type", REPORT) if name in reply.headers}
             if ASKS_FOR_REPORT in request.headers and REPORT not in headers and (found := await self.report()):
                 headers[REPORT] = found
+            if REPORT in headers:
+                self.reports.add(headers[REPORT])
             response = web.StreamResponse(status=reply.status, headers=headers)
             await response.prepare(request)
             async for chunk in reply.content.iter_any():
                 await response.write(chunk)
             await response.write_eof()
         return response
+
+    def weights(self):
+        """What Envoy should make of the reports so far: a thousand requests a second over the utilization."""
+        used = [float(re.search(r"kv_cache_utilization=([\d.]+)", one)[1]) for one in self.reports]
+        return {int(1000 / one) for one in used if one > 0}
 
     async def report(self):
         """The server's load now."""

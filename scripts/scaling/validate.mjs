@@ -17,6 +17,6 @@ for (const document of JSON.parse(readFileSync(0, "utf8"))) {
   const schema = prefix + version[0].toUpperCase() + version.slice(1) + document.kind;
   const { validate } = await import(pathToFileURL(`${packages}/${name}/_schemas/${schema}.js`));
   if (!validate(document))
-    for (const error of validate.errors)
-      console.log(`${document.kind} ${document.metadata.name}${error.instancePath}: ${error.keyword} ${JSON.stringify(error.params)}`);
+    for (const { instancePath, keyword, params } of validate.errors)
+      console.log(`${document.kind} ${document.metadata.name}${instancePath}: ${keyword} ${JSON.stringify(params)}`);
 }
