@@ -138,10 +138,10 @@ def check_overlay(check, overlay):
     routes = [*overlay.all("HTTPRoute"), *overlay.all("GRPCRoute")]
     behind = {ref["port"] for route in routes for rule in route["spec"]["rules"] for ref in rule["backendRefs"]}
     check(f"{name}: routes lead to ports of the Service", behind <= open_ports, behind)
-    targets = [one for policy in overlay.all("BackendTrafficPolicy") for one in policy["spec"]["targetRefs"]]
-    wrong = [one for one in targets if not any(route["kind"] == one["kind"] and route["metadata"]["name"] == one["name"]
-                                               for route in routes)]
-    check(f"{name}: policies are for routes that are there", targets and not wrong, wrong)
+    policies = [*overlay.all("BackendTrafficPolicy"), *overlay.all("ClientTrafficPolicy")]
+    targets = [(one["kind"], one["name"]) for policy in policies for one in policy["spec"]["targetRefs"]]
+    there = {(one["kind"], one["metadata"]["name"]) for one in overlay.documents}
+    check(f"{name}: policies are for what is there", targets and set(targets) <= there, targets)
     patched = {one["name"] for policy in overlay.all("EnvoyPatchPolicy") for one in policy["spec"]["jsonPatches"]}
     clusters = {f"httproute/default/{route['metadata']['name']}/rule/{idx}" for route in overlay.all("HTTPRoute")
                 for idx, _ in enumerate(route["spec"]["rules"])}
@@ -150,8 +150,9 @@ def check_overlay(check, overlay):
     grace, needed = pod["spec"]["terminationGracePeriodSeconds"], int(limit) + overlay.exit_seconds + OVERTIME_SECONDS
     check(f"{name}: draining and the exit timeout fit into the grace period", needed < grace, f"{needed} of {grace} s")
     longest = int(re.search(r'"request_timeout_ms", "(\d+)"', (ROOT / "builder/src/folder.rs").read_text())[1]) / 1000
-    check(f"{name}: draining may take as long as a request of spec-build's configurations", longest < int(limit),
-          f"{limit}, {longest} s")
+    idle = overlay.one("ClientTrafficPolicy")["spec"]["timeout"]["http"]["streamIdleTimeout"]
+    check(f"{name}: draining may take as long as a request of spec-build's configurations, and the gateway waits as long",
+          longest < min(int(limit), int(idle.removesuffix("s"))), f"{limit}, {idle}, {longest} s")
     copied = (CONTAINER / "Dockerfile").read_text()
     check(f"{name}: the hook's program is in the container", f"deploy/container/{program} " in copied)
     scalers = overlay.all("HorizontalPodAutoscaler")

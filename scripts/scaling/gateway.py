@@ -1,7 +1,7 @@
 """The way in: a real Envoy, configured as Envoy Gateway would from deploy/kubernetes, and the load reports of servers that are
 too old to send any.
 
-Envoy's configuration is made of the HTTPRoute, its BackendTrafficPolicy and the EnvoyPatchPolicy, in the shape in which Envoy
+Envoy's configuration is made of the HTTPRoute, the policies of traffic and the EnvoyPatchPolicy, in the shape in which Envoy
 Gateway translates them. Endpoints come from a file, as they come over the network there.
 """
 
@@ -80,6 +80,7 @@ def configuration(overlay, port, admin_port, endpoints):
     }
     manager = typed(
         "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager", stat_prefix="way-in",
+        stream_idle_timeout=seconds(overlay.one("ClientTrafficPolicy")["spec"]["timeout"]["http"]["streamIdleTimeout"]),
         route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         http_filters=[{"name": "envoy.filters.http.router", "typed_config": typed("extensions.filters.http.router.v3.Router")}])
     at = lambda port: {"socket_address": {"address": "127.0.0.1", "port_value": port}}
