@@ -272,7 +272,7 @@ fn what_a_head_has_of_its_target_is_not_stored_twice() {
         let target = Checkpoint::open(&target).unwrap();
         for shares in [true, false] {
             let checkpoint = Checkpoint::open_draft(&head, &target, shares).unwrap();
-            let eagle = checkpoint.config.eagle.unwrap();
+            let eagle = checkpoint.config.eagle().unwrap().clone();
             let own = (eagle.own_embed, eagle.own_head);
             assert_eq!(own, (own_embed || !shares, own_head || !shares), "{case}");
         }

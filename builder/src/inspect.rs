@@ -5,7 +5,7 @@ use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
 use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
-use spec_core::model::{EagleConfig, EagleKind};
+use spec_core::model::{DraftHead, EagleConfig, EagleKind};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -111,8 +111,8 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
     fact("built by", format!("{builder}, kernels {kernels}"))?;
     fact("device", shown_device(device))?;
     fact("model", shape(engine.manifest()))?;
-    if let Some(eagle) = &engine.manifest().model.eagle {
-        fact("head", head(eagle))?;
+    if let Some(draft_head) = &engine.manifest().model.draft_head {
+        fact("head", head(draft_head))?;
     }
     fact("parameters", table::count(sizes.parameters))?;
     fact(
@@ -181,7 +181,13 @@ fn shown_device(device: &Device) -> String {
 }
 
 /// What a head reads and drafts.
-fn head(eagle: &EagleConfig) -> String {
+fn head(head: &DraftHead) -> String {
+    match head {
+        DraftHead::Eagle(eagle) => eagle_head(eagle),
+    }
+}
+
+fn eagle_head(eagle: &EagleConfig) -> String {
     let EagleConfig { kind, taps, draft_vocab, own_embed, own_head, .. } = eagle;
     let kind = match kind {
         EagleKind::Eagle1 => "EAGLE-1",

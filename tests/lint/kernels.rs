@@ -34,7 +34,7 @@ fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
         out_bias: false,
         mlp_bias: false,
         qk_norm,
-        eagle: None,
+        draft_head: None,
     }
 }
 

@@ -10,7 +10,7 @@ use super::target::Target;
 use super::tensor::{Source, Tensor};
 use super::{Checkpoint, family, hf_config};
 use anyhow::{Context, Result, bail, ensure};
-use spec_core::model::{EagleConfig, EagleKind, ModelConfig, TapNorms};
+use spec_core::model::{DraftHead, EagleConfig, EagleKind, ModelConfig, TapNorms};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::unix::fs::FileExt;
@@ -74,7 +74,8 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
         let map = vocab_map(&map, eagle.draft_vocab, model.vocab_size).context("tensor `d2t`")?;
         tensors.insert(names::VOCAB_MAP.into(), map);
     }
-    model.eagle = Some(EagleConfig { own_embed, own_head, ..eagle });
+    let eagle = EagleConfig { own_embed, own_head, ..eagle };
+    model.draft_head = Some(DraftHead::Eagle(eagle));
     model.validate()?;
     for Expected { name, shape, .. } in names::expected(&model, false) {
         if let Entry::Vacant(missing) = tensors.entry(name) {

@@ -51,7 +51,7 @@ pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Resul
         out_bias,
         mlp_bias,
         qk_norm: row.qk_norm,
-        eagle: None,
+        draft_head: None,
     };
     model.validate()?;
     Ok(model)

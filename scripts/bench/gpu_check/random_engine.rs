@@ -128,7 +128,7 @@ impl Model {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
-            eagle: None,
+            draft_head: None,
         }
     }
 

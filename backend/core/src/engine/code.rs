@@ -98,8 +98,10 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         }
     }
     let elsewhere = "use --device cpu";
-    if model.eagle.is_some() {
-        return Err("an EAGLE head on a GPU, expected a model: use --draft-device cpu".into());
+    if model.draft_head.is_some() {
+        return Err(
+            "a head on hidden states on a GPU, expected a model: use --draft-device cpu".into()
+        );
     }
     if !HEAD_DIMS.contains(&model.head_dim) {
         return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));

@@ -1,6 +1,6 @@
 //! The shape of a decoder model: everything that the executors need to know besides the weights.
 
-use super::EagleConfig;
+use super::{DraftHead, EagleConfig};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -82,10 +82,18 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// What it is besides, where it is no model of its own but a head on another one's hidden states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eagle: Option<EagleConfig>,
+    pub draft_head: Option<DraftHead>,
 }
 
 impl ModelConfig {
+    /// What it is as an EAGLE head, if it is one.
+    pub fn eagle(&self) -> Option<&EagleConfig> {
+        match &self.draft_head {
+            Some(DraftHead::Eagle(eagle)) => Some(eagle),
+            _ => None,
+        }
+    }
+
     /// Elements of all query heads.
     pub fn q_size(&self) -> usize {
         self.num_heads * self.head_dim
@@ -134,8 +142,9 @@ impl ModelConfig {
         if !(self.rope_theta >= 1.0 && self.rope_theta.is_finite()) {
             return Err(bad(format!("rope_theta is {}, expected at least 1", self.rope_theta)));
         }
-        if let Some(eagle) = &self.eagle {
-            eagle.validate(self)?;
+        match &self.draft_head {
+            None => {}
+            Some(DraftHead::Eagle(eagle)) => eagle.validate(self)?,
         }
         match &self.rope_scaling {
             None => Ok(()),

@@ -4,8 +4,8 @@
 //! A decoder is described by [`Linear`] and [`Vector`]; an executor turns each into what it computes with, and has the same
 //! decoder of its own types.
 
-use super::ModelConfig;
 use super::eagle::Eagle;
+use super::{DraftHead, ModelConfig};
 use crate::Result;
 
 /// What a tensor of a checkpoint is.
@@ -208,9 +208,9 @@ pub trait Load {
 
 /// Makes something of each part of a model, in the order of an engine's sections.
 pub fn walk<L: Load>(config: &ModelConfig, loader: &mut L) -> Result<()> {
-    match &config.eagle {
+    match &config.draft_head {
         None => Decoder::of(config).load(loader).map(drop),
-        Some(eagle) => Eagle::of(config, eagle).load(loader).map(drop),
+        Some(DraftHead::Eagle(eagle)) => Eagle::of(config, eagle).load(loader).map(drop),
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod config;
 pub mod decoder;
+mod draft_head;
 mod dtype;
 mod e4m3;
 pub(crate) mod eagle;
@@ -13,6 +14,7 @@ mod rope;
 pub(crate) mod testing;
 
 pub use config::{Family, ModelConfig, RopeScaling};
+pub use draft_head::DraftHead;
 pub use dtype::Dtype;
 pub(crate) use dtype::Scale;
 pub use eagle::{EagleConfig, EagleKind, TapNorms};

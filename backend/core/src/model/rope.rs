@@ -85,7 +85,7 @@ mod tests {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
-            eagle: None,
+            draft_head: None,
         }
     }
 

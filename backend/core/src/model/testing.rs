@@ -22,6 +22,6 @@ pub(crate) fn small_llama() -> ModelConfig {
         out_bias: false,
         mlp_bias: false,
         qk_norm: false,
-        eagle: None,
+        draft_head: None,
     }
 }

@@ -12,6 +12,7 @@ use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, OnHost, Uploaded};
+use crate::model::DraftHead;
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -88,7 +89,7 @@ impl Loader<'_> {
         let first = self.num_pages as PageId;
         let scratch = first..first + placement.scratch_pages(0) as PageId;
         let Some(target) = target.forward(scratch) else {
-            return Err(Error::Unsupported("an EAGLE head as the target".into()));
+            return Err(Error::Unsupported("a head on hidden states as the target".into()));
         };
         let host = Host::new(target, drafter)?;
         let executor: Box<dyn Executor> = match steps {
@@ -150,9 +151,9 @@ impl Loader<'_> {
         memory.add_weights(WeightCopy { number, memory: MemoryType::Cpu, bytes, is_first });
         let (num_pages, rows) = (self.num_pages, self.placement.rows(idx));
         let resources = Resources { num_pages, rows, isa: *isa, pool: Arc::clone(pool) };
-        let model = match &engine.manifest().model.eagle {
+        let model = match &engine.manifest().model.draft_head {
             None => Model::Cpu(Box::new(cpu::Model::new(engine, weights, resources)?)),
-            Some(_) => {
+            Some(DraftHead::Eagle(_)) => {
                 let target = self.copies.cpu.get(&self.placement.key(0)).map(|copy| copy.weights);
                 Model::Eagle(Box::new(cpu::Eagle::new(engine, weights, target, resources)?))
             }

@@ -252,7 +252,7 @@ impl Runtime {
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
-        let is_head = |draft: &Engine| draft.manifest().model.eagle.is_some();
+        let is_head = |draft: &Engine| draft.manifest().model.draft_head.is_some();
         // A model has read its own drafts that were kept; a head reads them again, with the target's states.
         let usual_draft_rows =
             if draft.as_ref().is_some_and(is_head) { max_draft_len + 1 } else { 2 };

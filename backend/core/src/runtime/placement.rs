@@ -318,7 +318,7 @@ fn step_bounds(manifest: &Manifest, draft: Option<&Manifest>, options: &Options)
 pub fn page_bytes(model: &ModelConfig, precision: &Precision, device: &Built) -> usize {
     match device {
         Built::Cpu => {
-            let beside = model.eagle.as_ref().map_or(0, |_| cpu::Eagle::page_end_bytes(model));
+            let beside = model.eagle().map_or(0, |_| cpu::Eagle::page_end_bytes(model));
             let (layers, heads) = (model.num_layers, model.num_kv_heads);
             cpu::kv::KvCache::page_bytes(precision.kv, layers, heads, model.head_dim) + beside
         }

@@ -60,13 +60,13 @@ fn open_head(head: &Folder, shares: bool) -> anyhow::Result<Checkpoint> {
 }
 
 fn eagle(head: &Folder) -> EagleConfig {
-    open_head(head, true).unwrap().config.eagle.unwrap()
+    open_head(head, true).unwrap().config.eagle().cloned().unwrap()
 }
 
 #[test]
 fn the_original_layout_opens() {
     let checkpoint = open_head(&eagle3(), true).unwrap();
-    let eagle = checkpoint.config.eagle.as_ref().unwrap();
+    let eagle = checkpoint.config.eagle().unwrap();
     assert_eq!((eagle.kind, &eagle.taps[..]), (EagleKind::Eagle3, &[0, 1, 2][..]));
     assert_eq!((eagle.tap_norms, eagle.draft_vocab), (TapNorms::None, 16));
     assert!(!eagle.own_embed && eagle.own_head && eagle.maps_vocab);
@@ -85,7 +85,7 @@ fn what_the_target_has_as_well_is_left_to_it() {
     head.blobs.push(Blob::f32("embed_tokens.weight", &[48, 32], &theirs));
     assert!(!eagle(&head).own_embed, "the same values");
     let alone = open_head(&head, false).unwrap();
-    assert!(alone.config.eagle.as_ref().unwrap().own_embed, "a head on another device has all");
+    assert!(alone.config.eagle().unwrap().own_embed, "a head on another device has all");
     assert_eq!(read(&alone, "model.embed_tokens.weight"), theirs);
     let mut other = theirs;
     other[777] += 1.0;

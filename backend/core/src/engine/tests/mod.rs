@@ -46,7 +46,7 @@ pub(super) fn tiny_manifest() -> Manifest {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
-            eagle: None,
+            draft_head: None,
         },
         precision: Precision { weights: Dtype::Bf16, head: Dtype::Fp16, kv: Dtype::Fp16 },
         limits: Limits { max_draft_len: 4, max_batch_size: 2, max_seq_len: 32, max_num_tokens: 16 },

@@ -51,7 +51,7 @@ impl Eagle {
         let Resources { num_pages, rows, isa, pool } = resources;
         let manifest = engine.manifest();
         let config = manifest.model.clone();
-        let (Some(eagle), Some(parts)) = (config.eagle.clone(), weights.eagle()) else {
+        let (Some(eagle), Some(parts)) = (config.eagle().cloned(), weights.eagle()) else {
             return Err(bad(engine, "it is no EAGLE head"));
         };
         let target = target.filter(|target| target.decoder().is_some());

@@ -90,7 +90,7 @@ impl Model {
         let manifest = engine.manifest();
         let config = manifest.model.clone();
         if weights.decoder().is_none() {
-            return Err(Error::Unsupported("an EAGLE head as a model".into()));
+            return Err(Error::Unsupported("a head on hidden states as a model".into()));
         }
         let kv = KvCache::new(
             manifest.precision.kv,

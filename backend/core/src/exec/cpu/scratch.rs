@@ -24,8 +24,7 @@ fn widths(config: &ModelConfig, precision: &Precision, isa: Isa) -> [usize; 9] {
     let (hidden, ff, q) = (config.hidden_size, config.intermediate_size, config.q_size());
     let words = |dtype, k| Prepared::num_words(isa, dtype, 1, k);
     let (first, fc) = config
-        .eagle
-        .as_ref()
+        .eagle()
         .map_or((hidden, hidden), |eagle| (eagle.first_inputs(hidden), eagle.fc_inputs(hidden)));
     let products = [first, q, ff, fc].map(|k| words(precision.weights, k));
     let prepared = products.into_iter().fold(words(precision.head, hidden), usize::max);

@@ -3,6 +3,7 @@
 use super::{Arena, Pool, Weight};
 use crate::Result;
 use crate::engine::{Engine, EngineReader, Manifest, Precision, SectionKind};
+use crate::model::DraftHead;
 use crate::model::decoder::{Decoder, Linear, Load, Vector};
 use crate::model::eagle::Eagle;
 
@@ -35,9 +36,11 @@ impl Weights {
         let Manifest { model, precision, .. } = engine.manifest();
         let reader = engine.reader()?;
         let mut loader = Loader { reader: &reader, precision, pool, arena };
-        let parts = match &model.eagle {
+        let parts = match &model.draft_head {
             None => Parts::Decoder(Box::new(Decoder::of(model).load(&mut loader)?)),
-            Some(eagle) => Parts::Eagle(Box::new(Eagle::of(model, eagle).load(&mut loader)?)),
+            Some(DraftHead::Eagle(eagle)) => {
+                Parts::Eagle(Box::new(Eagle::of(model, eagle).load(&mut loader)?))
+            }
         };
         reader.finish()?;
         Ok(Self { parts })
