@@ -79,7 +79,7 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
 
 /// Those of the target, with the draft length that was asked for.
 fn limits(args: &DraftArgs, old: &Manifest, draft: Option<&Checkpoint>) -> Result<Limits> {
-    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft)?;
+    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft, draft)?;
     let limits = Limits { max_draft_len, ..old.limits.clone() };
     if let Some(draft) = draft {
         let sees = draft.config.max_position.min(draft.sliding_window.unwrap_or(usize::MAX));

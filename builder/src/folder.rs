@@ -252,9 +252,19 @@ pub(crate) fn drafter(source: &DraftSource) -> DrafterKind {
 }
 
 /// Draft tokens in a step, of what was asked for.
-pub(crate) fn max_draft_len(asked: Option<usize>, source: &DraftSource) -> Result<usize> {
+pub(crate) fn max_draft_len(
+    asked: Option<usize>,
+    source: &DraftSource,
+    draft: Option<&Checkpoint>,
+) -> Result<usize> {
     let has_drafter = *source != DraftSource::None;
-    let max_draft_len = asked.unwrap_or(if has_drafter { DEFAULT_DRAFT_LEN } else { 0 });
+    let most = draft.and_then(|draft| draft.config.most_drafts()).unwrap_or(usize::MAX);
+    let default = if has_drafter { DEFAULT_DRAFT_LEN.min(most) } else { 0 };
+    let max_draft_len = asked.unwrap_or(default);
+    ensure!(
+        max_draft_len <= most,
+        "--max-draft-len {max_draft_len}: the draft has {most} heads, one a token"
+    );
     ensure!(
         has_drafter || max_draft_len == 0,
         "--max-draft-len {max_draft_len} without a drafter: add --draft"
@@ -267,7 +277,7 @@ pub(crate) fn max_draft_len(asked: Option<usize>, source: &DraftSource) -> Resul
 }
 
 fn limits(args: &ModelArgs, target: &Checkpoint, draft: Option<&Checkpoint>) -> Result<Limits> {
-    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft)?;
+    let max_draft_len = max_draft_len(args.max_draft_len, &args.draft, draft)?;
     let mut longest = usize::MAX;
     for (name, checkpoint) in [("target", Some(target)), ("draft", draft)] {
         let Some(checkpoint) = checkpoint else { continue };

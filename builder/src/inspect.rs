@@ -5,7 +5,7 @@ use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
 use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
-use spec_core::model::{DraftHead, EagleConfig, EagleKind};
+use spec_core::model::{DraftHead, EagleConfig, EagleKind, MedusaConfig};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -184,6 +184,7 @@ fn shown_device(device: &Device) -> String {
 fn head(head: &DraftHead) -> String {
     match head {
         DraftHead::Eagle(eagle) => eagle_head(eagle),
+        DraftHead::Medusa(medusa) => medusa_heads(medusa),
     }
 }
 
@@ -206,8 +207,26 @@ fn eagle_head(eagle: &EagleConfig) -> String {
     )
 }
 
+/// How many there are, and what they have of their own.
+fn medusa_heads(medusa: &MedusaConfig) -> String {
+    let MedusaConfig { tap, num_blocks, block_bias, own_heads } = medusa;
+    let number = |count: usize, what: &str| {
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{count} {what}{plural}")
+    };
+    let (heads, layers) = (number(own_heads.len(), "head"), number(*num_blocks, "layer"));
+    let bias = if *block_bias { "" } else { " without bias" };
+    let shared = own_heads.iter().filter(|is_own| !**is_own).count();
+    format!(
+        "Medusa, {heads}, {layers}{bias}, on the normed state behind layer {tap}; {shared} of them end in the target's head"
+    )
+}
+
 fn shape(manifest: &Manifest) -> String {
     let model = &manifest.model;
+    if model.medusa().is_some() {
+        return format!("{} wide, vocabulary {}", model.hidden_size, model.vocab_size);
+    }
     let tied = if model.tied_head { "tied" } else { "untied" };
     format!(
         "{:?}: {} layers of {} (mlp {}), {} heads of {} over {}, vocabulary {} ({tied} head), {} positions",

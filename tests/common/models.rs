@@ -107,6 +107,8 @@ pub(crate) struct Recipe {
     pub(crate) head_dtype: Option<Dtype>,
     /// Tokens of a sequence.
     pub(crate) max_seq_len: usize,
+    /// Draft tokens in a step.
+    pub(crate) max_draft_len: usize,
 }
 
 /// Longest context of the engines built here: the smallest KV cache that is allowed holds one of it.
@@ -131,6 +133,7 @@ impl Recipe {
             kv_dtype,
             head_dtype,
             max_seq_len,
+            max_draft_len: MAX_DRAFT_LEN,
         }
     }
 
@@ -142,6 +145,11 @@ impl Recipe {
     /// The same for texts of up to so many tokens.
     pub(crate) fn up_to(self, max_seq_len: usize) -> Self {
         Self { max_seq_len, ..self }
+    }
+
+    /// The same with so many draft tokens in a step.
+    pub(crate) fn drafting(self, max_draft_len: usize) -> Self {
+        Self { max_draft_len, ..self }
     }
 
     /// The same with a drafter for another device.
@@ -174,7 +182,7 @@ impl Recipe {
         let model = ModelArgs {
             target: self.target.clone(),
             draft: self.draft.clone(),
-            max_draft_len: (self.draft != DraftSource::None).then_some(MAX_DRAFT_LEN),
+            max_draft_len: (self.draft != DraftSource::None).then_some(self.max_draft_len),
             dtype: self.dtype,
             draft_dtype: Some(self.draft_dtype),
             head_dtype: self.head_dtype,

@@ -18,7 +18,8 @@ pub mod batch {
 /// Drafters by themselves.
 pub mod draft {
     pub use crate::draft::{
-        Drafter, Eagle, Head, HeadPass, HeadSegment, Model, Ngram, Proposal, Suffix, Verified,
+        Drafter, Eagle, Head, HeadPass, HeadSegment, Heads, Medusa, Model, Ngram, Proposal, Suffix,
+        Verified,
     };
 }
 
@@ -41,7 +42,7 @@ pub mod cpu {
     pub use crate::exec::cpu::kv::KvCache;
     pub use crate::exec::cpu::roofline::{quiet, read_all, time};
     pub use crate::exec::cpu::{
-        Arena, Eagle, Model, Prepared, Resources, Weight, Weights, linear, prepare,
+        Arena, Eagle, Medusa, Model, Prepared, Resources, Weight, Weights, linear, prepare,
     };
 }
 

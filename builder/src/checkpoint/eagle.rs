@@ -23,7 +23,7 @@ const FC: &str = "fc.weight";
 /// Opens a folder as a head of `target`, if it is one. `shares` is whether it may leave to the target what both have.
 pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<Option<Checkpoint>> {
     let config = Object::open(&folder.join("config.json"))?;
-    let mut stock = rename(hf::stock(folder)?)?;
+    let mut stock = rename(hf::stock(folder, &hf::WEIGHTS)?)?;
     if !stock.contains_key(FC) {
         return Ok(None);
     }

@@ -13,8 +13,8 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a folder's weights are called, safetensors first; with `.index.json` behind it where there are several files.
-const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
+/// What a model's weights are called, safetensors first.
+pub(super) const WEIGHTS: [&str; 2] = ["model.safetensors", "pytorch_model.bin"];
 /// Bytes of an index at most.
 const MAX_INDEX: u64 = 64 << 20;
 
@@ -24,7 +24,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
     let config = Object::open(&folder.join("config.json"))?;
     let modelopt = Object::open_if_there(&folder.join("hf_quant_config.json"))?;
     let quantization = Quantization::read(&config, modelopt.as_ref())?;
-    let mut stock = stock(folder)?;
+    let mut stock = stock(folder, &WEIGHTS)?;
     let model = hf_config::model_config(&config, |name| stock.contains_key(name))?;
     if model.tied_head {
         // A stored copy of a tied head is not what the model computes with.
@@ -104,9 +104,10 @@ pub(super) fn is_ignorable(name: &str) -> bool {
     rotary && ["inv_freq", "cos_cached", "sin_cached"].contains(&last) || scales.contains(&last)
 }
 
-/// Every tensor of the folder's weights, by name.
-pub(super) fn stock(folder: &Path) -> Result<Stock> {
-    let (shards, places) = weights(folder)?;
+/// Every tensor of the folder's weights, by name. They are in the first of these files that is there, or in those of the index
+/// that has `.index.json` behind the name.
+pub(super) fn stock(folder: &Path, files: &[&str]) -> Result<Stock> {
+    let (shards, places) = weights(folder, files)?;
     let mut stock = Stock::new();
     let paths = shards.iter().map(|shard| shard_path(folder, shard));
     for (shard, path) in shards.iter().zip(paths.collect::<Result<Vec<_>>>()?) {
@@ -138,8 +139,8 @@ struct Index {
 }
 
 /// The files that hold the weights, and of each tensor the one that an index names.
-fn weights(folder: &Path) -> Result<(Vec<String>, BTreeMap<String, String>)> {
-    for name in WEIGHTS {
+fn weights(folder: &Path, files: &[&str]) -> Result<(Vec<String>, BTreeMap<String, String>)> {
+    for name in files {
         let index = folder.join(format!("{name}.index.json"));
         if index.try_exists()? {
             let Index { weight_map } = serde_json::from_slice(&bounded::read(&index, MAX_INDEX)?)
@@ -153,16 +154,15 @@ fn weights(folder: &Path) -> Result<(Vec<String>, BTreeMap<String, String>)> {
             return Ok((vec![name.to_string()], BTreeMap::new()));
         }
     }
-    let [first, second] = WEIGHTS;
-    bail!("there is no {first}, no {second} and no index of either in {}", folder.display());
+    bail!("there is no {} and no index of one in {}", files.join(", no "), folder.display());
 }
 
 /// A shard is a plain name: an index cannot lead out of its folder.
 fn shard_path(folder: &Path, shard: &str) -> Result<PathBuf> {
     let plain = Path::new(shard).file_name().is_some_and(|name| name == shard);
     ensure!(
-        plain && (is_safetensors(shard) || shard.ends_with(".bin")),
-        "the index names the file `{shard}`, expected a .safetensors or .bin file beside it"
+        plain && [".safetensors", ".bin", ".pt"].iter().any(|ending| shard.ends_with(ending)),
+        "the index names the file `{shard}`, expected a .safetensors, .bin or .pt file beside it"
     );
     Ok(folder.join(shard))
 }

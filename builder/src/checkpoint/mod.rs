@@ -15,6 +15,7 @@ mod gguf_model;
 mod hf;
 mod hf_config;
 mod kquant;
+mod medusa;
 pub mod names;
 mod random;
 mod safetensors;
@@ -118,7 +119,7 @@ impl Checkpoint {
     /// it `shares`.
     pub fn open_draft(path: &Path, target: &dyn Target, shares: bool) -> Result<Self> {
         let head = match path.join("config.json").is_file() {
-            true => eagle::open(path, target, shares)
+            true => open_head(path, target, shares)
                 .with_context(|| format!("checkpoint {}", path.display()))?,
             false => None,
         };
@@ -205,6 +206,13 @@ impl Checkpoint {
             bail!("tensor `{name}`: row {row} holds NaN, expected finite values");
         }
         Ok(())
+    }
+}
+
+fn open_head(path: &Path, target: &dyn Target, shares: bool) -> Result<Option<Checkpoint>> {
+    match medusa::open(path, target, shares)? {
+        Some(heads) => Ok(Some(heads)),
+        None => eagle::open(path, target, shares),
     }
 }
 

@@ -15,7 +15,7 @@ pub const FINAL_NORM: &str = "model.norm.weight";
 /// Canonical name of an untied head, [vocabulary, hidden].
 pub const HEAD: &str = "lm_head.weight";
 
-/// Canonical name of what norms the taps of an EAGLE head.
+/// Canonical name of what norms the taps of a head.
 pub const TAPS_NORM: &str = "input_norm.weight";
 /// Canonical name of how far the token of each row of an EAGLE head is away.
 pub const VOCAB_MAP: &str = "d2t";
@@ -55,18 +55,23 @@ pub fn weight(tensor: TensorId) -> String {
         (Role::TapNorm, Some(tap)) => format!("fc_norm.{tap}.weight"),
         (Role::Fc, _) => "fc.weight".into(),
         (Role::VocabMap, _) => VOCAB_MAP.into(),
+        (Role::Block(idx), Some(head)) => format!("{head}.{idx}.linear.weight"),
+        (Role::BehindBlocks(idx), Some(head)) => format!("{head}.{idx}.weight"),
         (Role::HiddenNorm, Some(layer)) => in_layer(layer, "hidden_norm", "weight"),
         (role, Some(layer)) => in_layer(layer, stem(&LAYER, role), "weight"),
         (role, None) => stem(&GLOBAL, role).into(),
     }
 }
 
-/// Canonical name of a tensor's bias, which only those of layers, and `fc`, may have.
+/// Canonical name of a tensor's bias, which only those of layers, blocks and `fc` may have.
 pub fn bias(tensor: TensorId) -> String {
     if tensor.role == Role::Fc {
         return "fc.bias".into();
     }
     let layer = tensor.layer.expect("tensors outside of layers have no bias");
+    if let Role::Block(idx) = tensor.role {
+        return format!("{layer}.{idx}.linear.bias");
+    }
     in_layer(layer, stem(&LAYER, tensor.role), "bias")
 }
 

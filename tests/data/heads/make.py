@@ -75,8 +75,9 @@ def rounds(first, step, to_target):
 def write_case(name, cfg, weights, io, note, gap, dtype=torch.bfloat16):
     d = f"{OUT}/{name}"; os.makedirs(d, exist_ok=True)
     w = {k: (v.to(dtype) if v.is_floating_point() else v).contiguous().clone() for k, v in weights.items()}
-    if name == "eagle1-nobias":         # as the state of a module was saved in its days
-        state = OrderedDict(w); state._metadata = OrderedDict({"": {"version": 1}}); torch.save(state, d + "/pytorch_model.bin")
+    pickled = {"eagle1-nobias": "pytorch_model.bin", "medusa": "medusa_lm_head.pt"}.get(name)
+    if pickled:                         # as the state of a module was saved in its days
+        state = OrderedDict(w); state._metadata = OrderedDict({"": {"version": 1}}); torch.save(state, f"{d}/{pickled}")
     else: save_file(w, d + "/model.safetensors", metadata={"format": "pt"})
     json.dump(cfg, open(d + "/config.json", "w"), indent=1)
     io = {k: v.contiguous().clone() for k, v in io.items()}; io["commit"] = torch.tensor(COMMIT)
@@ -204,4 +205,4 @@ for i in range(NH):
     x = TG["post"]; lg.append((x + nn.functional.silu(x @ W.T + b)) @ L.T)
 lg = torch.stack(lg); t2 = lg.topk(2, -1).values; gap = float((t2[..., 0] - t2[..., 1]).min())
 write_case("medusa", dict(architectures=["MedusaModel"], model_type="medusa", medusa_num_heads=NH, medusa_num_layers=1, base_model_name_or_path="target", hidden_size=H, vocab_size=V, medusa_fc_bias=True, torch_dtype="bfloat16"),
-           w, {"logits": lg, "tokens": lg.argmax(-1)}, "Medusa-1 layout; logits[head, position, vocabulary] for every position of target/io; published file name is medusa_lm_head.safetensors", max(gap, 3e-4))
+           w, {"logits": lg, "tokens": lg.argmax(-1)}, "Medusa-1 layout; logits[head, position, vocabulary] for every position of target/io", max(gap, 3e-4))

@@ -111,6 +111,8 @@ pub(crate) struct Tuner {
     saved_ms: f64,
     tried: Tried,
     readings: Readings,
+    /// Whether a model has to read a text before it drafts for it.
+    has_to_read: bool,
 }
 
 /// What the last choice was to find out, and what was known of that before.
@@ -149,6 +151,7 @@ impl Tuner {
             saved_ms: 0.0,
             tried: Tried::default(),
             readings: Readings::default(),
+            has_to_read: true,
         }
     }
 
@@ -156,6 +159,11 @@ impl Tuner {
     pub(crate) fn with_lookup(mut self) -> Self {
         self.max_lens.lookup = self.max_lens.longest();
         self
+    }
+
+    /// With a model that reads nothing.
+    pub(crate) fn without_reading(self) -> Self {
+        Self { has_to_read: false, ..self }
     }
 
     /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most, whoever drafts.

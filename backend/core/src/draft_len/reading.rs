@@ -67,7 +67,7 @@ impl Tuner {
 
     /// Whether every sequence is read.
     pub(crate) fn reads_all(&self) -> bool {
-        self.policy == DraftPolicy::Fixed || self.max_lens.model == 0
+        !self.has_to_read || self.policy == DraftPolicy::Fixed || self.max_lens.model == 0
     }
 
     /// The sequence has started, and the model reads it.
@@ -142,6 +142,17 @@ mod tests {
         assert!(!tuner.reads(&Reading { num_again: 20_000, ..PROMPT }), "pages without its half");
         assert!(!engine(0.0).tuner.reads(&PROMPT));
         assert!(engine(0.0).tuner.reads(&Reading { is_fixed: true, ..PROMPT }));
+    }
+
+    #[test]
+    fn who_reads_nothing_drafts_for_everyone() {
+        let mut tuner = engine(0.0).tuner;
+        assert!(!tuner.reads(&PROMPT));
+        tuner = tuner.without_reading();
+        tuner.readings.saved_ms = 1e9;
+        tuner.count_reading(&PROMPT);
+        tuner.readings.saved_ms -= 1e9;
+        assert!(tuner.reads(&PROMPT) && tuner.readings.saved_ms == 0.0, "at no cost");
     }
 
     #[test]

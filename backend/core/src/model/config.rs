@@ -1,6 +1,6 @@
 //! The shape of a decoder model: everything that the executors need to know besides the weights.
 
-use super::{DraftHead, EagleConfig};
+use super::{DraftHead, EagleConfig, MedusaConfig};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +94,19 @@ impl ModelConfig {
         }
     }
 
+    /// What it is as Medusa heads, if it is that.
+    pub fn medusa(&self) -> Option<&MedusaConfig> {
+        match &self.draft_head {
+            Some(DraftHead::Medusa(medusa)) => Some(medusa),
+            _ => None,
+        }
+    }
+
+    /// Tokens that it can draft in a step, where that is limited.
+    pub fn most_drafts(&self) -> Option<usize> {
+        self.medusa().map(MedusaConfig::num_heads)
+    }
+
     /// Elements of all query heads.
     pub fn q_size(&self) -> usize {
         self.num_heads * self.head_dim
@@ -123,7 +136,8 @@ impl ModelConfig {
             ("max_position", self.max_position, 1 << 24),
         ];
         for (name, value, most) in sizes {
-            if value == 0 || value > most {
+            let has_none = name == "num_layers" && self.medusa().is_some();
+            if (value == 0 && !has_none) || value > most {
                 return Err(bad(format!("{name} is {value}, expected 1 to {most}")));
             }
         }
@@ -145,6 +159,7 @@ impl ModelConfig {
         match &self.draft_head {
             None => {}
             Some(DraftHead::Eagle(eagle)) => eagle.validate(self)?,
+            Some(DraftHead::Medusa(medusa)) => medusa.validate(self)?,
         }
         match &self.rope_scaling {
             None => Ok(()),

@@ -5,6 +5,7 @@
 //! decoder of its own types.
 
 use super::eagle::Eagle;
+use super::medusa::Medusa;
 use super::{DraftHead, ModelConfig};
 use crate::Result;
 
@@ -49,6 +50,10 @@ pub enum TensorRole {
     HiddenNorm,
     /// The target's token of each row of the head.
     VocabMap,
+    /// Of a Medusa head, which is the layer: the block with this number.
+    Block(usize),
+    /// What makes logits of it, behind so many blocks.
+    BehindBlocks(usize),
 }
 
 /// A tensor of a checkpoint.
@@ -56,7 +61,7 @@ pub enum TensorRole {
 pub struct TensorId {
     /// What it is.
     pub role: TensorRole,
-    /// Which layer's, or which tap's; none outside of these.
+    /// Which layer's, tap's or Medusa head's; none outside of these.
     pub layer: Option<usize>,
 }
 
@@ -75,7 +80,7 @@ pub enum MatrixKind {
     Down,
     /// To the logits.
     Head,
-    /// From a target's hidden states to the state of an EAGLE head.
+    /// From a target's hidden states to the state of an EAGLE head, or to the next state of a Medusa head.
     Fc,
 }
 
@@ -211,6 +216,7 @@ pub fn walk<L: Load>(config: &ModelConfig, loader: &mut L) -> Result<()> {
     match &config.draft_head {
         None => Decoder::of(config).load(loader).map(drop),
         Some(DraftHead::Eagle(eagle)) => Eagle::of(config, eagle).load(loader).map(drop),
+        Some(DraftHead::Medusa(medusa)) => Medusa::of(config, medusa).load(loader).map(drop),
     }
 }
 

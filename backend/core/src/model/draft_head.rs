@@ -1,6 +1,6 @@
 //! What drafts from the hidden states of another model, and has no embedding or layers of a decoder's own: of which kind it is.
 
-use super::EagleConfig;
+use super::{EagleConfig, MedusaConfig};
 use serde::{Deserialize, Serialize};
 
 /// A head on a target's hidden states.
@@ -9,4 +9,6 @@ use serde::{Deserialize, Serialize};
 pub enum DraftHead {
     /// Reads every token with the state before it, and drafts on from states of its own.
     Eagle(EagleConfig),
+    /// Several, each of which drafts one token from the target's last state.
+    Medusa(MedusaConfig),
 }

@@ -8,6 +8,7 @@ mod dtype;
 mod e4m3;
 pub(crate) mod eagle;
 pub mod image;
+pub(crate) mod medusa;
 pub mod panel;
 mod rope;
 #[cfg(test)]
@@ -18,4 +19,5 @@ pub use draft_head::DraftHead;
 pub use dtype::Dtype;
 pub(crate) use dtype::Scale;
 pub use eagle::{EagleConfig, EagleKind, TapNorms};
+pub use medusa::MedusaConfig;
 pub(crate) use rope::RopeTable;

@@ -33,6 +33,8 @@ enum Model {
     Cpu(Box<cpu::Model>),
     /// A head on the target's hidden states, on a CPU.
     Eagle(Box<cpu::Eagle>),
+    /// The same, of Medusa.
+    Medusa(Box<cpu::Medusa>),
     /// On the GPU with this number.
     Gpu(Arc<cuda::Model>, usize, Gpu),
 }
@@ -153,9 +155,16 @@ impl Loader<'_> {
         let resources = Resources { num_pages, rows, isa: *isa, pool: Arc::clone(pool) };
         let model = match &engine.manifest().model.draft_head {
             None => Model::Cpu(Box::new(cpu::Model::new(engine, weights, resources)?)),
-            Some(DraftHead::Eagle(_)) => {
+            Some(head) => {
                 let target = self.copies.cpu.get(&self.placement.key(0)).map(|copy| copy.weights);
-                Model::Eagle(Box::new(cpu::Eagle::new(engine, weights, target, resources)?))
+                match head {
+                    DraftHead::Eagle(_) => {
+                        Model::Eagle(Box::new(cpu::Eagle::new(engine, weights, target, resources)?))
+                    }
+                    DraftHead::Medusa(_) => Model::Medusa(Box::new(cpu::Medusa::new(
+                        engine, weights, target, resources,
+                    )?)),
+                }
             }
         };
         if let (Some(promise), Some(kv)) = (&self.promises.kept, model.kv()) {
@@ -214,7 +223,7 @@ impl Model {
     fn forward(self, scratch: Range<PageId>) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) => None,
+            Self::Eagle(_) | Self::Medusa(_) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch)))
             }
@@ -227,6 +236,7 @@ impl Model {
             Self::Eagle(head) => {
                 return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
             }
+            Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
             Self::Cpu(model) => model,
             Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)) as Box<dyn Forward>,
         };
@@ -238,7 +248,7 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Gpu(..) => None,
+            Self::Medusa(_) | Self::Gpu(..) => None,
         }
     }
 }

@@ -30,6 +30,7 @@ use crate::draft_len::{PassCost, Tuner};
 use crate::engine::{Engine, Limits as EngineLimits};
 use crate::exec::cpu::Pool;
 use crate::exec::cuda;
+use crate::model::DraftHead;
 use crate::pages::PageKey;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::scheduler::{Scheduler, SchedulerConfig};
@@ -252,10 +253,16 @@ impl Runtime {
         let max_draft_len = if drafts { limits.max_draft_len } else { 0 };
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
-        let is_head = |draft: &Engine| draft.manifest().model.draft_head.is_some();
-        // A model has read its own drafts that were kept; a head reads them again, with the target's states.
-        let usual_draft_rows =
-            if draft.as_ref().is_some_and(is_head) { max_draft_len + 1 } else { 2 };
+        let draft_model = draft.as_ref().map(|draft| &draft.manifest().model);
+        let usual_draft_rows = match draft_model.and_then(|model| model.draft_head.as_ref()) {
+            // A model has read its own drafts that were kept.
+            None => 2,
+            // It reads them again, with the target's states.
+            Some(DraftHead::Eagle(_)) => max_draft_len + 1,
+            Some(DraftHead::Medusa(_)) => 1,
+        };
+        // Medusa heads read nothing: all that they draft from is the target's last state.
+        let drafter_caches = draft_model.is_some_and(|model| model.medusa().is_none());
         let config = SchedulerConfig {
             max_batch_size: options.max_batch_size(&limits),
             max_num_tokens,
@@ -264,7 +271,7 @@ impl Runtime {
             num_pages,
             max_queue: options.max_queue,
             admission: options.admission,
-            drafter_caches: draft.is_some(),
+            drafter_caches,
             usual_draft_rows,
             lookahead: executor.lookahead(),
             long_prompts: executor.long_prompts(),
@@ -276,6 +283,7 @@ impl Runtime {
         };
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };
+        let tuner = if drafter_caches { tuner } else { tuner.without_reading() };
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,

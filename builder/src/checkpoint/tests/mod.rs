@@ -7,6 +7,7 @@ mod fp8;
 mod gguf;
 mod hf;
 mod hostile;
+mod medusa;
 mod real;
 
 use super::Checkpoint;

@@ -125,7 +125,12 @@ impl Stage<'_> {
 
 impl Compute {
     /// Runs `task(row, values)` for every row of `width` values, on all threads if there are several.
-    fn rows(&self, values: &mut [f32], width: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(super) fn rows(
+        &self,
+        values: &mut [f32],
+        width: usize,
+        task: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
         self.pool.for_each_chunk(values, width, task);
     }
 
@@ -137,7 +142,7 @@ impl Compute {
         });
     }
 
-    fn add(&self, x: &mut [f32], y: &[f32], width: usize) {
+    pub(super) fn add(&self, x: &mut [f32], y: &[f32], width: usize) {
         self.rows(x, width, |row, x| ops::add(self.isa, x, &y[row * width..][..width]));
     }
 

@@ -23,6 +23,10 @@ pub(super) struct Scratch {
 fn widths(config: &ModelConfig, precision: &Precision, isa: Isa) -> [usize; 9] {
     let (hidden, ff, q) = (config.hidden_size, config.intermediate_size, config.q_size());
     let words = |dtype, k| Prepared::num_words(isa, dtype, 1, k);
+    if config.medusa().is_some() {
+        let prepared = words(precision.weights, hidden).max(words(precision.head, hidden));
+        return [hidden, 0, 0, 0, 0, hidden, 2 * hidden, hidden, prepared];
+    }
     let (first, fc) = config
         .eagle()
         .map_or((hidden, hidden), |eagle| (eagle.first_inputs(hidden), eagle.fc_inputs(hidden)));

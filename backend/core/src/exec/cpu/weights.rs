@@ -6,6 +6,7 @@ use crate::engine::{Engine, EngineReader, Manifest, Precision, SectionKind};
 use crate::model::DraftHead;
 use crate::model::decoder::{Decoder, Linear, Load, Vector};
 use crate::model::eagle::Eagle;
+use crate::model::medusa::Medusa;
 
 /// All weights of a model; several models may compute with them at once.
 pub struct Weights {
@@ -15,6 +16,7 @@ pub struct Weights {
 enum Parts {
     Decoder(Box<Decoder<Weight, Vec<f32>>>),
     Eagle(Box<Eagle<Weight, Vec<f32>>>),
+    Medusa(Box<Medusa<Weight, Vec<f32>>>),
 }
 
 impl Weights {
@@ -41,6 +43,9 @@ impl Weights {
             Some(DraftHead::Eagle(eagle)) => {
                 Parts::Eagle(Box::new(Eagle::of(model, eagle).load(&mut loader)?))
             }
+            Some(DraftHead::Medusa(medusa)) => {
+                Parts::Medusa(Box::new(Medusa::of(model, medusa).load(&mut loader)?))
+            }
         };
         reader.finish()?;
         Ok(Self { parts })
@@ -50,15 +55,23 @@ impl Weights {
     pub(super) fn decoder(&self) -> Option<&Decoder<Weight, Vec<f32>>> {
         match &self.parts {
             Parts::Decoder(decoder) => Some(decoder),
-            Parts::Eagle(_) => None,
+            Parts::Eagle(_) | Parts::Medusa(_) => None,
         }
     }
 
     /// The parts of a head on the hidden states of another model.
     pub(super) fn eagle(&self) -> Option<&Eagle<Weight, Vec<f32>>> {
         match &self.parts {
-            Parts::Decoder(_) => None,
             Parts::Eagle(eagle) => Some(eagle),
+            Parts::Decoder(_) | Parts::Medusa(_) => None,
+        }
+    }
+
+    /// The parts of Medusa heads.
+    pub(super) fn medusa(&self) -> Option<&Medusa<Weight, Vec<f32>>> {
+        match &self.parts {
+            Parts::Medusa(medusa) => Some(medusa),
+            Parts::Decoder(_) | Parts::Eagle(_) => None,
         }
     }
 

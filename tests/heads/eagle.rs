@@ -1,0 +1,213 @@
+//! EAGLE heads against their definition: heads in the layouts that are published, and what the reference says to five rounds
+//! of drafting with each.
+
+use crate::common::golden;
+use crate::support::{
+    Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
+    assert_texts_are_plain, check, checkpoints, drafts_along_the_text, engines,
+};
+use spec_build::checkpoint::Checkpoint;
+use spec_core::engine::Engine;
+use spec_core::exec::Pool;
+use spec_core::model::Dtype;
+use spec_core::runtime::Isa;
+use spec_core::testing::cpu::{Eagle, Resources, Weights};
+use spec_core::testing::draft::{self, Head, HeadPass, HeadSegment};
+use std::sync::Arc;
+
+const CASES: [&str; 9] = [
+    "eagle1-bias",
+    "eagle1-nobias",
+    "eagle3-31-fcnorm",
+    "eagle3-31-normfc",
+    "eagle3-nbr0-d2t",
+    "eagle3-nbr1",
+    "eagle3-original",
+    "eagle3-qwen3-2layers",
+    "eagle3-window8",
+];
+
+const PAGES: [u32; 3] = [2, 0, 1];
+
+fn head(target: &Engine, draft: &Engine, isa: Isa, num_pages: usize) -> Eagle {
+    let pool = Arc::new(Pool::new(1));
+    let weights = |engine| Arc::new(Weights::load(engine, &pool).unwrap());
+    let (own, targets) = (weights(draft), weights(target));
+    let resources = Resources { num_pages, rows: 8, isa, pool };
+    Eagle::new(draft, own, Some(targets), resources).unwrap()
+}
+
+/// Runs one row.
+fn run(head: &mut Eagle, token: usize, state: &[f32], position: usize) -> HeadPass {
+    let segment = HeadSegment {
+        tokens: &[token as u32],
+        states: state,
+        first_position: position,
+        pages: &PAGES,
+        has_logits: true,
+    };
+    head.forward(&[segment]).unwrap()
+}
+
+/// The target's token of a head's likeliest one.
+fn likeliest(head: &Eagle, pass: &HeadPass) -> usize {
+    let row = golden::likeliest(pass.logits.row(0), 1)[0];
+    head.vocab_map().map_or(row, |map| map[row] as usize)
+}
+
+#[test]
+fn rounds_of_drafting_are_those_of_the_reference() {
+    let target = Recorded::of("target");
+    let tokens = target.whole("token_ids");
+    for case in CASES {
+        let (_dir, target_engine, draft_engine) = engines(case, Dtype::Fp32);
+        let recorded = Recorded::of(case);
+        let taps = match case.starts_with("eagle1") {
+            true => target.floats("last_hidden_pre_norm"),
+            false => target.floats("aux_hidden_states"),
+        };
+        for isa in Isa::supported() {
+            let mut head = head(&target_engine, &draft_engine, isa, 3);
+            let states = head.states(&taps).unwrap();
+            let mut largest = match case.starts_with("eagle1") {
+                true => check(case, &states, &target.floats("last_hidden_post_norm")),
+                false => check(case, &states, &recorded.floats("fused")),
+            };
+            let width = head.width();
+            let state = |position: usize| &states[position * width..(position + 1) * width];
+            let mut read = 0;
+            for (round, committed) in recorded.whole("commit").into_iter().enumerate() {
+                // The states of these positions are new: each comes with the token behind it.
+                let (mut logits, mut handed_on) = (Vec::new(), Vec::new());
+                let mut last = HeadPass::default();
+                for position in read..committed {
+                    last = run(&mut head, tokens[position + 1], state(position), position + 1);
+                    logits.extend_from_slice(last.logits.row(0));
+                    handed_on.extend_from_slice(&last.states);
+                }
+                let mut check = |name: &str, found: &[f32]| {
+                    let name = format!("r{round}.{name}");
+                    let error =
+                        check(&format!("{case} {isa} {name}"), found, &recorded.floats(&name));
+                    largest = largest.max(error);
+                };
+                check("first.logits", &logits);
+                check("first.hidden", &handed_on);
+                let (mut logits, mut handed_on, mut drafts) = (vec![], vec![], vec![]);
+                for draft in 0..4 {
+                    logits.extend_from_slice(last.logits.row(0));
+                    handed_on.extend_from_slice(&last.states);
+                    drafts.push(likeliest(&head, &last));
+                    last =
+                        run(&mut head, drafts[draft], &last.states.clone(), committed + 1 + draft);
+                }
+                check("chain.logits", &logits);
+                check("chain.hidden", &handed_on);
+                assert_eq!(
+                    drafts,
+                    recorded.whole(&format!("r{round}.chain.tokens")),
+                    "{case} {isa}"
+                );
+                read = committed;
+            }
+            eprintln!("{case} {isa}: within {largest:.1e}");
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_in_any_company() {
+    let tokens: Vec<u32> =
+        Recorded::of("target").whole("token_ids").into_iter().map(|token| token as u32).collect();
+    let taps = Recorded::of("target").floats("aux_hidden_states");
+    for case in ["eagle3-qwen3-2layers", "eagle3-window8"] {
+        for dtype in [Dtype::Fp32, Dtype::Int8] {
+            let (_dir, target, draft) = engines(case, dtype);
+            let mut one_by_one = head(&target, &draft, Isa::detect(), 3);
+            let states = one_by_one.states(&taps).unwrap();
+            let width = one_by_one.width();
+            let state = |position: usize| &states[position * width..(position + 1) * width];
+            let mut alone = HeadPass::default();
+            for (position, &token) in tokens.iter().enumerate().skip(1) {
+                alone = run(&mut one_by_one, token as usize, state(position - 1), position);
+            }
+            let mut at_once = head(&target, &draft, Isa::detect(), 3);
+            let rows = tokens.len() - 1;
+            let segment = HeadSegment {
+                tokens: &tokens[1..],
+                states: &states[..rows * width],
+                first_position: 1,
+                pages: &PAGES,
+                has_logits: true,
+            };
+            let pass = at_once.forward(&[segment]).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&pass.logits.values), bits(&alone.logits.values), "{case} {dtype}");
+            assert_eq!(bits(&pass.states), bits(&alone.states), "{case} {dtype}");
+        }
+    }
+}
+
+#[test]
+fn what_a_head_has_of_its_target_is_not_stored_twice() {
+    for (case, own_embed, own_head) in [
+        ("eagle3-nbr1", false, true),
+        ("eagle3-nbr0-d2t", false, true),
+        ("eagle3-original", false, true),
+        ("eagle1-bias", false, false),
+    ] {
+        let (_dir, target, head) = checkpoints(case);
+        let target = Checkpoint::open(&target).unwrap();
+        for shares in [true, false] {
+            let checkpoint = Checkpoint::open_draft(&head, &target, shares).unwrap();
+            let eagle = checkpoint.config.eagle().unwrap().clone();
+            let own = (eagle.own_embed, eagle.own_head);
+            assert_eq!(own, (own_embed || !shares, own_head || !shares), "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_head_for_a_built_target_is_the_one_that_is_built_with_it() {
+    CASES.into_iter().for_each(assert_can_be_built_later);
+}
+
+#[test]
+fn what_a_step_drafts_is_what_the_reference_drafts() {
+    for case in CASES {
+        let (_dir, target, draft) = engines(case, Dtype::Fp32);
+        let recorded = Recorded::of(case);
+        let head = head(&target, &draft, Isa::detect(), 12);
+        let noted =
+            drafts_along_the_text(&target, Box::new(draft::Eagle::new(Box::new(head), 256)), 4);
+        let (mut seen, mut late) = (0, 0);
+        for (round, committed) in recorded.whole("commit").into_iter().enumerate() {
+            let expected = recorded.whole(&format!("r{round}.chain.tokens"));
+            for idx in 0..3 {
+                let Some(drafts) = noted.get(&(idx, committed)) else { continue };
+                let drafts: Vec<usize> = drafts.iter().map(|&token| token as usize).collect();
+                assert_eq!(drafts, expected, "{case}: sequence {idx} behind {committed}");
+                seen += 1;
+                late += usize::from(idx == 2);
+            }
+        }
+        assert!(seen >= 5 && late >= 1, "{case}: {seen} rounds were seen, {late} of them late");
+    }
+}
+
+#[test]
+fn texts_are_those_of_plain_decoding() {
+    for (case, dtype) in [
+        ("eagle3-nbr0-d2t", Dtype::Int8),
+        ("eagle3-window8", Dtype::Fp8),
+        ("eagle1-bias", Dtype::Bf16),
+    ] {
+        let accepted = assert_texts_are_plain(case, dtype, 1..9);
+        assert!(accepted > 100, "{case}: only {accepted} drafts were accepted");
+    }
+}
+
+#[test]
+fn who_begins_behind_shared_pages_drafts_as_if_all_were_its_own() {
+    assert_shared_pages_change_nothing("eagle3-31-normfc", 4);
+}

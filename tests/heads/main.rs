@@ -1,0 +1,8 @@
+//! Heads that draft from a target's hidden states: tiny random ones of `tests/data/heads`, against what their reference says.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod eagle;
+mod medusa;
+mod support;
