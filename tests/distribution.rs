@@ -8,7 +8,7 @@ mod chi_square;
 mod common;
 
 use chi_square::{ALPHA, p_value};
-use common::models::{MAX_BATCH_SIZE, MAX_DRAFT_LEN, Recipe};
+use common::models::{MAX_BATCH_SIZE, Recipe};
 use common::{golden, running, tiny};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
@@ -24,23 +24,39 @@ const NUM_TEXTS: usize = 20_000;
 /// Generated tokens: the first comes from the prefill, so that the others are drafted.
 const TEXT_LEN: usize = 4;
 
-/// A target of two layers and a drafter that is its first.
+/// Where drafts come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Drafts {
+    /// The first of the target's two layers.
+    Model,
+    Lookup,
+    /// Random heads.
+    Medusa,
+}
+
+/// A target of two layers and its drafter.
 struct Pair {
     _dir: TempDir,
     target: Engine,
-    /// The drafter's checkpoint as an engine of its own.
+    /// The target's first layer as an engine of its own.
     draft: Engine,
 }
 
 impl Pair {
-    fn build(by_lookup: bool) -> Self {
+    fn build(drafts: Drafts) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let path = |name: &str| dir.path().join(name);
         tiny::write(&path("big"), 2, 1);
         tiny::write(&path("small"), 1, 1);
-        let recipe = match by_lookup {
-            true => Recipe::ngram(path("big"), Dtype::Fp32),
-            false => Recipe::model(path("big"), Dtype::Fp32, path("small"), Dtype::Fp32),
+        let with_model =
+            |name: &str| Recipe::model(path("big"), Dtype::Fp32, path(name), Dtype::Fp32);
+        let recipe = match drafts {
+            Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp32),
+            Drafts::Model => with_model("small"),
+            Drafts::Medusa => {
+                tiny::write_medusa(&path("heads"), 3, 1, &tiny::SMALLEST);
+                with_model("heads").drafting(3)
+            }
         };
         recipe.build(&path("pair"));
         Recipe::ngram(path("small"), Dtype::Fp32).build(&path("alone"));
@@ -181,12 +197,14 @@ fn assert_lossless(
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
     let params = three_likeliest();
-    for by_lookup in [false, true] {
-        let pair = Pair::build(by_lookup);
+    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa] {
+        let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
-        for drafts in [(Fixed, 0), (Fixed, 3), (Adaptive, MAX_DRAFT_LEN)] {
-            let what = format!("by look-up: {by_lookup}, {drafts:?}");
+        for drafts in
+            [(Fixed, 0), (Fixed, 3), (Adaptive, pair.target.manifest().limits.max_draft_len)]
+        {
+            let what = format!("{drafter:?}, {drafts:?}");
             assert_lossless(&what, &expected, || {
                 let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, drafts, 1);
                 eprintln!("{what}: {accepted} of {drafted} drafts accepted");
@@ -200,7 +218,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
     let params = three_likeliest();
-    let pair = Pair::build(true);
+    let pair = Pair::build(Drafts::Lookup);
     let prompt = forked_prompt(&pair.target, &params);
     let expected = exact(&pair.target, &params, &prompt);
     assert_lossless("trees", &expected, || {
@@ -215,7 +233,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
 
 #[test]
 fn the_same_test_tells_what_is_nearly_right_from_what_is_right() {
-    let (params, pair) = (three_likeliest(), Pair::build(false));
+    let (params, pair) = (three_likeliest(), Pair::build(Drafts::Model));
     let prompt = prompt(&pair.target, &params);
     let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3), 1);
     let p_value = |engine, params| p_value(&counts, &exact(engine, params, &prompt));

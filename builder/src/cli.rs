@@ -80,7 +80,7 @@ pub struct ModelArgs {
     /// llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, llama-3.1-70b or of a config.json, for measurements.
     #[arg(long, value_name = "DIR|FILE.gguf|random:NAME[@SEED]")]
     pub target: PathBuf,
-    /// Where draft tokens come from: a second model, an EAGLE head of the target, `ngram` (what followed the last
+    /// Where draft tokens come from: a second model, an EAGLE head or Medusa heads of the target, `ngram` (what followed the last
     /// `max` tokens, or as few as `min`, where they stood before; 3 and 2 where nothing is said), `suffix` (what mostly
     /// followed the last tokens there, or in the last `tokens` tokens of what was read and written for those with the same
     /// `cache_salt`; 524288 where nothing is said), or `none`.
@@ -91,7 +91,7 @@ pub struct ModelArgs {
         value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
     )]
     pub draft: DraftSource,
-    /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
+    /// Draft tokens in a step, at most [default: 8, or as many as there are Medusa heads; 0 without a drafter].
     #[arg(long)]
     pub max_draft_len: Option<usize>,
     /// Number format of the layers' weights.
@@ -258,7 +258,7 @@ pub struct DraftArgs {
         value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
     )]
     pub draft: DraftSource,
-    /// Draft tokens in a step, at most [default: 8, or 0 without a drafter].
+    /// Draft tokens in a step, at most [default: 8, or as many as there are Medusa heads; 0 without a drafter].
     #[arg(long)]
     pub max_draft_len: Option<usize>,
     /// Number format of the drafter's weights [default: that of the target].

@@ -216,10 +216,11 @@ fn medusa_heads(medusa: &MedusaConfig) -> String {
     };
     let (heads, layers) = (number(own_heads.len(), "head"), number(*num_blocks, "layer"));
     let bias = if *block_bias { "" } else { " without bias" };
-    let shared = own_heads.iter().filter(|is_own| !**is_own).count();
-    format!(
-        "Medusa, {heads}, {layers}{bias}, on the normed state behind layer {tap}; {shared} of them end in the target's head"
-    )
+    let shared = match own_heads.iter().filter(|is_own| !**is_own).count() {
+        0 => String::new(),
+        count => format!(", {count} with the target's matrix to the logits"),
+    };
+    format!("Medusa, {heads}, {layers}{bias}, on the normed state behind layer {tap}{shared}")
 }
 
 fn shape(manifest: &Manifest) -> String {
@@ -240,4 +241,24 @@ fn shape(manifest: &Manifest) -> String {
         model.vocab_size,
         model.max_position
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medusa_heads_are_named_with_what_they_have() {
+        let medusa =
+            MedusaConfig { tap: 4, num_blocks: 1, block_bias: true, own_heads: vec![true; 3] };
+        assert_eq!(
+            head(&DraftHead::Medusa(medusa.clone())),
+            "Medusa, 3 heads, 1 layer, on the normed state behind layer 4"
+        );
+        let bare =
+            MedusaConfig { num_blocks: 2, block_bias: false, own_heads: vec![false], ..medusa };
+        let shown = head(&DraftHead::Medusa(bare));
+        assert!(shown.starts_with("Medusa, 1 head, 2 layers without bias, "), "{shown}");
+        assert!(shown.ends_with(", 1 with the target's matrix to the logits"), "{shown}");
+    }
 }

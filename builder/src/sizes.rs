@@ -56,7 +56,8 @@ pub struct Sizes {
     pub parameters: u64,
     /// Bytes of keys and values for one token.
     pub kv_token_bytes: u64,
-    /// Bytes that a step reads of the weights: all but the rows of an embedding that is no head.
+    /// Bytes that a pass reads of the weights: all but the rows of an embedding that is no head. One of Medusa heads runs one
+    /// of them.
     pub step_bytes: u64,
     /// Multiply-adds of a row with the layers' weights.
     pub layer_macs: u64,
@@ -77,13 +78,20 @@ impl Sizes {
         let macs = |group| of_group(group).map(values).sum::<u64>();
         let not_scales = sections.iter().filter(|section| section.kind != SectionKind::Scale);
         let total: u64 = sections.iter().filter_map(|section| section.bytes).sum();
+        let num_passes = model.most_drafts().unwrap_or(1) as u64;
         Self {
             groups: Group::ALL.into_iter().map(|group| (group, bytes(group))).collect(),
             parameters: not_scales.map(values).sum(),
             kv_token_bytes: (page_bytes(model, precision, device) / PAGE_TOKENS) as u64,
-            step_bytes: if model.tied_head { total } else { total - bytes(Group::Embedding) },
-            layer_macs: macs(Group::Attention) + macs(Group::Mlp),
-            head_macs: macs(if model.tied_head { Group::Embedding } else { Group::Head }),
+            step_bytes: match model.tied_head {
+                true => total,
+                false => (total - bytes(Group::Embedding)) / num_passes,
+            },
+            layer_macs: (macs(Group::Attention) + macs(Group::Mlp)) / num_passes,
+            head_macs: match model.tied_head {
+                true => macs(Group::Embedding),
+                false => macs(Group::Head) / num_passes,
+            },
         }
     }
 
@@ -137,7 +145,7 @@ impl Capacity {
 mod tests {
     use super::*;
     use crate::checkpoint::testing::{model, tiny_config};
-    use spec_core::model::Dtype;
+    use spec_core::model::{DraftHead, Dtype, MedusaConfig};
 
     /// Hidden 32, 2 layers, 4 heads over 2 of 8, MLP 64, vocabulary 48, head of its own.
     fn sizes(weights: Dtype) -> Sizes {
@@ -173,6 +181,21 @@ mod tests {
     fn a_token_has_keys_and_padded_values_in_every_layer_and_head() {
         // 8 values of a key, 8 padded to 16 of a value, in 2 layers and 2 heads, 2 bytes each.
         assert_eq!(sizes(Dtype::Bf16).kv_token_bytes, 2 * 2 * (8 + 16) * 2);
+    }
+
+    #[test]
+    fn a_pass_of_medusa_heads_is_one_of_them() {
+        let own_heads = vec![true; 4];
+        let medusa = MedusaConfig { tap: 2, num_blocks: 1, block_bias: false, own_heads };
+        let config = model(&tiny_config("llama", "LlamaForCausalLM"));
+        let draft_head = Some(DraftHead::Medusa(medusa));
+        let config = ModelConfig { num_layers: 0, draft_head, ..config };
+        let precision = Precision { weights: Dtype::Bf16, head: Dtype::Bf16, kv: Dtype::Fp16 };
+        let sizes = Sizes::new(&config, &precision, &Device::Cpu);
+        assert_eq!((sizes.layer_macs, sizes.head_macs), (32 * 32, 48 * 32));
+        // Outputs are padded to 64; the norm is the target's.
+        assert_eq!(sizes.total(), 4 * 2 * 64 * 32 * 2 + 32 * 4);
+        assert_eq!((sizes.step_bytes, sizes.kv_token_bytes), (sizes.total() / 4, 0));
     }
 
     #[test]

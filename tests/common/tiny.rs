@@ -24,7 +24,7 @@ pub(crate) struct Sizes {
 }
 
 /// As small as the CPU executor takes.
-const SMALLEST: Sizes =
+pub(crate) const SMALLEST: Sizes =
     Sizes { hidden: 64, head_dim: 16, num_heads: 4, num_kv_heads: 2, ff: 128, qk_norm: false };
 
 /// Standard deviation of the logits: far from flat, and far from certain.
@@ -85,6 +85,19 @@ pub(crate) fn write_head(dir: &Path, num_layers: usize, seed: u64, sizes: &Sizes
         norm("norm.weight"),
     ];
     write_random(dir, &config, shapes, seed);
+}
+
+/// Medusa heads of one block each, for a model of these sizes.
+pub(crate) fn write_medusa(dir: &Path, num_heads: usize, seed: u64, sizes: &Sizes) {
+    fs::create_dir_all(dir).expect("a new folder");
+    let hidden = sizes.hidden;
+    let config = json!({ "medusa_num_heads": num_heads, "medusa_num_layers": 1 });
+    let by_inputs = 1.0 / (hidden as f64).sqrt();
+    let head = |head: usize| {
+        let block = (format!("{head}.0.linear.weight"), vec![hidden, hidden], by_inputs);
+        [block, (format!("{head}.1.weight"), vec![VOCAB, hidden], SPREAD * by_inputs)]
+    };
+    write_random(dir, &config, (0..num_heads).flat_map(head).collect(), seed);
 }
 
 /// A folder of random weights. Of each tensor name, shape and standard deviation; norms are ones.

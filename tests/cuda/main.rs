@@ -166,6 +166,8 @@ enum Drafts {
     ModelOnCpu,
     /// An EAGLE head, on the CPU.
     HeadOnCpu,
+    /// Medusa heads, on the CPU.
+    MedusaOnCpu,
 }
 
 fn target(drafts: Drafts) -> (TempDir, Engine) {
@@ -183,6 +185,11 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
         Drafts::HeadOnCpu => {
             tiny::write_head(&path("head"), 2, 1, &SMALL);
             Recipe::model(path("big"), Dtype::Fp8, path("head"), Dtype::Int8).draft_on("cpu")
+        }
+        Drafts::MedusaOnCpu => {
+            tiny::write_medusa(&path("heads"), 3, 1, &SMALL);
+            let recipe = Recipe::model(path("big"), Dtype::Fp8, path("heads"), Dtype::Int8);
+            recipe.draft_on("cpu").drafting(3)
         }
     };
     recipe.on("cuda:sm_90a").build(&path("built"));
@@ -273,9 +280,12 @@ fn requests_of_three_tokens() -> Vec<Request> {
 
 #[test]
 fn texts_are_the_same_with_a_drafter_elsewhere() {
-    for (drafts, draft_gpu) in
-        [(Drafts::ModelOnCpu, None), (Drafts::HeadOnCpu, None), (Drafts::Model, Some(1))]
-    {
+    for (drafts, draft_gpu) in [
+        (Drafts::ModelOnCpu, None),
+        (Drafts::HeadOnCpu, None),
+        (Drafts::MedusaOnCpu, None),
+        (Drafts::Model, Some(1)),
+    ] {
         let (_dir, engine) = target(drafts);
         let requests = requests_of_three_tokens();
         let plain: Vec<Request> = requests

@@ -1,7 +1,7 @@
 //! Who an engine is, whatever its peer, and whether two engines belong together.
 
 use super::{Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind};
-use crate::model::{Dtype, ModelConfig};
+use crate::model::{DraftHead, Dtype, ModelConfig};
 use crate::{Error, Result};
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ impl Manifest {
             kernels: _,
             device: _,
             target: _,
-            model: _,
+            model,
             precision: _,
             end_tokens: _,
             bos_token: _,
@@ -89,6 +89,7 @@ impl Manifest {
                 draft.tokenizer
             )));
         }
+        check_head(model, &draft.model)?;
         check_limits(limits, &draft.limits)
     }
 }
@@ -104,6 +105,27 @@ fn check_names(who: &str, peer: &Peer, whom: &str, identity: &str) -> Result<()>
         return Ok(());
     }
     Err(bad_pair(format!("the {who} names {whom} {file:?} {named}, found {identity}")))
+}
+
+/// A head reads the target's hidden states, and drafts the target's tokens.
+fn check_head(target: &ModelConfig, draft: &ModelConfig) -> Result<()> {
+    let reads = match &draft.draft_head {
+        None => return Ok(()),
+        Some(DraftHead::Eagle(eagle)) => eagle.target_hidden,
+        Some(DraftHead::Medusa(_)) => draft.hidden_size,
+    };
+    let pairs = [
+        ("hidden_size", target.hidden_size, reads),
+        ("vocab_size", target.vocab_size, draft.vocab_size),
+    ];
+    for (name, of_target, of_head) in pairs {
+        if of_target != of_head {
+            return Err(bad_pair(format!(
+                "{name} is {of_target} in the target, the head is made for {of_head}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The draft runs every row that the target runs.

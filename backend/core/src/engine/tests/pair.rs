@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::commit_pair;
+use crate::model::{DraftHead, MedusaConfig};
 
 fn manifests() -> (Manifest, Manifest) {
     let mut target = tiny_manifest();
@@ -103,6 +104,27 @@ fn every_mismatch_names_both_values() {
     assert_eq!(
         refusal(&|_, draft| draft.tokenizer = "8".into()),
         format!("the target has tokenizer {}, the draft 8", target.tokenizer)
+    );
+    let medusa = |draft: &mut Manifest| {
+        let own_heads = vec![true];
+        let medusa = MedusaConfig { tap: 1, num_blocks: 1, block_bias: true, own_heads };
+        draft.model.draft_head = Some(DraftHead::Medusa(medusa));
+    };
+    let vocab_size = target.model.vocab_size;
+    assert_eq!(
+        refusal(&|_, draft| medusa(draft)),
+        format!("vocab_size is {vocab_size} in the target, the head is made for 10")
+    );
+    let hidden_size = target.model.hidden_size;
+    assert_eq!(
+        refusal(&|target, draft| {
+            medusa(draft);
+            target.model.hidden_size += 1;
+        }),
+        format!(
+            "hidden_size is {} in the target, the head is made for {hidden_size}",
+            hidden_size + 1
+        )
     );
     let limits: [LimitsCase; 4] = [
         (|l| l.max_draft_len = 3, "max_draft_len is 4 in the target, only 3 in the draft"),
