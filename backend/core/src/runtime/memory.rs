@@ -107,7 +107,9 @@ impl Source {
     }
 
     fn pages(&self, fraction: f64) -> usize {
-        self.left().map_or(usize::MAX, |bytes| (bytes as f64 * fraction) as usize / self.page_bytes)
+        // A memory whose engines have no cache holds any number.
+        let most = |bytes| ((bytes as f64 * fraction) as usize).checked_div(self.page_bytes);
+        self.left().and_then(most).unwrap_or(usize::MAX)
     }
 
     /// Refuses a model of which not even one sequence fits.
