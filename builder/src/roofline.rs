@@ -1,5 +1,34 @@
 //! Predicts steps from two limits, memory and arithmetic, and what speculation makes of them. Pure.
 
+/// What passes of a model take.
+pub trait Passes {
+    /// Milliseconds of a pass of `rows` rows; at least one.
+    fn ms(&self, rows: usize) -> f64;
+}
+
+/// Passes of some numbers of rows that were measured; others lie between them.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Rows, rising, and milliseconds.
+    pub points: Vec<(usize, f64)>,
+}
+
+impl Passes for Measured {
+    fn ms(&self, rows: usize) -> f64 {
+        let above = self.points.partition_point(|&(at, _)| at < rows);
+        match (above.checked_sub(1).map(|below| self.points[below]), self.points.get(above)) {
+            (Some((from, from_ms)), Some(&(to, to_ms))) => {
+                let share = (rows - from) as f64 / (to - from) as f64;
+                from_ms + share * (to_ms - from_ms)
+            }
+            (None, Some(&(_, ms))) => ms,
+            // Beyond the last each row takes as long as the rows before it did.
+            (Some((last, ms)), None) => ms * rows as f64 / last as f64,
+            (None, None) => f64::NAN,
+        }
+    }
+}
+
 /// Matrix products of a pass: multiply-adds of one row, and how many a second the machine does.
 #[derive(Clone, Debug)]
 pub struct Product {
@@ -24,9 +53,9 @@ pub struct Roofline {
     pub products: Vec<Product>,
 }
 
-impl Roofline {
-    /// Milliseconds of a pass of `rows` rows: the longer of reading the weights and multiplying.
-    pub fn ms(&self, rows: usize) -> f64 {
+impl Passes for Roofline {
+    /// The longer of reading the weights and multiplying.
+    fn ms(&self, rows: usize) -> f64 {
         let multiply = |product: &Product| {
             let rate = product.rates[(rows - 1).min(product.rates.len() - 1)];
             rows as f64 * product.macs / rate
@@ -50,7 +79,7 @@ pub struct Step {
 
 impl Step {
     /// The step of a target with a drafter that is a model, or with one that costs nothing.
-    pub fn new(draft_len: usize, target: &Roofline, draft: Option<&Roofline>) -> Self {
+    pub fn new(draft_len: usize, target: &dyn Passes, draft: Option<&dyn Passes>) -> Self {
         Self {
             draft_len,
             verify_ms: target.ms(draft_len + 1),
@@ -115,6 +144,14 @@ mod tests {
         // 1, 1, 1.5, 2 and 2.5 ms of multiplying; reading takes 1 ms.
         for (time, expected) in times.into_iter().zip([1.0, 1.0, 1.5, 2.0, 2.5]) {
             assert!(close(time, expected), "{time} is not {expected}");
+        }
+    }
+
+    #[test]
+    fn between_measured_rows_lie_the_others() {
+        let measured = Measured { points: vec![(1, 2.0), (3, 3.0), (4, 5.0)] };
+        for (rows, expected) in [(1, 2.0), (2, 2.5), (3, 3.0), (4, 5.0), (8, 10.0)] {
+            assert!(close(measured.ms(rows), expected), "{rows} rows: {}", measured.ms(rows));
         }
     }
 

@@ -1,7 +1,7 @@
 //! GPUs, from a table: nothing is measured, because the build may run on a machine without one.
 
 use super::{Machine, MachineMemory, Model};
-use crate::roofline::{Product, Roofline};
+use crate::roofline::{Passes, Product, Roofline};
 use anyhow::Result;
 use spec_kernels::GEMM_ROWS;
 
@@ -57,7 +57,7 @@ impl Machine for Gpu {
         self.memory.map(|bytes| MachineMemory { bytes, num_sms: NUM_SMS })
     }
 
-    fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline> {
+    fn passes(&self, model: &Model<'_>, rows: usize) -> Result<Box<dyn Passes>> {
         let [.., most] = GEMM_ROWS;
         // A product computes as many rows as it was compiled for, whether they are there or not.
         let compiled = |rows: usize| {
@@ -68,14 +68,14 @@ impl Machine for Gpu {
             .map(|rows| MULTIPLY_RATE * rows as f64 / compiled(rows) as f64)
             .collect();
         let product = |macs: u64| Product { macs: macs as f64, rates: rates.clone() };
-        let num_kernels = LAYER_KERNELS * model.num_layers + OTHER_KERNELS;
-        Ok(Roofline {
+        let num_kernels = LAYER_KERNELS * model.config.num_layers + OTHER_KERNELS;
+        Ok(Box::new(Roofline {
             bytes: model.sizes.step_bytes as f64,
             rows_a_read: most,
             bandwidth: self.bandwidth,
             overhead_ms: num_kernels as f64 * KERNEL_GAP_MS,
             products: vec![product(model.sizes.layer_macs + model.sizes.head_macs)],
-        })
+        }))
     }
 }
 
@@ -93,14 +93,14 @@ mod tests {
         let precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
         let sizes = Sizes::new(&config, &precision, &Device::Cpu);
         let macs = (sizes.layer_macs + sizes.head_macs) as f64;
-        let model = Model { sizes, precision: &precision, num_layers: 2 };
+        let model = Model { sizes, precision: &precision, config: &config };
         // Memory that is never waited for.
         let gpu = Gpu { name: "a GPU", bandwidth: f64::INFINITY, memory: None };
-        let roofline = gpu.roofline(&model, 72).unwrap();
+        let passes = gpu.passes(&model, 72).unwrap();
         let gaps = 12.0 * KERNEL_GAP_MS;
         for (rows, padded) in [(1, 8.0), (8, 8.0), (9, 16.0), (17, 32.0), (33, 64.0), (65, 72.0)] {
             let expected = gaps + 1e3 * padded * macs / MULTIPLY_RATE;
-            let ms = roofline.ms(rows);
+            let ms = passes.ms(rows);
             assert!((ms / expected - 1.0).abs() < 1e-9, "{rows} rows: {ms}, not {expected}");
         }
     }

@@ -5,14 +5,16 @@ mod cpu;
 mod gpu;
 mod memory;
 
+use crate::checkpoint::Checkpoint;
 use crate::cli::PlanArgs;
 use crate::folder::Plan;
-use crate::roofline::{Roofline, Step};
+use crate::roofline::{Passes, Step};
 use crate::sizes::{self, Capacity, Sizes};
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
 use memory::Fit;
 use spec_core::engine::{Device, DrafterKind, Precision, Role};
+use spec_core::model::ModelConfig;
 use spec_core::runtime::Footprint;
 use std::fmt::Write as _;
 
@@ -34,8 +36,8 @@ trait Machine {
     /// Its memory, where that is known.
     fn memory(&self) -> Option<MachineMemory>;
 
-    /// What limits the passes of a model; of at most `rows` rows.
-    fn roofline(&self, model: &Model<'_>, rows: usize) -> Result<Roofline>;
+    /// What passes of a model take, of at most `rows` rows.
+    fn passes(&self, model: &Model<'_>, rows: usize) -> Result<Box<dyn Passes>>;
 }
 
 /// The memory that weights and caches go into.
@@ -49,7 +51,14 @@ struct MachineMemory {
 struct Model<'a> {
     sizes: Sizes,
     precision: &'a Precision,
-    num_layers: usize,
+    config: &'a ModelConfig,
+}
+
+impl<'a> Model<'a> {
+    fn new(checkpoint: &'a Checkpoint, precision: &'a Precision, device: &Device) -> Self {
+        let config = &checkpoint.config;
+        Self { sizes: Sizes::new(config, precision, device), precision, config }
+    }
 }
 
 /// Runs the command.
@@ -71,14 +80,9 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
 }
 
 fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result<String> {
-    let model = |checkpoint: &crate::checkpoint::Checkpoint, precision, device| Model {
-        sizes: Sizes::new(&checkpoint.config, precision, device),
-        precision,
-        num_layers: checkpoint.config.num_layers,
-    };
-    let target = model(&plan.target, &plan.precision, &plan.device);
-    let model_draft = |draft| model(draft, &plan.draft_precision, &plan.draft_device);
-    let draft = plan.draft.as_ref().map(model_draft);
+    let target = Model::new(&plan.target, &plan.precision, &plan.device);
+    let draft = plan.draft.as_ref();
+    let draft = draft.map(|draft| Model::new(draft, &plan.draft_precision, &plan.draft_device));
     let mut engines = vec![("target", &target.sizes)];
     engines.extend(draft.iter().map(|draft| ("draft", &draft.sizes)));
     let mut text = sizes::table(&engines).to_string();
@@ -108,10 +112,10 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         }
         text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
-        let target = machine.roofline(&target, rows)?;
-        let draft = draft.as_ref().map(|draft| machine.roofline(draft, 1)).transpose()?;
+        let target = machine.passes(&target, rows)?;
+        let draft = draft.as_ref().map(|draft| machine.passes(draft, 1)).transpose()?;
         let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
-            .map(|draft_len| Step::new(draft_len, &target, draft.as_ref()))
+            .map(|draft_len| Step::new(draft_len, &*target, draft.as_deref()))
             .collect();
         writeln!(text, "{}", step_table(&steps))?;
     }

@@ -6,6 +6,6 @@ pub(crate) mod cuda;
 pub(crate) mod host;
 
 pub use cpu::Pool;
-pub use cpu::roofline::{multiply_rates, read_bandwidth};
+pub use cpu::roofline::{multiply_rates, product_seconds, read_bandwidth};
 pub use cuda::SearchPath;
 pub(crate) use host::{Host, StepBounds};

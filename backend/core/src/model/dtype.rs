@@ -25,7 +25,7 @@ pub(crate) enum Scale {
 }
 
 /// A number format. In engine manifests and on the command line it goes by its lowercase name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
     /// IEEE single precision.

@@ -18,6 +18,10 @@ const ROUNDS: usize = 4;
 
 /// Outputs and inputs of the matrix that the rate is measured with: it stays in a cache.
 const MATRIX: (usize, usize) = (512, 1024);
+/// Copies of a matrix are that many bytes together: far more than caches hold, so that each comes from memory.
+const COLD_BYTES: usize = 128 << 20;
+/// Times that all of them are read, at least.
+const MIN_COLD_SAMPLES: usize = 3;
 /// How long the rates of a format are measured.
 const RATE_TIME: Duration = Duration::from_millis(200);
 
@@ -72,6 +76,53 @@ pub fn multiply_rates(pool: &Pool, isa: Isa, dtype: Dtype, max_rows: usize) -> R
     Ok(seconds.into_iter().enumerate().map(rate).collect())
 }
 
+/// Seconds that a pass takes for one matrix of `n` outputs and `k` inputs, of each of these numbers of rows: with weights that
+/// come from memory, rows that have to be prepared, and threads that wait for each other at its end.
+pub fn product_seconds(
+    pool: &Pool,
+    isa: Isa,
+    dtype: Dtype,
+    [n, k]: [usize; 2],
+    rows: &[usize],
+) -> Result<Vec<f64>> {
+    let packed = vec![0x3c; packed_bytes(dtype, n, k)];
+    let num_copies = COLD_BYTES.div_ceil(packed.len());
+    let mut arena = Arena::new(num_copies * Arena::room(packed.len()))?;
+    let weights: Vec<Weight> = (0..num_copies)
+        .map(|_| {
+            let scales = vec![1e-3; if dtype.has_output_scales() { n } else { 0 }];
+            Weight::new(dtype, n, k, arena.push(pool, &packed), scales, None)
+        })
+        .collect();
+    let most = rows.iter().copied().max().unwrap_or(0);
+    let x: Vec<f32> = (0..most * k).map(|i| (i % 97) as f32 / 97.0 - 0.5).collect();
+    let (mut prepared, mut out) = (Prepared::default(), vec![0.0; most * n]);
+    let mut seconds = vec![Vec::new(); rows.len()];
+    let start = Instant::now();
+    // The row counts take turns, so that none of them has all of a bad moment.
+    while seconds.first().is_some_and(|all| all.len() < MIN_COLD_SAMPLES)
+        || start.elapsed() < RATE_TIME
+    {
+        for (&rows, seconds) in rows.iter().zip(&mut seconds) {
+            let out = &mut out[..rows * n];
+            let all = time(|| {
+                for weight in &weights {
+                    prepare(isa, dtype, &x[..rows * k], rows, k, &mut prepared, pool);
+                    linear(isa, pool, weight, &prepared, rows, out);
+                }
+            });
+            seconds.push(all / num_copies as f64);
+        }
+    }
+    Ok(seconds.iter_mut().map(|seconds| median(seconds)).collect())
+}
+
+/// The one in the middle. Panics without samples.
+fn median(seconds: &mut [f64]) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
 /// Fewer rows take no longer than more: what says otherwise was disturbed.
 fn at_most_what_follows(seconds: &mut [f64]) {
     let mut least = f64::INFINITY;
@@ -110,6 +161,15 @@ mod tests {
                 assert!((1e6..1e15).contains(&rate), "{rate} multiply-adds a second in {dtype}");
             }
         }
+    }
+
+    #[test]
+    fn more_rows_of_a_cold_matrix_take_longer() {
+        let pool = Pool::new(2);
+        let rows = [1, 64];
+        let seconds =
+            product_seconds(&pool, Isa::detect(), Dtype::Int8, [1024, 512], &rows).unwrap();
+        assert!(seconds[0] > 0.0 && seconds[1] > seconds[0], "{seconds:?}");
     }
 
     #[test]
