@@ -176,13 +176,16 @@ fn made_up_models_are_built_planned_and_run() {
     let text = succeeds(&args);
     // 80 layers, 8 key heads of 128, keys and values of 2 bytes.
     assert!(text.contains("320.00 KiB"), "{text}");
-    let of = |name: &str| {
+    let fit = |text: &str, name: &str| -> String {
         let mut lines = text.lines().skip_while(|line| !line.starts_with(name));
-        lines.nth(1).unwrap_or_default()
+        lines.nth(1).unwrap_or_default().into()
     };
-    // 16 bits a weight, unless said otherwise.
-    assert!(of("H100").contains("GiB are missing for one sequence"), "{text}");
-    assert!(of("H200").starts_with("of 139.00 GiB weights take"), "{text}");
+    // 8 bits a weight fit, with some GiB for keys and values; 16 do not.
+    let line = fit(&text, "H100");
+    assert!(line.starts_with("of 79.00 GiB weights take 67.69 GiB"), "{line}");
+    assert!(line.contains("are left") && line.contains("sequences of max_seq_len 8192"), "{line}");
+    let line = fit(&succeeds(&[&args[..], &["--dtype", "fp16"]].concat()), "H100");
+    assert!(line.contains("GiB are missing for one sequence of max_seq_len 8192"), "{line}");
     refused(&["plan", "--target", "random:nothing"], &["`nothing` is neither one of llama-3.2-1b"]);
 }
 

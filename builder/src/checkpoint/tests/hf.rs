@@ -254,7 +254,7 @@ fn shards_are_found_through_the_index() {
 fn an_index_that_is_wrong_is_refused() {
     for (name, file, parts) in [
         (Q, "../secret.safetensors", &["`../secret.safetensors`", "beside it"][..]),
-        (Q, "weights.pt", &["`weights.pt`"]),
+        (Q, "weights.ckpt", &["`weights.ckpt`", "expected a .safetensors, .bin or .pt file"]),
         ("extra.weight", "model-3-of-2.safetensors", &["reading", "model-3-of-2.safetensors"]),
         ("extra.weight", "model-1-of-2.safetensors", &["`extra.weight` is not in model-1"]),
     ] {
