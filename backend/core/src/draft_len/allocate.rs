@@ -18,7 +18,7 @@ pub(super) struct Batch<'a> {
     pub(super) positions: &'a [usize],
     /// Sequences alike that each of these stands for.
     pub(super) num_alike: usize,
-    /// Rows that are computed without any draft.
+    /// Rows that are computed without any draft: one of each sequence, and those of others, such as prompts.
     pub(super) base_rows: usize,
     /// Draft rows at most, whoever drafts.
     pub(super) max_extra: usize,
@@ -53,6 +53,15 @@ impl<'a> Batch<'a> {
         expected.tokens / expected.ms(costs)
     }
 
+    /// Tells what the target's pass takes for these sequences, by rows of the step. What others take is left out: they are
+    /// computed whatever is drafted, and a prompt's time would otherwise make drafts look cheap that take more of it than
+    /// they save of the steps to come.
+    pub(super) fn target_ms<'c>(&self, costs: &'c Costs) -> impl Fn(usize) -> f64 + use<'c> {
+        let own = costs.target_ms(self.num_alike * self.outlooks.len());
+        let without_drafts = costs.target_ms(self.base_rows);
+        move |rows| own + (costs.target_ms(rows) - without_drafts).max(0.0)
+    }
+
     /// Whether draft lengths fit into the rows: each sequence gets as many as its longer draft has.
     pub(super) fn fits(&self, lens: &[DraftLens]) -> bool {
         self.num_alike * lens.iter().map(DraftLens::longest).sum::<usize>() <= self.max_extra
@@ -66,8 +75,9 @@ impl<'a> Batch<'a> {
         let ranked = self.ranked();
         // Looked up once: the loop over them runs a few thousand times for a large batch.
         let num_extra = (self.num_alike * ranked.len()).min(self.max_extra);
+        let target_ms = self.target_ms(costs);
         let times: Vec<f64> =
-            (0..=num_extra + 1).map(|extra| costs.target_ms(self.base_rows + extra)).collect();
+            (0..=num_extra + 1).map(|extra| target_ms(self.base_rows + extra)).collect();
         let search = Search { batch: *self, costs, ranked: &ranked, times: &times };
         let nobody = vec![false; self.outlooks.len()];
         let all = self.preferring_lookup(|_| 0);
@@ -147,7 +157,7 @@ struct Search<'a> {
     batch: Batch<'a>,
     costs: &'a Costs,
     ranked: &'a [Ranked],
-    /// Of the target, by rows beyond those without drafts.
+    /// Of the target for these sequences, by rows beyond those without drafts.
     times: &'a [f64],
 }
 
@@ -429,6 +439,43 @@ mod tests {
         assert_eq!(first.num_extra, 2);
         assert!((first.tokens - last.tokens).abs() < 1e-12);
         assert!((first.ms(&costs) - last.ms(&costs)).abs() < 1e-12);
+    }
+
+    /// Eight sequences whose drafts are right so often, beside so many rows of a prompt, where each row takes as long.
+    fn beside_a_prompt(gain: f64, prompt_rows: usize, [first_ms, row_ms]: [f64; 2]) -> usize {
+        let table = CostTable {
+            rows: vec![1, 512],
+            step_ms: vec![first_ms, first_ms + 511.0 * row_ms],
+            position_ns: 0.0,
+        };
+        let costs = Costs::new(Some(&table), PassCost::Free);
+        let gains = PerSource { lookup: vec![gain], model: Vec::new() };
+        let outlooks = vec![Outlook { hit_rate: 1.0, gains }; 8];
+        let batch = Batch {
+            outlooks: &outlooks,
+            positions: &[0; 8],
+            num_alike: 1,
+            base_rows: 8 + prompt_rows,
+            max_extra: 64,
+        };
+        batch.best(&costs).iter().map(DraftLens::longest).sum()
+    }
+
+    #[test]
+    fn a_prompt_beside_them_makes_no_draft_cheaper() {
+        // A row takes nearly as long as a token of eight in a plain step: only what is nearly sure pays.
+        let by_the_row = [1.0, 0.8];
+        for prompt_rows in [0, 200] {
+            assert_eq!(beside_a_prompt(0.4, prompt_rows, by_the_row), 0, "{prompt_rows}");
+            assert_eq!(beside_a_prompt(0.99, prompt_rows, by_the_row), 8, "{prompt_rows}");
+        }
+    }
+
+    #[test]
+    fn drafts_are_as_good_beside_a_prompt_where_rows_are_cheap() {
+        for prompt_rows in [0, 200] {
+            assert_eq!(beside_a_prompt(0.4, prompt_rows, [10.0, 0.05]), 8, "{prompt_rows}");
+        }
     }
 
     #[test]

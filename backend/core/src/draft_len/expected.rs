@@ -100,12 +100,12 @@ impl<'a> Expected<'a> {
         self.drafts_ms = self.passes as f64 * runs * costs.pass_ms(drafting, positions);
     }
 
-    /// Milliseconds that the step takes.
+    /// Milliseconds that the step takes for its sequences.
     pub(super) fn ms(&self, costs: &Costs) -> f64 {
-        self.ms_by(|rows| costs.target_ms(rows), costs)
+        self.ms_by(self.batch.target_ms(costs), costs)
     }
 
-    /// The same, where `target_ms` tells what so many rows of the target take.
+    /// The same, by what [`Batch::target_ms`] tells.
     pub(super) fn ms_by(&self, target_ms: impl Fn(usize) -> f64, costs: &Costs) -> f64 {
         let whole = self.rows.floor();
         let (rows, part) = (self.batch.base_rows + whole as usize, self.rows - whole);
