@@ -1,4 +1,6 @@
-"""How far engines are from a reference, behind every token of some texts; run by quality_of.py, which has no numpy.
+"""How far engines are from a reference, behind every token of some texts but the first; run by quality_of.py, which has no
+numpy. Behind the first token alone a model has nothing to attend to but that token: its hidden state is huge and what comes
+next is decided by rounding, so that one position of a text would outweigh all others.
 
     divergence.py <REQUEST >ANSWER
 
@@ -7,6 +9,7 @@ commands read and write as llama_logits.cpp does. ANSWER is {LABEL: {"mean": nat
 "positions": count} or {"error": text}}.
 """
 
+import itertools
 import json
 import struct
 import subprocess
@@ -70,10 +73,17 @@ def log_probs(logits):
     return logits - numpy.log(numpy.exp(logits).sum())
 
 
-def compare(reference, rows):
+def first_rows(texts):
+    """The numbers of the rows behind the first tokens of texts."""
+    return {0, *itertools.accumulate(map(len, texts))}
+
+
+def compare(texts, reference, rows):
     """Kullback-Leibler divergence of the rows' distributions from those of the reference, position by position."""
-    nats, same = [], 0
-    for expected, row in zip(reference, rows.read(reference.shape[1]), strict=True):
+    nats, same, left_out = [], 0, first_rows(texts)
+    for number, (expected, row) in enumerate(zip(reference, rows.read(reference.shape[1]), strict=True)):
+        if number in left_out:
+            continue
         p, q = log_probs(expected), log_probs(row)
         nats.append(float((numpy.exp(p) * (p - q)).sum()))
         same += int(expected.argmax() == row.argmax())
@@ -86,7 +96,7 @@ def measure(texts, reference, engine):
     """The answer for one engine."""
     rows = Rows(texts, engine["command"], engine["env"])
     try:
-        answer = compare(reference, rows)
+        answer = compare(texts, reference, rows)
     except ValueError as why:
         answer = {"error": str(why)}
     if status := rows.close():

@@ -38,7 +38,7 @@ def load(target, speculative_config, **options):
 class Counters:
     """What vLLM has counted of its drafts since it began."""
 
-    NAMES = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_accepted_tokens": "accepted"}
+    NAMES = {"vllm:spec_decode_num_draft_tokens": "drafted"}
 
     def __init__(self, llm):
         self.values = {self.NAMES[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in self.NAMES}
@@ -49,19 +49,21 @@ class Counters:
 
 
 def generate(llm, request_id, ids, num_tokens):
-    """Greedy tokens, the time until the first and the time after it."""
+    """Greedy tokens, the time until the first, the time after it and its steps."""
     engine = llm.llm_engine
     params = vllm.SamplingParams(temperature=0, max_tokens=num_tokens, detokenize=False)
-    tokens, prefill_ms = [], None
+    tokens, prefill_ms, steps = [], None, 0
     begin = time.perf_counter()
     engine.add_request(request_id, {"prompt_token_ids": ids}, params)
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        outputs = engine.step()
+        steps += prefill_ms is not None
+        for output in outputs:
             tokens = list(output.outputs[0].token_ids)
             if tokens and prefill_ms is None:
                 prefill_ms = 1e3 * (time.perf_counter() - begin)
     total_ms = 1e3 * (time.perf_counter() - begin)
-    return {"tokens": tokens, "prefill_ms": prefill_ms, "decode_ms": total_ms - prefill_ms}
+    return {"tokens": tokens, "prefill_ms": prefill_ms, "decode_ms": total_ms - prefill_ms, "steps": steps}
 
 
 def main():
@@ -80,6 +82,8 @@ def main():
         answer = generate(llm, str(number), request["ids"], request["num_tokens"])
         if draft:
             answer.update(Counters(llm).since(before))
+            # Its own count has those that would have come behind the last token.
+            answer["accepted"] = max(len(answer["tokens"]) - 1 - answer["steps"], 0)
         print(json.dumps(answer), file=answers, flush=True)
 
 
