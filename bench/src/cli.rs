@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// Measures what speculation brings.
 ///
 /// An ENDPOINT is a model folder, which is run in this process, or `triton://HOST:PORT/MODEL` (gRPC), or
-/// `openai://HOST:PORT/MODEL` (HTTP).
+/// `openai://HOST:PORT/MODEL` (HTTP); over TLS with `triton+https` or `openai+https`.
 #[derive(Debug, Parser)]
 #[command(name = "spec-bench", version)]
 pub struct Cli {

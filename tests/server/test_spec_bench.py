@@ -1,12 +1,14 @@
 """spec-bench against the real server: its figures are the server's own, whichever profile it asks through, and those of the
 same engine in its own process."""
 
+import contextlib
 import json
+import os
 import subprocess
 
 import pytest
 
-from harness import frontend, places
+from harness import frontend, places, tls
 from harness.repository import Model
 from harness.server import eventually, total
 
@@ -132,6 +134,33 @@ def test_a_server_with_openais_completions_is_asked_the_same(server, prompts, tm
     with frontend.serving(server, "text", frontend.trtllm, chat) as url:
         host = url.removeprefix("http://").removesuffix("/v1")
         assert tokens(f"openai://{host}/text") == tokens(address(server, "text"))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory):
+    return tls.Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.mark.parametrize("kind", ["triton", "openai"])
+def test_servers_are_asked_over_tls(server, authority, prompts, tmp_path, kind):
+    def run(endpoint, **env):
+        command = [places.spec_bench(), "run", endpoint, "--prompts", prompts, "--raw", "--max-tokens", TOKENS, "--rounds", 1,
+                   "--quiet", "--json", tmp_path / "results.json"]
+        return subprocess.run([str(part) for part in command], capture_output=True, text=True, env={**os.environ, **env})
+
+    with contextlib.ExitStack() as stack:
+        if kind == "triton":
+            behind, protocols = server.grpc_url, ["h2"]
+        else:
+            behind = stack.enter_context(frontend.serving(server, "text", frontend.trtllm, frontend.chatml))
+            behind, protocols = behind.removeprefix("http://").removesuffix("/v1"), ["http/1.1"]
+        endpoint = f"{kind}+https://{stack.enter_context(tls.door(authority, behind, protocols))}/text"
+        done = run(endpoint, SSL_CERT_FILE=str(authority.root))
+        assert done.returncode == 0, done.stderr
+        [result] = json.loads((tmp_path / "results.json").read_text())["runs"]
+        assert not result["failed"] and result["answered"] == len(PROMPTS)
+        # Who does not know the authority does not trust the server.
+        assert run(endpoint).returncode == 1
 
 
 def test_requests_at_a_rate_are_all_answered(server, prompts, tmp_path):

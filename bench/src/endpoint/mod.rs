@@ -12,44 +12,58 @@ use spec_build::cli::DraftLen;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// An address: `DIR`, `triton://HOST:PORT/MODEL` or `openai://HOST:PORT/MODEL`.
+/// An address: `DIR`, or a model of a server as `triton://HOST:PORT/MODEL` or `openai://HOST:PORT/MODEL`; over TLS with
+/// `triton+https` or `openai+https` in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A model folder, run in this process.
     Engine(PathBuf),
-    /// Triton's gRPC port.
-    Triton {
-        /// `HOST:PORT`.
-        host: String,
-        /// The model's name there.
-        model: String,
-    },
-    /// A server with OpenAI's completions under `/v1`, over HTTP.
-    OpenAi {
-        /// `HOST:PORT`.
-        host: String,
-        /// The model's name there.
-        model: String,
-    },
+    /// A model at Triton's gRPC port.
+    Triton(Remote),
+    /// A model of a server with OpenAI's completions under `/v1`.
+    OpenAi(Remote),
+}
+
+/// A model of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// `HOST:PORT`.
+    pub host: String,
+    /// The model's name there.
+    pub model: String,
+    /// Whether the server is reached over TLS, its certificate checked against those that the system trusts.
+    pub tls: bool,
+}
+
+impl Remote {
+    /// The server's URL.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.tls { "https" } else { "http" }, self.host)
+    }
 }
 
 impl std::str::FromStr for Address {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some((kind, rest)) = text.split_once("://") else {
+        let Some((scheme, rest)) = text.split_once("://") else {
             return Ok(Self::Engine(text.into()));
         };
-        let expected = "expected DIR, triton://HOST:PORT/MODEL or openai://HOST:PORT/MODEL";
+        let expected = "expected DIR, triton://HOST:PORT/MODEL or openai://HOST:PORT/MODEL \
+                        (triton+https, openai+https over TLS)";
         // Names of models may have slashes, hosts have none.
         let (host, model) = rest.split_once('/').ok_or(expected)?;
         if host.is_empty() || model.is_empty() {
             return Err(expected.into());
         }
-        let (host, model) = (host.to_string(), model.to_string());
+        let (kind, tls) = match scheme.strip_suffix("+https") {
+            Some(kind) => (kind, true),
+            None => (scheme, false),
+        };
+        let remote = Remote { host: host.into(), model: model.into(), tls };
         match kind {
-            "triton" => Ok(Self::Triton { host, model }),
-            "openai" => Ok(Self::OpenAi { host, model }),
+            "triton" => Ok(Self::Triton(remote)),
+            "openai" => Ok(Self::OpenAi(remote)),
             _ => Err(expected.into()),
         }
     }
@@ -58,7 +72,7 @@ impl std::str::FromStr for Address {
 impl Address {
     /// Whether draft lengths can be chosen there.
     pub fn takes_draft_len(&self) -> bool {
-        !matches!(self, Self::OpenAi { .. })
+        !matches!(self, Self::OpenAi(_))
     }
 }
 
@@ -96,16 +110,15 @@ impl Endpoint {
                 let open = engine::EngineEndpoint::open(dir, setting, common)?;
                 Self::Engine(Box::new(open))
             }
-
-            Address::Triton { host, model } => {
-                let open = triton::TritonEndpoint::open(host, model, setting, common);
+            Address::Triton(remote) => {
+                let open = triton::TritonEndpoint::open(remote, setting, common);
                 Self::Triton(Box::new(open.await?))
             }
-            Address::OpenAi { host, model } => {
+            Address::OpenAi(remote) => {
                 if setting.draft_len != DraftLen::Auto {
                     bail!("{}: draft lengths cannot be chosen there", setting.endpoint);
                 }
-                Self::OpenAi(openai::OpenAiEndpoint::new(host, model, setting, common))
+                Self::OpenAi(openai::OpenAiEndpoint::new(remote, setting, common)?)
             }
         })
     }
@@ -136,13 +149,15 @@ mod tests {
     fn addresses_say_who_answers() {
         let parse = |text: &str| text.parse::<Address>();
         assert_eq!(parse("models/small"), Ok(Address::Engine("models/small".into())));
-        let (host, model) = ("localhost:8001".to_string(), "org/name".to_string());
-        assert_eq!(
-            parse("triton://localhost:8001/org/name"),
-            Ok(Address::Triton { host: host.clone(), model: model.clone() })
-        );
-        assert_eq!(parse("openai://localhost:8001/org/name"), Ok(Address::OpenAi { host, model }));
-        for wrong in ["http://localhost:1/m", "triton://localhost:8001", "triton:///m"] {
+        let remote = |tls| Remote { host: "localhost:8001".into(), model: "org/name".into(), tls };
+        for (prefix, tls) in [("", false), ("+https", true)] {
+            let at = |kind| parse(&format!("{kind}{prefix}://localhost:8001/org/name"));
+            assert_eq!(at("triton"), Ok(Address::Triton(remote(tls))));
+            assert_eq!(at("openai"), Ok(Address::OpenAi(remote(tls))));
+        }
+        assert_eq!(remote(false).url(), "http://localhost:8001");
+        assert_eq!(remote(true).url(), "https://localhost:8001");
+        for wrong in ["http://h:1/m", "+https://h:1/m", "triton://h:1", "triton:///m"] {
             assert!(parse(wrong).unwrap_err().starts_with("expected DIR"), "{wrong}");
         }
     }

@@ -1,13 +1,18 @@
 //! A server with OpenAI's completions over HTTP, streamed as server-sent events.
 
-use super::Common;
+use super::{Common, Remote};
 use crate::answer::{Answer, Ask};
 use crate::prompts::Content;
 use crate::setting::Setting;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::env;
 use std::time::Instant;
+
+/// Where OpenAI's own clients find the key that a server asks for.
+const API_KEY: &str = "OPENAI_API_KEY";
 
 /// A model that is asked in one way.
 pub struct OpenAiEndpoint {
@@ -48,14 +53,21 @@ struct Usage {
 
 impl OpenAiEndpoint {
     /// Nothing is sent yet.
-    pub fn new(host: &str, model: &str, setting: &Setting, common: &Common) -> Self {
-        Self {
-            client: reqwest::Client::new(),
-            base: format!("http://{host}/v1"),
-            model: model.into(),
+    pub fn new(remote: &Remote, setting: &Setting, common: &Common) -> Result<Self> {
+        let mut headers = HeaderMap::new();
+        if let Ok(key) = env::var(API_KEY) {
+            let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
+                .with_context(|| format!("{API_KEY} is not text for an HTTP header"))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        Ok(Self {
+            client: reqwest::Client::builder().default_headers(headers).build()?,
+            base: format!("{}/v1", remote.url()),
+            model: remote.model.clone(),
             temperature: setting.temperature,
             common: common.clone(),
-        }
+        })
     }
 
     fn request(&self, ask: &Ask) -> (&'static str, Value) {

@@ -3,7 +3,7 @@
 mod proto;
 mod tensors;
 
-use super::Common;
+use super::{Common, Remote};
 use crate::answer::{Answer, Ask};
 use crate::prompts::{Content, Prompt};
 use crate::results::Speculation;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 use tensors::{Outputs, Value};
 use tonic::client::Grpc;
-use tonic::transport::{Channel, Endpoint as Connection};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint as Connection};
 use tonic::{IntoRequest, IntoStreamingRequest, Status, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -38,8 +38,12 @@ pub struct TritonEndpoint {
 
 impl TritonEndpoint {
     /// Connects, and asks what the model takes.
-    pub async fn open(host: &str, model: &str, setting: &Setting, common: &Common) -> Result<Self> {
-        let connection = Connection::from_shared(format!("http://{host}"))?;
+    pub async fn open(remote: &Remote, setting: &Setting, common: &Common) -> Result<Self> {
+        let Remote { host, model, tls } = remote;
+        let mut connection = Connection::from_shared(remote.url())?;
+        if *tls {
+            connection = connection.tls_config(ClientTlsConfig::new().with_native_roots())?;
+        }
         let channel =
             connection.connect().await.with_context(|| format!("connecting to {host}"))?;
         let metadata = metadata(channel.clone(), model)
@@ -53,7 +57,7 @@ impl TritonEndpoint {
             metadata.inputs.into_iter().map(|input| (input.name.clone(), input)).collect();
         let (temperature, common) = (setting.temperature, common.clone());
         let endpoint =
-            Self { channel, model: model.into(), inputs, draft_len, temperature, common };
+            Self { channel, model: model.clone(), inputs, draft_len, temperature, common };
         endpoint.check()?;
         Ok(endpoint)
     }
