@@ -58,6 +58,11 @@ class Rendered:
         """The command of the hook that drains a pod."""
         return self.container["lifecycle"]["preStop"]["exec"]["command"]
 
+    @property
+    def alive(self):
+        """The command that tells whether a pod is to be started again."""
+        return self.container["livenessProbe"]["exec"]["command"]
+
 
 def rules():
     """The adapter's rules by the name of the metric."""
@@ -75,7 +80,8 @@ def check_container(check):
     """What can be told of a container file where there is nothing to build it with."""
     dockerfile = (CONTAINER / "Dockerfile").read_text()
     check.command("hadolint finds nothing in the Dockerfile", tools.program("hadolint"), CONTAINER / "Dockerfile")
-    check.command("the script that drains is in bash's syntax", "bash", "-n", CONTAINER / "drain")
+    for script in ("alive", "drain"):
+        check.command(f"the script {script} is in bash's syntax", "bash", "-n", CONTAINER / script)
     lines = re.findall(r"(?m)^COPY (?!--from)(.*)$", dockerfile)
     sources = sorted({source for line in lines for source in line.split()[:-1]})
     missing = [source for source in sources if not (ROOT / source).exists()]
@@ -130,7 +136,7 @@ def check_overlay(check, overlay):
                  *(one["spec"]["selector"]["matchLabels"] for one in overlay.all("PodDisruptionBudget"))]
     check(f"{name}: all select the pods", all(one and one.items() <= labels.items() for one in selectors), selectors)
     ports = {one["name"] for one in container["ports"]}
-    named = [container[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+    named = [container[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe")]
     named += [one["targetPort"] for one in overlay.one("Service")["spec"]["ports"]]
     named += [one["port"] for one in overlay.one("PodMonitor")["spec"]["podMetricsEndpoints"]]
     check(f"{name}: probes, Service and PodMonitor name ports of the container", set(named) <= ports, set(named) - ports)
@@ -154,7 +160,8 @@ def check_overlay(check, overlay):
     check(f"{name}: draining may take as long as a request of spec-build's configurations, and the gateway waits as long",
           longest < min(int(limit), int(idle.removesuffix("s"))), f"{limit}, {idle}, {longest} s")
     copied = (CONTAINER / "Dockerfile").read_text()
-    check(f"{name}: the hook's program is in the container", f"deploy/container/{program} " in copied)
+    for one in (program, *overlay.alive):
+        check(f"{name}: the program {one} is in the container", f"deploy/container/{one} " in copied)
     scalers = overlay.all("HorizontalPodAutoscaler")
     if scalers:
         spec = scalers[0]["spec"]

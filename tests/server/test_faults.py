@@ -5,11 +5,12 @@ SPEC_FUZZ_REQUESTS sets how many malformed requests are sent (2,000 by default).
 """
 
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness import client, fuzz
+from harness import client, fuzz, places
 from harness.cases import CASES
 from harness.repository import Model
 from harness.server import eventually
@@ -77,6 +78,19 @@ def test_after_a_panic_later_requests_are_told_the_cause(panicked):
 def test_after_a_panic_the_server_lives_and_other_models_serve(panicked, reference):
     assert panicked.server.is_live()
     assert client.grpc_stream(panicked.server, "other", BRIEF).good().text == reference.text(**BRIEF)
+
+
+def is_alive(server):
+    """What the liveness probe of a container says."""
+    command = [places.ROOT / "deploy/container/alive", str(server.http_port), str(server.metrics_port)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_an_engine_that_died_is_told_to_who_starts_servers_again(panicked, failed):
+    eventually(lambda: is_alive(panicked.server).returncode == 1, what="the dead engine is seen")
+    assert 'model="hit"' in is_alive(panicked.server).stderr
+    probe = is_alive(failed.server)
+    assert (probe.returncode, probe.stderr) == (0, ""), "a step that failed is no reason"
 
 
 def test_after_a_panic_the_model_is_reloaded_and_serves(panicked, reference):
