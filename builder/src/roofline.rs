@@ -6,14 +6,14 @@ pub trait Passes {
     fn ms(&self, rows: usize) -> f64;
 }
 
-/// Passes of some numbers of rows that were measured; others lie between them.
+/// Passes of some numbers of rows whose times are known; others lie between them.
 #[derive(Clone, Debug)]
-pub struct Measured {
+pub struct Points {
     /// Rows, rising, and milliseconds.
     pub points: Vec<(usize, f64)>,
 }
 
-impl Passes for Measured {
+impl Passes for Points {
     fn ms(&self, rows: usize) -> f64 {
         let above = self.points.partition_point(|&(at, _)| at < rows);
         match (above.checked_sub(1).map(|below| self.points[below]), self.points.get(above)) {
@@ -43,12 +43,8 @@ pub struct Product {
 pub struct Roofline {
     /// Bytes of weights that a pass reads.
     pub bytes: f64,
-    /// Rows that share one reading of the weights.
-    pub rows_a_read: usize,
     /// Bytes a second.
     pub bandwidth: f64,
-    /// What a pass takes on top: starting its kernels.
-    pub overhead_ms: f64,
     /// Its products, one after the other.
     pub products: Vec<Product>,
 }
@@ -61,8 +57,7 @@ impl Passes for Roofline {
             rows as f64 * product.macs / rate
         };
         let multiplying: f64 = self.products.iter().map(multiply).sum();
-        let reads = rows.div_ceil(self.rows_a_read) as f64;
-        self.overhead_ms + 1e3 * multiplying.max(reads * self.bytes / self.bandwidth)
+        1e3 * multiplying.max(self.bytes / self.bandwidth)
     }
 }
 
@@ -130,8 +125,7 @@ mod tests {
     /// at twice the rate from two rows on.
     fn target() -> Roofline {
         let products = vec![Product { macs: 100.0, rates: vec![1e5, 2e5] }];
-        let rows_a_read = usize::MAX;
-        Roofline { bytes: 1000.0, rows_a_read, bandwidth: 1e6, overhead_ms: 0.0, products }
+        Roofline { bytes: 1000.0, bandwidth: 1e6, products }
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -148,10 +142,10 @@ mod tests {
     }
 
     #[test]
-    fn between_measured_rows_lie_the_others() {
-        let measured = Measured { points: vec![(1, 2.0), (3, 3.0), (4, 5.0)] };
+    fn between_known_rows_lie_the_others() {
+        let points = Points { points: vec![(1, 2.0), (3, 3.0), (4, 5.0)] };
         for (rows, expected) in [(1, 2.0), (2, 2.5), (3, 3.0), (4, 5.0), (8, 10.0)] {
-            assert!(close(measured.ms(rows), expected), "{rows} rows: {}", measured.ms(rows));
+            assert!(close(points.ms(rows), expected), "{rows} rows: {}", points.ms(rows));
         }
     }
 
@@ -161,16 +155,6 @@ mod tests {
         let both = Roofline { products: [target().products, vec![head]].concat(), ..target() };
         assert!(close(both.ms(1), 1.0 + 5.0));
         assert!(close(both.ms(4), 2.0 + 20.0));
-    }
-
-    #[test]
-    fn weights_are_read_again_for_more_rows_than_share_them_and_kernels_take_their_time() {
-        let gpu = Roofline { rows_a_read: 2, overhead_ms: 0.25, ..target() };
-        let times: Vec<f64> = (1..=4).map(|rows| gpu.ms(rows)).collect();
-        // Read once, once, twice and twice, of 1 ms each; multiplying is never longer.
-        for (time, expected) in times.into_iter().zip([1.25, 1.25, 2.25, 2.25]) {
-            assert!(close(time, expected), "{time} is not {expected}");
-        }
     }
 
     #[test]

@@ -197,7 +197,11 @@ fn plan_predicts_the_gpus_of_its_table_or_a_given_one() {
     let path = path.to_str().unwrap();
     let args = ["plan", "--target", path, "--draft", path, "--device", "cuda:sm_90a"];
     let text = succeeds(&args);
-    for part in ["H100 at 3000 GB/s, not measured here", "H200 at 4300 GB/s", "break-even"] {
+    for part in [
+        "H100 at 3000 GB/s, predicted from machine code, not measured",
+        "H200 at 4300 GB/s",
+        "break-even",
+    ] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }
     // One layer, one key head of 64, keys and values of 2 bytes.

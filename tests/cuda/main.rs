@@ -5,6 +5,7 @@
 mod ahead;
 #[path = "../common/mod.rs"]
 mod common;
+mod outline;
 
 use common::models::{Recipe, SMOLLM2};
 use common::running::{self, Done};

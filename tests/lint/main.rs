@@ -1,16 +1,19 @@
 //! The machine code of every kernel, for every architecture: it compiles, keeps to its registers, has no stack, adds no
-//! floats atomically, and is made of the instructions that it was written for. No GPU is needed; where NVRTC is missing
+//! floats atomically, is made of the instructions that it was written for, and takes the clocks that were predicted. No GPU is needed; where NVRTC is missing
 //! the tests say so.
 // All of it is test code, helpers included.
 #![allow(clippy::unwrap_used)]
 
+mod budget;
+mod clocks;
 mod code;
 mod kernels;
 mod rules;
 
+use clocks::Code;
 use code::{Listing, compiler, disassembler, in_parallel};
 use spec_build::cuda::{Compiler, Cubin};
-use spec_kernels::{ARCHS, SOURCES, Variant, kernel_of};
+use spec_kernels::{ARCHS, Epilogue, Format, SOURCES, Variant, kernel_of};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
@@ -88,6 +91,58 @@ fn kernels_are_made_of_the_instructions_that_they_were_written_for() {
         (!complaints.is_empty()).then(|| complaint(job, complaints.join(", ")))
     };
     assert_none(in_parallel(&jobs, check).into_iter().flatten().collect());
+}
+
+/// What they are predicted to be is what they stay, until somebody writes down that they have become faster.
+#[test]
+fn kernels_keep_to_the_clocks_that_they_are_predicted_to_take() {
+    let Some(compiler) = compiler() else { return };
+    let Some(disassembler) = disassembler(&compiler) else { return };
+    let budgets = budget::of_table();
+    let is_whole = |arch: &str| arch == WHOLE;
+    let jobs: Vec<_> = compiled(&compiler)
+        .iter()
+        .filter(|((variant, arch), _)| is_whole(arch) && budgets.contains_key(&variant.to_string()))
+        .collect();
+    assert_eq!(jobs.len(), budgets.len(), "the table has kernels that are not checked");
+    let check = |(job, outcome): &&(Job, Outcome)| {
+        let code = Code::of(&disassembler, outcome.as_ref().ok()?);
+        let complaints =
+            budget::check(&budgets[&job.0.to_string()], &budget::figures(&job.0, &code));
+        (!complaints.is_empty()).then(|| complaint(job, complaints.join(", ")))
+    };
+    assert_none(in_parallel(&jobs, check).into_iter().flatten().collect());
+}
+
+/// Twice what happens once: the budgets are tight enough to see it.
+#[test]
+fn a_product_that_does_more_than_before_is_told() {
+    let Some(compiler) = compiler() else { return };
+    let Some(disassembler) = disassembler(&compiler) else { return };
+    const MULTIPLY: &str =
+        "mma_f16(sums.of[i][j], fragment, operands[j][step].x, operands[j][step].y);";
+    const REDUCE: &str = "reduce_slices(sums, shared.halves);";
+    let variant = Variant::gemm(Format::Fp8, 8, Epilogue::SwiGlu).with_shape(28_672, 4096);
+    let budget = &budget::of_table()[&variant.to_string()];
+    let complaints = |compiler: &Compiler| {
+        let code = Code::of(&disassembler, &compiler.compile(WHOLE, &variant).unwrap());
+        budget::check(budget, &budget::figures(&variant, &code)).join(", ")
+    };
+    assert_eq!(complaints(&compiler), "");
+    for (path, once, figure) in [
+        ("gemm/tile.cuh", MULTIPLY, "unit_instructions"),
+        ("gemm/gemm.cu", REDUCE, "reduction_clocks"),
+    ] {
+        let mutate = |&(name, text): &(&'static str, &'static str)| {
+            assert!(name != path || text.contains(once), "{path} has no `{once}`");
+            let is_mutant = name == path;
+            (name, if is_mutant { text.replace(once, &once.repeat(2)).leak() } else { text })
+        };
+        let compiler = self::compiler().unwrap();
+        let mutant = compiler.with_sources(SOURCES.iter().map(mutate).collect());
+        let told = complaints(&mutant);
+        assert!(told.contains(figure), "two times `{once}`: {told:?}");
+    }
 }
 
 /// A kernel that nobody lists would go unchecked.

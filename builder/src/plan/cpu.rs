@@ -1,7 +1,7 @@
 //! This machine's processor, measured.
 
 use super::{Machine, MachineMemory, Model};
-use crate::roofline::{Measured, Passes, Product, Roofline};
+use crate::roofline::{Passes, Points, Product, Roofline};
 use anyhow::Result;
 use spec_core::engine::{Device, SectionKind, expected_sections};
 use spec_core::exec::{Pool, multiply_rates, product_seconds, read_bandwidth};
@@ -59,7 +59,7 @@ impl Machine for Cpu {
 
 impl Cpu {
     /// By the matrices of a pass, each measured in its shape as it comes from memory.
-    fn measured(&self, model: &Model<'_>, most_rows: usize) -> Result<Measured> {
+    fn measured(&self, model: &Model<'_>, most_rows: usize) -> Result<Points> {
         let rows: Vec<usize> = (1..=most_rows.min(MAX_RATED_ROWS)).collect();
         // One of Medusa heads runs one of them.
         let num_passes = model.config.most_drafts().unwrap_or(1) as f64;
@@ -70,7 +70,7 @@ impl Cpu {
                 *ms += 1e3 * seconds * count as f64 / num_passes;
             }
         }
-        Ok(Measured { points })
+        Ok(Points { points })
     }
 
     /// By a bandwidth that is not this machine's, and what its processor multiplies.
@@ -83,9 +83,7 @@ impl Cpu {
         let Model { sizes, precision, .. } = model;
         Ok(Roofline {
             bytes: sizes.step_bytes as f64,
-            rows_a_read: usize::MAX,
             bandwidth: self.bandwidth,
-            overhead_ms: 0.0,
             products: vec![
                 product(precision.weights, sizes.layer_macs)?,
                 product(precision.head, sizes.head_macs)?,
@@ -116,7 +114,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::testing::{model, tiny_config};
     use crate::sizes::Sizes;
-    use spec_core::engine::Precision;
+    use spec_core::engine::{Limits, Precision};
 
     #[test]
     fn every_matrix_of_a_pass_is_counted() {
@@ -124,7 +122,10 @@ mod tests {
         let precision = Precision { weights: Dtype::Int8, head: Dtype::Bf16, kv: Dtype::Fp16 };
         let sizes = Sizes::new(&config, &precision, &Device::Cpu);
         let macs = sizes.layer_macs + sizes.head_macs;
-        let matrices = matrices(&Model { sizes, precision: &precision, config: &config });
+        let limits =
+            Limits { max_draft_len: 4, max_batch_size: 1, max_seq_len: 64, max_num_tokens: 64 };
+        let model = Model { sizes, precision: &precision, config: &config, limits: &limits };
+        let matrices = matrices(&model);
         let counted = matrices.iter().map(|((_, [n, k]), count)| n * k * count).sum::<usize>();
         assert_eq!(counted as u64, macs);
         assert_eq!(matrices[&(Dtype::Bf16, [48, 32])], 1, "the head, and not the embedding");

@@ -1,46 +1,95 @@
-//! GPUs, from a table: nothing is measured, because the build may run on a machine without one.
+//! GPUs, from a table: nothing is measured, because the build may run on a machine without one. What an engine would launch is
+//! the executor's own account; what a launch takes was predicted from its machine code.
 
 use super::{Machine, MachineMemory, Model};
-use crate::roofline::{Passes, Product, Roofline};
-use anyhow::Result;
-use spec_kernels::GEMM_ROWS;
+use crate::roofline::{Passes, Points};
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use spec_core::exec::{Outline, Planned};
+use spec_core::runtime::Prefill;
+use spec_kernels::Variant;
+use std::collections::BTreeMap;
 
-/// Bytes a second that copies on the device were measured to move, read and written (the data sheets have a tenth more), and
-/// GiB that the driver leaves to programs.
-const TABLE: [(&str, f64, u64); 2] = [("H100", 3.0e12, 79), ("H200", 4.3e12, 139)];
+/// Written by `scripts/gpu-predict --table`, which says in it how.
+const TABLE: &str = include_str!("gpu.json");
 
-/// Streaming multiprocessors of these.
-const NUM_SMS: u32 = 132;
+/// Bytes of a unit of a packed matrix, its outputs, and bytes of each.
+const UNIT_BYTES: usize = 8192;
+const UNIT_OUTPUTS: usize = 64;
+const UNIT_ROW_BYTES: usize = 128;
 
-/// Multiply-adds a second of half-precision tensor cores through `mma.sync`, on Hopper: 60 % of what the data sheet
-/// gives, 989 TFLOPS, which takes other instructions.
-const MULTIPLY_RATE: f64 = 0.6 * 989e12 / 2.0;
+/// What the table says, in clocks.
+#[derive(Debug, Deserialize)]
+struct Table {
+    gpus: Vec<Product>,
+    /// Shares of a predicted time by which it may be off, down and up.
+    range: [f64; 2],
+    /// Ascending rows of each format and epilogue.
+    products: Vec<Entry>,
+    /// Ascending rows.
+    attention: Vec<Point>,
+    /// A kernel that works row by row, from the end of the one ahead to its own.
+    row_kernel: f64,
+    /// What comes before all layers, and behind the head.
+    around: f64,
+}
 
-/// Kernels of a layer, and those before and after all layers.
-const LAYER_KERNELS: usize = 5;
-const OTHER_KERNELS: usize = 2;
+/// A GPU that one can buy.
+#[derive(Clone, Debug, Deserialize)]
+struct Product {
+    name: String,
+    /// Bytes a second that copies on the device were measured to move, read and written; the data sheets have a tenth more.
+    bandwidth: f64,
+    /// GiB that the driver leaves to programs.
+    memory_gib: u64,
+    num_sms: u32,
+    hertz: f64,
+}
 
-/// From the end of one kernel of a graph to the start of the next.
-const KERNEL_GAP_MS: f64 = 1.3e-3;
+/// A few-row product with so many rows.
+#[derive(Debug, Deserialize)]
+struct Entry {
+    weight: String,
+    epilogue: String,
+    rows: usize,
+    /// Of each unit, its share of what follows some of them included, by the name of the GPU.
+    unit: BTreeMap<String, f64>,
+    /// What a launch takes besides, likewise.
+    boundary: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Point {
+    rows: usize,
+    clocks: f64,
+}
 
 pub(super) struct Gpu {
-    name: &'static str,
+    /// One of the table: the nearest one, where a bandwidth is given.
+    product: Product,
+    /// Bytes a second.
     bandwidth: f64,
-    memory: Option<u64>,
+    /// Whether it is not the product's own.
+    given: bool,
+    /// Shares by which predicted times may be off, down and up.
+    range: [f64; 2],
 }
 
 impl Gpu {
     /// Those of the table, or one of a given bandwidth.
-    pub(super) fn of_table(given: Option<f64>) -> Vec<Box<dyn Machine>> {
-        let gpu = |name, bandwidth, memory| {
-            Box::new(Self { name, bandwidth, memory }) as Box<dyn Machine>
+    pub(super) fn of_table(given: Option<f64>) -> Result<Vec<Box<dyn Machine>>> {
+        let Table { gpus, range, .. } = table()?;
+        let gpu = |product: Product, bandwidth| {
+            let given = given.is_some();
+            Box::new(Self { product, bandwidth, given, range }) as Box<dyn Machine>
         };
-        match given {
-            Some(bandwidth) => vec![gpu("a GPU", bandwidth, None)],
-            None => {
-                TABLE.map(|(name, bandwidth, gib)| gpu(name, bandwidth, Some(gib << 30))).into()
-            }
-        }
+        let Some(bandwidth) = given else {
+            let own = |product: Product| (product.bandwidth, product);
+            return Ok(gpus.into_iter().map(own).map(|(own, product)| gpu(product, own)).collect());
+        };
+        let distance = |product: &Product| (product.bandwidth / bandwidth).ln().abs();
+        let nearest = gpus.into_iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        Ok(vec![gpu(nearest.context("the table of GPUs is empty")?, bandwidth)])
     }
 }
 
@@ -50,58 +99,194 @@ impl Machine for Gpu {
     }
 
     fn describe(&self) -> String {
-        format!("{} at {:.0} GB/s, not measured here", self.name, self.bandwidth / 1e9)
+        let Self { product, bandwidth, given, range: [less, more] } = self;
+        let name = if *given { "a GPU" } else { product.name.as_str() };
+        format!(
+            "{name} at {:.0} GB/s, predicted from machine code, not measured (-{:.0} to +{:.0} %)",
+            bandwidth / 1e9,
+            100.0 * less,
+            100.0 * more
+        )
     }
 
     fn memory(&self) -> Option<MachineMemory> {
-        self.memory.map(|bytes| MachineMemory { bytes, num_sms: NUM_SMS })
+        let Product { memory_gib, num_sms, .. } = self.product;
+        (!self.given).then_some(MachineMemory { bytes: memory_gib << 30, num_sms })
     }
 
     fn passes(&self, model: &Model<'_>, rows: usize) -> Result<Box<dyn Passes>> {
-        let [.., most] = GEMM_ROWS;
-        // A product computes as many rows as it was compiled for, whether they are there or not.
-        let compiled = |rows: usize| {
-            let left = (rows - 1) % most + 1;
-            rows - left + GEMM_ROWS.into_iter().find(|&size| size >= left).unwrap_or(most)
-        };
-        let rates: Vec<f64> = (1..=rows.max(most))
-            .map(|rows| MULTIPLY_RATE * rows as f64 / compiled(rows) as f64)
-            .collect();
-        let product = |macs: u64| Product { macs: macs as f64, rates: rates.clone() };
-        let num_kernels = LAYER_KERNELS * model.config.num_layers + OTHER_KERNELS;
-        Ok(Box::new(Roofline {
-            bytes: model.sizes.step_bytes as f64,
-            rows_a_read: most,
-            bandwidth: self.bandwidth,
-            overhead_ms: num_kernels as f64 * KERNEL_GAP_MS,
-            products: vec![product(model.sizes.layer_macs + model.sizes.head_macs)],
-        }))
+        let table = table()?;
+        let Model { config, precision, limits, .. } = model;
+        // What the table was made for.
+        let capability = (9, 0);
+        let num_sms = self.product.num_sms;
+        let outline = Outline::new(config, precision, limits, num_sms, capability, Prefill::Exact)?;
+        let points = (1..=rows).map(|rows| {
+            let operations = outline.step(1, rows - 1);
+            let clocks = operations.iter().map(|planned| self.clocks(&table, planned));
+            let clocks: f64 = clocks.sum::<Result<f64>>()? + table.around;
+            Ok((rows, 1e3 * clocks / self.product.hertz))
+        });
+        Ok(Box::new(Points { points: points.collect::<Result<_>>()? }))
     }
+}
+
+impl Gpu {
+    /// From the end of what is ahead to its own.
+    fn clocks(&self, table: &Table, planned: &Planned) -> Result<f64> {
+        let Planned::Kernel { variant, grid, rows, .. } = planned else { return Ok(0.0) };
+        match variant.kernel {
+            "gemm" => self.product_clocks(table, variant, *grid, *rows),
+            "attention" => {
+                let points = table.attention.iter().map(|point| (point.rows, point.clocks));
+                Ok(between(points.collect(), *rows))
+            }
+            "rope" => Ok(table.row_kernel),
+            // Those around the layers are in `around`.
+            _ => Ok(0.0),
+        }
+    }
+
+    fn product_clocks(
+        &self,
+        table: &Table,
+        variant: &Variant,
+        grid: u32,
+        rows: usize,
+    ) -> Result<f64> {
+        let define = |name: &str| -> Result<&str> {
+            let found = variant.defines.iter().find(|(define, _)| *define == name);
+            Ok(found.with_context(|| format!("{variant} has no {name}"))?.1.as_str())
+        };
+        let (weight, epilogue) = (define("WEIGHT")?, define("EPILOGUE")?);
+        let [n, k]: [usize; 2] = [define("SHAPE_N")?.parse()?, define("SHAPE_K")?.parse()?];
+        // Plain sums for the rotation take what rotating takes, and a little less.
+        let alike = if epilogue == "RAW" { "QKV" } else { epilogue };
+        let entries: Vec<&Entry> = table
+            .products
+            .iter()
+            .filter(|entry| entry.weight == weight && entry.epilogue == alike)
+            .collect();
+        let figure = |of: fn(&Entry) -> &BTreeMap<String, f64>| -> Result<f64> {
+            let clocks = |entry: &&Entry| of(entry).get(&self.product.name).copied();
+            let points = entries.iter().map(|entry| Some((entry.rows, clocks(entry)?)));
+            let points = points.collect::<Option<Vec<_>>>().filter(|points| !points.is_empty());
+            let points = points.with_context(|| format!("no figures of {weight} {epilogue}"))?;
+            Ok(between(points, rows))
+        };
+        let (unit, boundary) = (figure(|entry| &entry.unit)?, figure(|entry| &entry.boundary)?);
+        let weight_bytes = if weight == "FP8" { 1 } else { 2 };
+        let k_units = k.div_ceil(UNIT_ROW_BYTES / weight_bytes);
+        let (tiles, grid) = (n.div_ceil(UNIT_OUTPUTS), grid as usize);
+        // The head's blocks have whole tiles.
+        let units = match epilogue {
+            "HEAD" => tiles.div_ceil(grid) * k_units,
+            _ => (tiles * k_units).div_ceil(grid),
+        };
+        let Product { num_sms, hertz, .. } = self.product;
+        let memory = UNIT_BYTES as f64 * f64::from(num_sms) * hertz / self.bandwidth;
+        Ok(units as f64 * memory.max(unit) + boundary)
+    }
+}
+
+/// A figure for so many rows, of those for ascending ones.
+fn between(points: Vec<(usize, f64)>, rows: usize) -> f64 {
+    Points { points }.ms(rows)
+}
+
+fn table() -> Result<Table> {
+    serde_json::from_str(TABLE).context("the table of GPUs")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::testing::{model, tiny_config};
     use crate::sizes::Sizes;
-    use spec_core::engine::{Device, Precision};
-    use spec_core::model::Dtype;
+    use spec_core::engine::{Device, Limits, Precision};
+    use spec_core::model::{Dtype, ModelConfig};
+
+    /// What `scripts/gpu-predict` predicts of a model that the table was not made from.
+    #[derive(Deserialize)]
+    struct Check {
+        model: String,
+        config: ModelConfig,
+        precision: Precision,
+        gpu: String,
+        rows: usize,
+        ms: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct Checks {
+        checks: Vec<Check>,
+    }
+
+    const LIMITS: Limits =
+        Limits { max_draft_len: 8, max_batch_size: 8, max_seq_len: 4096, max_num_tokens: 512 };
+
+    /// A table of few numbers stands for a simulation.
+    const TOLERANCE: f64 = 0.1;
+
+    fn of_table() -> Vec<Gpu> {
+        let Table { gpus, range, .. } = table().unwrap();
+        let gpu =
+            |product: Product| Gpu { bandwidth: product.bandwidth, product, given: false, range };
+        gpus.into_iter().map(gpu).collect()
+    }
+
+    fn ms(gpu: &Gpu, config: &ModelConfig, precision: &Precision, rows: usize) -> f64 {
+        let sizes = Sizes::new(config, precision, &Device::Cpu);
+        let model = Model { sizes, precision, config, limits: &LIMITS };
+        gpu.passes(&model, rows).unwrap().ms(rows)
+    }
 
     #[test]
-    fn rows_that_a_product_pads_take_the_time_of_full_ones() {
-        let config = model(&tiny_config("llama", "LlamaForCausalLM"));
-        let precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
-        let sizes = Sizes::new(&config, &precision, &Device::Cpu);
-        let macs = (sizes.layer_macs + sizes.head_macs) as f64;
-        let model = Model { sizes, precision: &precision, config: &config };
-        // Memory that is never waited for.
-        let gpu = Gpu { name: "a GPU", bandwidth: f64::INFINITY, memory: None };
-        let passes = gpu.passes(&model, 72).unwrap();
-        let gaps = 12.0 * KERNEL_GAP_MS;
-        for (rows, padded) in [(1, 8.0), (8, 8.0), (9, 16.0), (17, 32.0), (33, 64.0), (65, 72.0)] {
-            let expected = gaps + 1e3 * padded * macs / MULTIPLY_RATE;
-            let ms = passes.ms(rows);
-            assert!((ms / expected - 1.0).abs() < 1e-9, "{rows} rows: {ms}, not {expected}");
+    fn other_models_take_what_the_simulation_says() {
+        let Checks { checks } = serde_json::from_str(TABLE).unwrap();
+        assert!(checks.len() >= 8, "{} checks", checks.len());
+        let gpus = of_table();
+        for Check { model, config, precision, gpu, rows, ms: expected } in &checks {
+            let gpu = gpus.iter().find(|each| each.product.name == *gpu).unwrap();
+            let took = ms(gpu, config, precision, *rows);
+            let error = took / expected - 1.0;
+            assert!(
+                error.abs() < TOLERANCE,
+                "{model}, {rows} rows on {}: {took:.3} ms, the simulation says {expected:.3}",
+                gpu.product.name
+            );
+        }
+    }
+
+    #[test]
+    fn more_rows_and_less_bandwidth_take_longer() {
+        let Checks { checks } = serde_json::from_str(TABLE).unwrap();
+        let Check { config, precision, .. } = &checks[0];
+        let gpus = of_table();
+        for gpu in &gpus {
+            // A product of 32 rows has a longer ring than one of 16, and may be faster.
+            let times = [1, 9, 33, 65].map(|rows| ms(gpu, config, precision, rows));
+            assert!(times.is_sorted(), "{times:?} on {}", gpu.product.name);
+            let product = gpu.product.clone();
+            let slow =
+                Gpu { bandwidth: gpu.bandwidth / 4.0, product, given: true, range: gpu.range };
+            let ratio = ms(&slow, config, precision, 1) / times[0];
+            assert!(ratio > 2.0 && ratio < 4.0, "{ratio} times as long with a quarter of it");
+        }
+    }
+
+    #[test]
+    fn every_format_has_figures() {
+        let Checks { checks } = serde_json::from_str(TABLE).unwrap();
+        let config = &checks[0].config;
+        for weights in [Dtype::Fp8, Dtype::Fp16] {
+            for head in [Dtype::Fp8, Dtype::Fp16] {
+                for qk_norm in [false, true] {
+                    let precision = Precision { weights, head, kv: Dtype::Fp8 };
+                    let config = ModelConfig { qk_norm, ..config.clone() };
+                    let took = ms(&of_table()[0], &config, &precision, 9);
+                    assert!(took.is_finite() && took > 0.0, "{precision:?}: {took}");
+                }
+            }
         }
     }
 }

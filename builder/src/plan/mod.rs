@@ -13,7 +13,7 @@ use crate::sizes::{self, Capacity, Sizes};
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
 use memory::Fit;
-use spec_core::engine::{Device, DrafterKind, Precision, Role};
+use spec_core::engine::{Device, DrafterKind, Limits, Precision, Role};
 use spec_core::model::ModelConfig;
 use spec_core::runtime::Footprint;
 use std::fmt::Write as _;
@@ -52,12 +52,18 @@ struct Model<'a> {
     sizes: Sizes,
     precision: &'a Precision,
     config: &'a ModelConfig,
+    limits: &'a Limits,
 }
 
 impl<'a> Model<'a> {
-    fn new(checkpoint: &'a Checkpoint, precision: &'a Precision, device: &Device) -> Self {
+    fn new(
+        checkpoint: &'a Checkpoint,
+        precision: &'a Precision,
+        limits: &'a Limits,
+        device: &Device,
+    ) -> Self {
         let config = &checkpoint.config;
-        Self { sizes: Sizes::new(config, precision, device), precision, config }
+        Self { sizes: Sizes::new(config, precision, device), precision, config, limits }
     }
 }
 
@@ -73,16 +79,17 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
     let bandwidth = args.bandwidth.map(|gigabytes| gigabytes * 1e9);
     let machines: Vec<Box<dyn Machine>> = match plan.device {
         Device::Cpu => vec![Box::new(cpu::Cpu::new(bandwidth, args.isa)?)],
-        Device::Cuda { .. } => gpu::Gpu::of_table(bandwidth),
+        Device::Cuda { .. } => gpu::Gpu::of_table(bandwidth)?,
     };
     print!("{}", report(&plan, args, &machines)?);
     Ok(())
 }
 
 fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result<String> {
-    let target = Model::new(&plan.target, &plan.precision, &plan.device);
+    let target = Model::new(&plan.target, &plan.precision, &plan.limits, &plan.device);
     let draft = plan.draft.as_ref();
-    let draft = draft.map(|draft| Model::new(draft, &plan.draft_precision, &plan.draft_device));
+    let draft = draft
+        .map(|draft| Model::new(draft, &plan.draft_precision, &plan.limits, &plan.draft_device));
     let mut engines = vec![("target", &target.sizes)];
     engines.extend(draft.iter().map(|draft| ("draft", &draft.sizes)));
     let mut text = sizes::table(&engines).to_string();

@@ -1,7 +1,7 @@
 //! Which compiled kernels a model needs: builder and executor ask here, so that what is built is what is
 //! looked for. Also what the kernels demand of a model.
 
-use super::Precision;
+use super::{Manifest, Precision};
 use crate::model::decoder::{Decoder, Linear, MatrixKind};
 use crate::model::image::RUN;
 use crate::model::{Dtype, ModelConfig};
@@ -17,7 +17,12 @@ pub(crate) struct Kernels<'a> {
     pub precision: &'a Precision,
 }
 
-impl Kernels<'_> {
+impl<'a> Kernels<'a> {
+    /// Those of an engine's model.
+    pub(crate) fn of(manifest: &'a Manifest) -> Self {
+        Self { model: &manifest.model, precision: &manifest.precision }
+    }
+
     /// The product of at most `rows` rows, one of [`GEMM_ROWS`], with a matrix.
     pub(crate) fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
         let Self { model, precision } = *self;

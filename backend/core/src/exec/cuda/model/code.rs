@@ -31,31 +31,44 @@ pub(super) struct Code {
     head: ByRows,
 }
 
+/// Where kernels come from.
+pub(super) trait LoadKernel {
+    /// Compute capability that they are launched on.
+    fn capability(&self) -> (u32, u32);
+
+    /// A variant that uses up to `shared_bytes`.
+    fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel>;
+}
+
 impl Code {
     /// Loads what a pass of the engine's model needs.
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let reader = engine.reader()?;
         let mut loader = Loader::new(engine, &reader, device)?;
-        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
-        let kernels = Kernels { model, precision };
+        let code = Self::of(&Kernels::of(engine.manifest()), &mut loader)?;
+        reader.finish()?;
+        Ok(code)
+    }
+
+    /// What a pass of a model needs.
+    pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
+        let Kernels { model, precision } = *kernels;
         let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
         let [narrow, wide] = kernels.attention();
         // All layers are alike.
         let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..model.clone() });
         let layer = &decoder.layers[0];
-        let code = Self {
+        Ok(Self {
             embed: loader.load(&kernels.embed(), 0)?,
-            qkv: loader.by_rows(&kernels, &layer.attention.qkv)?,
+            qkv: by_rows(loader, kernels, &layer.attention.qkv)?,
             rope: loader.load(&kernels.rope(), 0)?,
             attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
             attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
-            out: loader.by_rows(&kernels, &layer.attention.out)?,
-            gate_up: loader.by_rows(&kernels, &layer.mlp.gate_up)?,
-            down: loader.by_rows(&kernels, &layer.mlp.down)?,
-            head: loader.by_rows(&kernels, decoder.head())?,
-        };
-        reader.finish()?;
-        Ok(code)
+            out: by_rows(loader, kernels, &layer.attention.out)?,
+            gate_up: by_rows(loader, kernels, &layer.mlp.gate_up)?,
+            down: by_rows(loader, kernels, &layer.mlp.down)?,
+            head: by_rows(loader, kernels, decoder.head())?,
+        })
     }
 
     /// The product with a matrix of this kind.
@@ -99,19 +112,21 @@ impl ManyCode {
     pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
         let reader = engine.reader()?;
         let mut loader = Loader::new(engine, &reader, device)?;
-        let (model, precision) = (&engine.manifest().model, &engine.manifest().precision);
-        let kernels = Kernels { model, precision };
+        let code = Self::of(&Kernels::of(engine.manifest()), &mut loader)?;
+        reader.finish()?;
+        Ok(code)
+    }
+
+    pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         let quantise = kernels.quantise();
-        let code = Self {
+        Ok(Self {
             unpack: loader.load(&kernels.unpack(), 0)?,
             normalise: loader.load(&Variant::plain("normalise"), shared_bytes)?,
             quantise: quantise.map(|code| loader.load(&code, shared_bytes)).transpose()?,
             residual: loader.load(&Variant::finish(Epilogue::Residual), shared_bytes)?,
             swiglu: loader.load(&Variant::finish(Epilogue::SwiGlu), shared_bytes)?,
-        };
-        reader.finish()?;
-        Ok(code)
+        })
     }
 }
 
@@ -144,14 +159,24 @@ impl<'a> Loader<'a> {
         let code = self.reader.section(&code_section(self.arch, variant)).bytes()?;
         self.device.load(&variant.to_string(), variant.kernel, &code, shared_bytes)
     }
+}
 
-    fn by_rows(&mut self, kernels: &Kernels<'_>, linear: &Linear) -> Result<ByRows> {
-        let capability = self.device.describe().capability;
-        let mut loaded = [Kernel(0); GEMM_ROWS.len()];
-        for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
-            let shared_bytes = shape::gemm_shared_bytes(rows, capability);
-            *kernel = self.load(&kernels.gemm(linear, rows), shared_bytes)?;
-        }
-        Ok(loaded)
+impl LoadKernel for Loader<'_> {
+    fn capability(&self) -> (u32, u32) {
+        self.device.describe().capability
     }
+
+    fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel> {
+        Loader::load(self, variant, shared_bytes)
+    }
+}
+
+/// The product with a matrix, for each number of rows.
+fn by_rows(loader: &mut impl LoadKernel, kernels: &Kernels<'_>, linear: &Linear) -> Result<ByRows> {
+    let mut loaded = [Kernel(0); GEMM_ROWS.len()];
+    for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
+        let shared_bytes = shape::gemm_shared_bytes(rows, loader.capability());
+        *kernel = loader.load(&kernels.gemm(linear, rows), shared_bytes)?;
+    }
+    Ok(loaded)
 }

@@ -47,7 +47,7 @@ pub(super) struct Many {
 }
 
 /// Where the arrays of a product are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Buffers {
     /// One matrix, `[n][k]`, padded as its image is.
     weights: Address,
@@ -109,6 +109,12 @@ impl Many {
         let [weights, input, scales, activated_scales, sums] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { weights, input, scales, activated_scales, sums };
         Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
+    }
+
+    /// With kernels from elsewhere, and memory nowhere.
+    pub(super) fn outline(code: ManyCode, packed: Dtype, device: &Description) -> Self {
+        let format = product_format(packed, device);
+        Self { code, format, packed, buffers: Buffers::default() }
     }
 
     /// Bytes that [`load`](Self::load) takes.

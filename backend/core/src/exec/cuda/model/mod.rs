@@ -9,6 +9,7 @@ mod forward;
 pub(crate) mod kv;
 mod many;
 pub mod many_params;
+mod outline;
 pub mod params;
 mod pass;
 pub(crate) mod shape;
@@ -20,6 +21,7 @@ mod workspace;
 
 pub use forward::OnHost;
 pub use many::Prefill;
+pub use outline::{Outline, Planned, PlannedPass};
 pub(crate) use weights::{Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
 

@@ -156,6 +156,12 @@ pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     (ring + inputs + sums + factors + barriers + 16) as u32
 }
 
+/// Of that, what the ring of weights takes, of the product that `rows` rows go to.
+pub(crate) fn gemm_ring_bytes(rows: usize, capability: (u32, u32)) -> u32 {
+    let (stages, _) = gemm_stages(GEMM_ROWS[gemm_rows_idx(rows)], LARGE.contains(&capability));
+    (stages * UNIT_BYTES) as u32
+}
+
 /// f32 values of the workspace of a product of up to `rows` rows, for sums that blocks share: a slot for each block,
 /// and one for each tile in each segment.
 pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {

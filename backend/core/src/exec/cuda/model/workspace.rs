@@ -4,9 +4,10 @@ use super::many::Prefill;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
-use crate::engine::Manifest;
+use crate::engine::{Limits, Manifest};
 use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device};
+use crate::model::ModelConfig;
 use crate::model::decoder::{Layer, Linear};
 use crate::pages::pages_for;
 use spec_kernels::GEMM_ROWS;
@@ -34,7 +35,11 @@ pub(crate) struct Capacity {
 impl Capacity {
     /// What the engine's steps need.
     pub(crate) fn of(manifest: &Manifest, prefill: Prefill) -> Self {
-        let limits = &manifest.limits;
+        Self::new(&manifest.model, &manifest.limits, prefill)
+    }
+
+    /// What steps of a model within these limits need.
+    pub(crate) fn new(model: &ModelConfig, limits: &Limits, prefill: Prefill) -> Self {
         let verify = limits.max_batch_size * (limits.max_draft_len + 1);
         let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
         let many = match prefill {
@@ -42,7 +47,7 @@ impl Capacity {
             Prefill::CublasLt => shape::most_many_rows(limits.max_num_tokens),
         };
         let rows = few.max(many.unwrap_or(0));
-        let group = manifest.model.num_heads / manifest.model.num_kv_heads;
+        let group = model.num_heads / model.num_kv_heads;
         Self {
             rows,
             few,

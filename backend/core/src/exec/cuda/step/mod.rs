@@ -15,6 +15,7 @@ mod graph;
 mod in_flight;
 pub(crate) mod input;
 mod issue;
+mod outline;
 mod page_table;
 pub mod params;
 mod upload;

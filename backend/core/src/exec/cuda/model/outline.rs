@@ -1,0 +1,211 @@
+//! What a model's passes launch, without its weights, its code or a GPU: for predictions. The launches are those of the
+//! executor itself; only their addresses mean nothing.
+
+use super::code::{Code, LoadKernel, ManyCode};
+use super::params::GemmParams;
+use super::pass::PassOps;
+use super::shape::{self, Tiling};
+use super::tables::{self, Tables};
+use super::weights::{Matrix, Weights};
+use super::{Capacity, Many, Model, Pass, Prefill, Workspace};
+use crate::Result;
+use crate::batch::Segment;
+use crate::engine::{Kernels, Limits, Precision};
+use crate::exec::cuda::device::pod::bytes_of_mut;
+use crate::exec::cuda::device::{Address, Description, Kernel, Launch, Op};
+use crate::model::decoder::{Decoder, Linear, Load, Vector};
+use crate::model::{Dtype, ModelConfig};
+use crate::pages::pages_for;
+use spec_kernels::Variant;
+
+/// A model of which nothing is loaded.
+#[derive(Debug)]
+pub struct Outline {
+    model: Model,
+    /// By the numbers of their kernels.
+    variants: Vec<Variant>,
+}
+
+/// One operation of a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Planned {
+    /// A kernel of this project.
+    Kernel {
+        /// Its code.
+        variant: Variant,
+        /// Thread blocks.
+        grid: u32,
+        /// Threads of a block.
+        threads: u32,
+        /// Dynamic shared memory of a block.
+        shared_bytes: u32,
+        /// Of that, bytes of the ring of weights of a few-row product; 0 elsewhere.
+        ring_bytes: u32,
+        /// Rows that a few-row product computes; those of the pass elsewhere.
+        rows: usize,
+    },
+    /// A product of a library.
+    Library {
+        /// What is multiplied.
+        format: Dtype,
+        /// Rows, outputs and inputs.
+        shape: [usize; 3],
+    },
+}
+
+/// A pass over some rows of one prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedPass {
+    /// Positions before it.
+    pub first: usize,
+    /// Its rows.
+    pub rows: usize,
+    /// In their order.
+    pub operations: Vec<Planned>,
+}
+
+impl Outline {
+    /// Of an engine for these limits, on a GPU of so many multiprocessors and this compute capability.
+    pub fn new(
+        config: &ModelConfig,
+        precision: &Precision,
+        limits: &Limits,
+        num_sms: u32,
+        capability: (u32, u32),
+        prefill: Prefill,
+    ) -> Result<Self> {
+        let mut loader = Numbering { variants: Vec::new(), capability };
+        let kernels = Kernels { model: config, precision };
+        let code = Code::of(&kernels, &mut loader)?;
+        let capacity = Capacity::new(config, limits, prefill);
+        let packed = precision.weights;
+        let device = Description { name: String::new(), capability, driver: 0, num_sms };
+        let many = match capacity.many {
+            Some(_) => Some(Many::outline(ManyCode::of(&kernels, &mut loader)?, packed, &device)),
+            None => None,
+        };
+        let model = Model {
+            config: config.clone(),
+            precision: precision.clone(),
+            weights: Weights { decoder: Decoder::of(config).load(&mut Nowhere)? },
+            code,
+            rope: 0,
+            cache: 0,
+            layer_bytes: 0,
+            workspace: Workspace { logit_rows: SOMEWHERE, best: SOMEWHERE, ..Workspace::default() },
+            capacity,
+            num_sms,
+            capability,
+            many,
+            _owner: None,
+        };
+        Ok(Self { model, variants: loader.variants })
+    }
+
+    /// The launches of a pass of `places` rows of each sequence.
+    pub(in crate::exec::cuda) fn pass(
+        &self,
+        sequences: usize,
+        places: usize,
+        num_logits: usize,
+    ) -> Vec<Planned> {
+        let config = &self.model.config;
+        let group = config.num_heads / config.num_kv_heads;
+        let tiling = Tiling::of(places, group);
+        let num_tiles = sequences * places.div_ceil(tiling.rows(group));
+        self.planned(&of_rows(sequences * places, num_tiles, tiling, num_logits), None)
+    }
+
+    /// The passes of a prompt of `len` tokens that is alone, up to its first logits.
+    pub fn prompt(&self, len: usize) -> Vec<PlannedPass> {
+        let tokens = vec![0; len];
+        let pages = vec![0; pages_for(len)];
+        let segment =
+            Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &[] };
+        let mut first = 0;
+        let mut passes = Vec::new();
+        for Tables { is_many, rows, tiles, tiling, logit_rows, .. } in
+            tables::passes(&[segment], &self.model.bounds())
+        {
+            let pass = of_rows(rows.len(), tiles.len(), tiling, logit_rows.len());
+            let many = self.model.many.as_ref().filter(|_| is_many);
+            let operations = self.planned(&pass, many);
+            passes.push(PlannedPass { first, rows: rows.len(), operations });
+            first += rows.len();
+        }
+        passes
+    }
+
+    /// The kernels that passes launch.
+    pub fn variants(&self) -> &[Variant] {
+        &self.variants
+    }
+
+    fn planned(&self, pass: &Pass, many: Option<&Many>) -> Vec<Planned> {
+        let ops = PassOps::new(&self.model, pass, many, None).all();
+        let planned = ops.iter().filter_map(|op| match op {
+            Op::Launch(launch) => Some(self.kernel(launch, pass.num_rows)),
+            Op::Product(product) => {
+                let shape = product.shape;
+                Some(Planned::Library { format: shape.format, shape: [shape.m, shape.n, shape.k] })
+            }
+            // Of hidden states that somebody wants to see: nobody does.
+            Op::Copy { .. } => None,
+        });
+        planned.collect()
+    }
+
+    fn kernel(&self, launch: &Launch, rows: usize) -> Planned {
+        let Launch { kernel, grid, block, shared_bytes, .. } = *launch;
+        let variant = self.variants[kernel.0 as usize].clone();
+        let (mut rows, mut ring_bytes) = (rows, 0);
+        if variant.kernel == "gemm" {
+            let mut params = [GemmParams::default()];
+            bytes_of_mut(&mut params).copy_from_slice(&launch.params);
+            rows = params[0].num_rows as usize;
+            ring_bytes = shape::gemm_ring_bytes(rows, self.model.capability);
+        }
+        Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
+    }
+}
+
+/// An address that is not 0, which would mean none.
+const SOMEWHERE: Address = 1 << 40;
+
+fn of_rows(num_rows: usize, num_tiles: usize, tiling: Tiling, num_logits: usize) -> Pass {
+    Pass { num_rows, num_tiles, tiling, num_logits, pages: 0, max_pages: 0 }
+}
+
+/// Numbers kernels in the order in which they are asked for.
+struct Numbering {
+    variants: Vec<Variant>,
+    capability: (u32, u32),
+}
+
+impl LoadKernel for Numbering {
+    fn capability(&self) -> (u32, u32) {
+        self.capability
+    }
+
+    fn load(&mut self, variant: &Variant, _: u32) -> Result<Kernel> {
+        self.variants.push(variant.clone());
+        Ok(Kernel(self.variants.len() as u32 - 1))
+    }
+}
+
+/// Weights that are not anywhere.
+struct Nowhere;
+
+impl Load for Nowhere {
+    type Matrix = Matrix;
+    type Vector = Address;
+
+    fn matrix(&mut self, linear: &Linear) -> Result<Matrix> {
+        let &Linear { kind, k, .. } = linear;
+        Ok(Matrix { kind, weights: 0, scales: 0, bias: 0, n: linear.n(), k })
+    }
+
+    fn vector(&mut self, _: &Vector) -> Result<Address> {
+        Ok(SOMEWHERE)
+    }
+}

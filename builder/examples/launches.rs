@@ -1,0 +1,160 @@
+//! What an engine of a model would launch on a GPU, and the code of it: what `scripts/gpu-predict` reads.
+//!
+//! `launches --arch sm_90a --output DIR MODEL...` compiles the kernels of each model and writes `VARIANT.cubin` and
+//! `launches.json` to the folder. A model is a checkpoint, or the name of one that is made up, and a number format, such as
+//! `llama-3.1-8b:fp8` (`fp8-head`: its head too), or an engine file.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use serde_json::{Value, json};
+use spec_build::checkpoint::Checkpoint;
+use spec_build::cuda::{Cache, Compiler, Cubin};
+use spec_core::engine::{Device, Engine, Limits, Manifest, Precision, needed_variants};
+use spec_core::exec::{Outline, Planned, SearchPath};
+use spec_core::model::{Dtype, ModelConfig};
+use spec_core::runtime::Prefill;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Steps that are told of: sequences, and drafts of each.
+const STEPS: [(usize, usize); 8] =
+    [(1, 0), (1, 4), (1, 8), (16, 0), (32, 0), (64, 0), (16, 4), (64, 4)];
+/// Prompts, in tokens.
+const PROMPTS: [usize; 3] = [512, 2048, 8192];
+
+/// What steps and sequences may have.
+const LIMITS: Limits =
+    Limits { max_draft_len: 8, max_batch_size: 64, max_seq_len: 1 << 14, max_num_tokens: 8192 };
+
+/// A model and its formats.
+struct Model {
+    config: ModelConfig,
+    precision: Precision,
+}
+
+#[derive(Parser)]
+struct Args {
+    /// An architecture that kernels are written for.
+    #[arg(long, default_value = "sm_90a")]
+    arch: String,
+    /// Its compute capability.
+    #[arg(long, default_value = "9.0")]
+    capability: String,
+    /// Streaming multiprocessors.
+    #[arg(long, default_value_t = 132)]
+    num_sms: u32,
+    /// Where code and list go.
+    #[arg(long)]
+    output: PathBuf,
+    /// Also steps of one sequence that verify so many rows.
+    #[arg(long, value_delimiter = ',')]
+    verify: Vec<usize>,
+    /// Checkpoints or names with formats, or engine files.
+    #[arg(required = true)]
+    models: Vec<String>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    ensure!(!args.verify.contains(&0), "--verify: at least one row");
+    let (major, minor) = args.capability.split_once('.').context("--capability: such as 9.0")?;
+    let capability = (major.parse()?, minor.parse()?);
+    let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?;
+    std::fs::create_dir_all(&args.output)?;
+    let mut models = Vec::new();
+    let mut kernels = BTreeMap::new();
+    for name in &args.models {
+        let opened = opened(name)?;
+        let Model { config, precision } = &opened;
+        Device::Cuda { archs: vec![args.arch.clone()], min_driver: 0 }
+            .validate(config, precision)?;
+        let variants = needed_variants(config, precision);
+        let archs = std::slice::from_ref(&args.arch);
+        let codes = compiler.compile_model(archs, config, precision)?;
+        for (variant, code) in variants.iter().zip(&codes) {
+            let kernel = Cubin::parse(&code.cubin)?.kernel(variant.kernel)?;
+            let file = format!("{variant}.cubin");
+            std::fs::write(args.output.join(&file), &code.cubin)?;
+            let defines: BTreeMap<_, _> = variant.defines.iter().cloned().collect();
+            kernels.insert(
+                variant.to_string(),
+                json!({
+                    "file": file, "kernel": variant.kernel, "defines": defines,
+                    "registers": kernel.registers, "static_bytes": kernel.shared,
+                }),
+            );
+        }
+        models.push(model(name, &opened, &args, capability)?);
+    }
+    let all = json!({
+        "arch": args.arch, "compiler": compiler.version(), "sources": spec_kernels::HASH,
+        "num_sms": args.num_sms, "kernels": kernels, "models": models,
+    });
+    std::fs::write(args.output.join("launches.json"), serde_json::to_string(&all)?)?;
+    Ok(())
+}
+
+/// A model by its name and a format, or that of an engine.
+fn opened(name: &str) -> Result<Model> {
+    if name.ends_with(".engine") {
+        let Manifest { model, precision, .. } = Engine::open(name)?.manifest().clone();
+        return Ok(Model { config: model, precision });
+    }
+    let expected = "expected MODEL:FORMAT, such as llama-3.1-8b:fp8, or an engine";
+    let (model, format) = name.rsplit_once(':').context(expected)?;
+    let (weights, head) = match format {
+        "fp8" => (Dtype::Fp8, Dtype::Fp16),
+        "fp8-head" => (Dtype::Fp8, Dtype::Fp8),
+        "fp16" => (Dtype::Fp16, Dtype::Fp16),
+        other => bail!("format {other}: expected fp8, fp8-head or fp16"),
+    };
+    let path = if Path::new(model).exists() { model.into() } else { format!("random:{model}") };
+    let config = Checkpoint::open(Path::new(&path))?.config;
+    Ok(Model { config, precision: Precision { weights, head, kv: weights } })
+}
+
+fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Result<Value> {
+    let Model { config, precision } = model;
+    let outline =
+        |prefill| Outline::new(config, precision, &LIMITS, args.num_sms, capability, prefill);
+    let (exact, library) = (outline(Prefill::Exact)?, outline(Prefill::CublasLt)?);
+    let step = |(sequences, drafts): (usize, usize)| {
+        json!({
+            "sequences": sequences, "rows": sequences * (drafts + 1),
+            "operations": operations(&exact.step(sequences, drafts)),
+        })
+    };
+    let prompt = |(way, outline): (&str, &Outline), len: usize| {
+        let passes = outline.prompt(len).into_iter().map(|pass| {
+            json!({
+                "first": pass.first, "rows": pass.rows, "operations": operations(&pass.operations),
+            })
+        });
+        json!({ "way": way, "tokens": len, "passes": passes.collect::<Vec<_>>() })
+    };
+    let ways = [("exact", &exact), ("cublaslt", &library)];
+    let prompts = ways.into_iter().flat_map(|way| PROMPTS.map(|len| prompt(way, len)));
+    Ok(json!({
+        "name": name,
+        "config": config,
+        "precision": precision,
+        "steps": STEPS.map(step),
+        "verify": args.verify.iter().map(|&rows| step((1, rows - 1))).collect::<Vec<_>>(),
+        "draft": { "sequences": 1, "rows": 1, "operations": operations(&exact.draft(1)) },
+        "prompts": prompts.collect::<Vec<_>>(),
+    }))
+}
+
+fn operations(all: &[Planned]) -> Vec<Value> {
+    all.iter().map(operation).collect()
+}
+
+fn operation(planned: &Planned) -> Value {
+    match planned {
+        Planned::Kernel { variant, grid, threads, shared_bytes, ring_bytes, rows } => json!({
+            "variant": variant.to_string(), "grid": grid, "threads": threads,
+            "shared_bytes": shared_bytes, "ring_bytes": ring_bytes, "rows": rows,
+        }),
+        Planned::Library { format, shape } => json!({ "library": format.name(), "shape": shape }),
+    }
+}

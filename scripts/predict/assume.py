@@ -1,0 +1,73 @@
+"""What is assumed of a GPU, because no machine code says it: each with the range in which it may lie. What is measured one day
+goes here."""
+
+from functools import cache
+from typing import NamedTuple
+
+
+class Range(NamedTuple):
+    """Low is what makes a step fast."""
+
+    low: float
+    mid: float
+    high: float
+    what: str
+
+
+class Gpu(NamedTuple):
+    """A product by its data sheet."""
+
+    name: str
+    # Bytes a second that a copy reaches; the data sheet has a tenth more.
+    bandwidth: float
+    num_sms: int
+    hertz: float
+    # Multiply-adds a second of the tensor cores, dense, of halves and of e4m3.
+    half_macs: float
+    e4m3_macs: float
+    # That one multiprocessor gives its blocks, and keeps of each.
+    shared_bytes: int
+    reserved_bytes: int
+    registers: int
+
+
+H100 = Gpu("H100", 3.0e12, 132, 1.755e9, 989e12 / 2, 1979e12 / 2, 228 << 10, 1 << 10, 65536)
+H200 = H100._replace(name="H200", bandwidth=4.3e12)
+GPUS = (H100, H200)
+
+ASSUMED = {
+    "bandwidth": Range(1.04, 1.0, 0.95, "share of the bandwidth above that is reached"),
+    "l1": Range(35, 40, 60, "clocks of a load that finds again what the multiprocessor has loaded"),
+    "l2": Range(350, 450, 550, "clocks of a load from the L2 cache"),
+    "l2_rate": Range(32, 23.7, 20, "bytes a clock that a multiprocessor gets from the L2 cache"),
+    "memory": Range(800, 1000, 1200, "clocks of a load from memory"),
+    "count": Range(1000, 1300, 1700, "clocks of a barrier over memory and an atomic addition behind it"),
+    "release": Range(500, 1200, 2600, "clocks from the end of a grid to where the next one goes on, which waits for it"),
+    "launch": Range(1500, 1750, 2200, "clocks from the trigger to the first instruction of the next kernel's blocks"),
+    "staging": Range(650, 820, 1000, "clocks from there to the first product behind a norm: squares, factors, activations"),
+    "copying": Range(480, 600, 750, "the same where activations are copied as they are"),
+    "attention": Range(6000, 7400, 9500, "clocks of attention but for its pages: plan, queries, sums"),
+    "item": Range(2000, 3000, 4000, "clocks of each further item of a block of the attention, but for its pages"),
+    "climb": Range(1800, 2500, 3500, "clocks of a level of splits that blocks of the attention add up for each other"),
+    "rows": Range(1500, 2200, 3000, "clocks of `rows`"),
+    "row_kernel": Range(1500, 2200, 3000, "clocks of `embed` and of a kernel that works row by row, but for its bytes"),
+    "sample": Range(4500, 6000, 8000, "clocks of `sample`"),
+    "accept": Range(3000, 4000, 5500, "clocks of `accept`"),
+    "library": Range(0.7, 0.6, 0.45, "share of the tensor cores' rate that a library reaches"),
+    "mma": Range(5.5, 6, 8, "clocks that a product of mma.sync keeps the tensor core of a quarter"),
+}
+CASES = ("low", "mid", "high")
+
+
+class Assumptions:
+    """One case of all of them, as attributes."""
+
+    def __init__(self, case):
+        for name, value in ASSUMED.items():
+            setattr(self, name, getattr(value, case))
+
+
+@cache
+def assumptions(case):
+    """The same ones each time, so that what is found with them is found once."""
+    return Assumptions(case)

@@ -1,0 +1,152 @@
+"""A chain of kernels on one multiprocessor that has its share of the memory: rings that fill, kernels that begin before the ones
+ahead of them have ended, and what happens at each boundary. In clocks."""
+
+import heapq
+from typing import NamedTuple
+
+from split import UNIT_BYTES
+
+
+class Kernel(NamedTuple):
+    """One kernel's share of a multiprocessor."""
+
+    name: str
+    # From the end of the kernel ahead to the first unit, and from the last unit to the end of the grid for the next one.
+    before: float
+    after: float
+    # Units that are streamed, clocks of each, and of what follows each so many of them.
+    units: int = 0
+    unit_clocks: float = 0
+    piece_units: float = 1
+    piece_clocks: float = 0
+    # Units that the ring holds.
+    stages: int = 1
+    # Whether the next kernel is let in behind the last unit that is asked for, instead of at the first that is multiplied.
+    triggers_late: bool = False
+    # What a block takes of a multiprocessor.
+    shared_bytes: int = 0
+    registers: int = 0
+
+
+class Running:
+    """A kernel while it runs."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        self.start = self.ahead_done = self.at = self.exit = self.done = None
+        self.issued = self.landed = self.released = self.used = 0
+        self.arrivals = []
+        self.triggered = False
+
+
+class Chain:
+    """Runs kernels; `ends` is when each is done."""
+
+    def __init__(self, kernels, gpu, assumed):
+        self.gpu, self.assumed = gpu, assumed
+        share = gpu.bandwidth * assumed.bandwidth / gpu.num_sms / gpu.hertz
+        self.serve = UNIT_BYTES / share
+        self.running = [Running(kernel) for kernel in kernels]
+        self.memory_free = 0.0
+        self.events, self.number = [], 0
+        self.waiting = set()
+        self.running[0].ahead_done = 0.0
+        self.push(0.0, self.begin, 0)
+        while self.events:
+            clock, _, happens, index = heapq.heappop(self.events)
+            happens(index, clock)
+        self.ends = [one.done for one in self.running]
+
+    def push(self, clock, happens, index):
+        self.number += 1
+        heapq.heappush(self.events, (clock, self.number, happens, index))
+
+    def fits(self, index):
+        """Whether there is room for a kernel: for two of a chain at most, and only if they fit beside each other."""
+        if index >= 2 and self.running[index - 2].done is None:
+            return False
+        if index == 0 or self.running[index - 1].exit is not None:
+            return True
+        both = [self.running[index - 1].kernel, self.running[index].kernel]
+        return (sum(one.shared_bytes + self.gpu.reserved_bytes for one in both) <= self.gpu.shared_bytes
+                and sum(one.registers for one in both) <= self.gpu.registers)
+
+    def begin(self, index, clock):
+        one = self.running[index]
+        if one.start is not None:
+            return
+        if not self.fits(index):
+            self.waiting.add(index)
+            return
+        one.start = clock
+        self.issue(index, clock)
+        if one.ahead_done is not None:
+            self.push(max(clock, one.ahead_done) + one.kernel.before, self.go_on, index)
+
+    def issue(self, index, clock):
+        """Asks for units as long as the ring has room."""
+        one = self.running[index]
+        while one.start is not None and one.issued < one.kernel.units:
+            if one.issued - one.released >= one.kernel.stages:
+                return
+            self.memory_free = max(self.memory_free, clock) + self.serve
+            one.issued += 1
+            self.push(max(self.memory_free, clock + self.assumed.memory), self.land, index)
+            if one.kernel.triggers_late and one.issued == one.kernel.units:
+                self.trigger(index, clock)
+
+    def trigger(self, index, clock):
+        if not self.running[index].triggered and index + 1 < len(self.running):
+            self.running[index].triggered = True
+            self.push(clock + self.assumed.launch, self.begin, index + 1)
+
+    def land(self, index, clock):
+        self.running[index].arrivals.append(clock)
+        self.multiply(index)
+
+    def go_on(self, index, clock):
+        """The kernel ahead has ended, and its results are staged."""
+        one = self.running[index]
+        if one.at is None:
+            one.at = clock
+            if not one.kernel.triggers_late or one.kernel.units == 0:
+                self.trigger(index, clock)
+            self.multiply(index)
+
+    def multiply(self, index):
+        one, kernel = self.running[index], self.running[index].kernel
+        if one.at is None or one.exit is not None:
+            return
+        while one.used < len(one.arrivals):
+            end = max(one.at, one.arrivals[one.used]) + kernel.unit_clocks
+            one.used += 1
+            is_piece = int(one.used / kernel.piece_units) > int((one.used - 1) / kernel.piece_units)
+            one.at = end + (kernel.piece_clocks if is_piece else 0)
+            self.push(end, self.release, index)
+        if one.used == kernel.units:
+            one.exit = one.at
+            self.push(one.exit, self.leave, index)
+            self.push(one.exit + kernel.after, self.end, index)
+
+    def release(self, index, clock):
+        self.running[index].released += 1
+        self.issue(index, clock)
+
+    def leave(self, index, clock):
+        self.let_in(clock)
+
+    def end(self, index, clock):
+        self.running[index].done = clock
+        if index + 1 < len(self.running):
+            following = self.running[index + 1]
+            following.ahead_done = clock
+            self.trigger(index, clock)
+            if following.start is not None:
+                self.push(clock + following.kernel.before, self.go_on, index + 1)
+        self.let_in(clock)
+
+    def let_in(self, clock):
+        for index in sorted(self.waiting):
+            if self.fits(index):
+                self.waiting.discard(index)
+                self.begin(index, clock)

@@ -1,0 +1,202 @@
+"""Steps and passes: the operations that an engine would launch, as a chain of kernels, and what they take."""
+
+import statistics
+from typing import NamedTuple
+
+import split
+from chain import Chain, Kernel
+
+# Positions of a split of the attention, and of a page.
+SPLIT_TOKENS = 256
+PAGE_TOKENS = 16
+# Splits that a level of the tree adds up.
+RADIX = 8
+ATTENTION_WARPS = 4
+QUARTERS = 4
+# Layers that are simulated; all others take what these add.
+FEW_LAYERS, MORE_LAYERS = 3, 6
+F32 = 4
+
+
+class Seen(NamedTuple):
+    """What the rows of a pass see: so many sequences have so many positions before their rows, and rows."""
+
+    sequences: int
+    context: int
+    rows: int
+
+
+class Planner:
+    """Makes a chain of operations, for one GPU and one case of the assumptions."""
+
+    def __init__(self, kernels, config, gpu, assumed):
+        self.kernels, self.config, self.gpu, self.assumed = kernels, config, gpu, assumed
+
+    def kernel(self, operations, index, seen):
+        """An operation's share of a multiprocessor."""
+        operation = operations[index]
+        if "library" in operation:
+            return self.library(operation)
+        name = operation["variant"].split(".")[0]
+        if name == "gemm":
+            return self.product(operation)
+        if name == "attention":
+            return self.plain(name, self.attention_clocks(operation, seen))
+        fixed = {"rows": self.assumed.rows, "sample": self.assumed.sample, "accept": self.assumed.accept}
+        around = self.clocks_of(self.bytes_around(name, operations, index))
+        return self.plain(name, fixed.get(name, self.assumed.row_kernel) + around)
+
+    def bytes_around(self, name, operations, index):
+        """What a kernel before or behind a library's product reads and writes."""
+        following = next((one for one in operations[index:] if "library" in one), None)
+        ahead = next((one for one in reversed(operations[:index]) if "library" in one), None)
+        if name == "unpack":
+            _, n, k = following["shape"]
+            element = 1 if following["library"] == "fp8" else 2
+            return n * k * ((1 if self.config["weights"] == "fp8" else 2) + element)
+        if name in ("normalise", "quantise"):
+            m, _, k = following["shape"]
+            return m * k * F32
+        if name in ("finish", "rope") and ahead:
+            m, n, _ = ahead["shape"]
+            return m * n * F32
+        return 0
+
+    def plain(self, name, clocks):
+        return Kernel(name, before=150, after=clocks + self.assumed.release)
+
+    def product(self, operation):
+        assumed, variant = self.assumed, operation["variant"]
+        defines = self.kernels.defines(variant)
+        n, k, epilogue = int(defines["SHAPE_N"]), int(defines["SHAPE_K"]), defines["EPILOGUE"]
+        weight_bytes = 1 if defines["WEIGHT"] == "FP8" else 2
+        rows = operation["rows"]
+        cut = split.split(n, k, weight_bytes, operation["grid"], epilogue == "HEAD")
+        code = self.kernels.product(variant, rows, assumed)
+        has_norm = epilogue != "RESIDUAL"
+        staged = rows * min(k, split.SEGMENT_K) * (F32 if has_norm else F32 // 2) / assumed.l2_rate
+        before = (assumed.staging if has_norm else assumed.copying) + staged
+        finish, reduction = code.finish_clocks, code.reduction_clocks
+        settle = (code.sum_clocks(cut.parts) if cut.parts else 0) + finish
+        # The last piece is settled at the end.
+        # More segments than one are staged in turn, while nothing is multiplied.
+        restaging = (cut.segments - 1) * (staged + assumed.l2) / cut.pieces
+        last = reduction + (assumed.count + settle + code.part_clocks if cut.parts else finish)
+        # Of a tile that is a block's own, what waits for its next segment is written like a part.
+        each = reduction + code.part_clocks + cut.tiles / cut.pieces * settle + restaging
+        return Kernel(
+            name=product_name(epilogue, n, k), before=before, after=last + assumed.release, units=cut.units,
+            unit_clocks=code.unit_clocks, piece_units=cut.units / cut.pieces, piece_clocks=each,
+            stages=operation["ring_bytes"] // split.UNIT_BYTES, triggers_late=code.triggers_late,
+            shared_bytes=operation["shared_bytes"], registers=self.kernels.registers(variant) * operation["threads"])
+
+    def attention_clocks(self, operation, seen):
+        """From the end of the kernel ahead to its own."""
+        code = self.kernels.attention(operation["variant"], self.assumed)
+        defines = self.kernels.defines(operation["variant"])
+        tile_rows = int(defines.get("TILE_ROWS", 16))
+        is_wide = tile_rows > 16
+        rows_of_tile = tile_rows // int(defines["GROUP"])
+        heads = self.config["num_kv_heads"]
+        items = item_pages = 0
+        for first in range(0, seen.rows, rows_of_tile):
+            end = seen.context + min(first + rows_of_tile, seen.rows)
+            pages = split.up(end, PAGE_TOKENS)
+            items += seen.sequences * heads * split.up(end, SPLIT_TOKENS)
+            item_pages += seen.sequences * heads * pages
+        grid = operation["grid"]
+        blocks = min(items, grid)
+        per_sm = max(1, round(blocks / self.gpu.num_sms))
+        warps = max(1, per_sm * ATTENTION_WARPS // QUARTERS)
+        # Warps of narrow tiles take a page each, those of wide ones the same page together.
+        rounds = item_pages / blocks / (1 if is_wide else ATTENTION_WARPS)
+        clocks = self.assumed.attention + max(1.0, rounds) * code.page_clocks(warps)
+        clocks += max(0.0, items / blocks - 1) * self.assumed.item
+        levels, splits = 0, split.up(seen.context + seen.rows, SPLIT_TOKENS)
+        while splits > 1:
+            levels, splits = levels + 1, split.up(splits, RADIX)
+        clocks += levels * self.assumed.climb
+        # Tiles of one sequence read its pages again, but from the L2 cache.
+        return max(clocks, self.assumed.attention + self.clocks_of(self.kv_bytes(seen)))
+
+    def kv_bytes(self, seen):
+        """Of one layer, of all positions that are seen."""
+        element = 1 if self.config["kv"] == "fp8" else 2
+        return seen.sequences * (seen.context + seen.rows) * 2 * self.config["num_kv_heads"] * self.config["head_dim"] * element
+
+    def clocks_of(self, num_bytes):
+        """Of memory, for all of the GPU."""
+        return num_bytes / (self.gpu.bandwidth * self.assumed.bandwidth) * self.gpu.hertz
+
+    def library(self, operation):
+        m, n, k = operation["shape"]
+        is_e4m3 = operation["library"] == "fp8"
+        macs = self.gpu.e4m3_macs if is_e4m3 else self.gpu.half_macs
+        multiplying = m * n * k / (macs * self.assumed.library) * self.gpu.hertz
+        reading = self.clocks_of(n * k * (1 if is_e4m3 else 2) + m * n * F32)
+        return Kernel("library", before=self.assumed.launch, after=max(multiplying, reading) + self.assumed.release)
+
+    def ends(self, operations, seen):
+        """Kernels of a chain, and when each is done, in clocks."""
+        kernels = [self.kernel(operations, index, seen) for index in range(len(operations))]
+        return kernels, Chain(kernels, self.gpu, self.assumed).ends
+
+    def milliseconds(self, operations, seen):
+        """Of a whole pass: a few of its layers are simulated. And those of each kernel of a layer, and of all others."""
+        num_layers = self.config["num_layers"]
+        if num_layers <= MORE_LAYERS:
+            kernels, ends = self.ends(operations, seen)
+            return ends[-1] / self.gpu.hertz * 1e3, self.parts(kernels, ends)
+        few, more = [self.ends(with_layers(operations, num_layers, layers), seen) for layers in (FEW_LAYERS, MORE_LAYERS)]
+        layer = (more[1][-1] - few[1][-1]) / (MORE_LAYERS - FEW_LAYERS)
+        clocks = few[1][-1] + layer * (num_layers - FEW_LAYERS)
+        return clocks / self.gpu.hertz * 1e3, self.parts(*more)
+
+    def parts(self, kernels, ends):
+        """Microseconds from end to end of each kind of kernel: the median."""
+        took = {}
+        for kernel, start, end in zip(kernels, [0.0, *ends], ends):
+            took.setdefault(kernel.name, []).append((end - start) / self.gpu.hertz * 1e6)
+        return {name: statistics.median(each) for name, each in took.items()}
+
+    def prompt_milliseconds(self, passes):
+        """Of all passes of a prompt: those alike are simulated once, and differ in what their attention sees."""
+        known, total = {}, 0.0
+        for one in passes:
+            operations, rows = one["operations"], one["rows"]
+            key = (rows, len(operations))
+            nothing = Seen(1, 0, rows)
+            if key not in known:
+                known[key] = self.milliseconds(operations, nothing)[0]
+            attention = next(each for each in operations if each.get("variant", "").startswith("attention"))
+            more = self.attention_clocks(attention, Seen(1, one["first"], rows)) - self.attention_clocks(attention, nothing)
+            total += known[key] + more * self.config["num_layers"] / self.gpu.hertz * 1e3
+        return total
+
+    def weight_bytes(self, operations):
+        """Of the matrices of a step of one row, read once."""
+        products = [self.kernels.defines(one["variant"]) for one in operations if one.get("variant", "").startswith("gemm")]
+        return sum(int(each["SHAPE_N"]) * int(each["SHAPE_K"]) * (1 if each["WEIGHT"] == "FP8" else 2) for each in products)
+
+    def macs(self, operations):
+        """Multiply-adds of a row of that step, without its attention: of the layers and of the head."""
+        products = [self.kernels.defines(one["variant"]) for one in operations if one.get("variant", "").startswith("gemm")]
+        each = [int(one["SHAPE_N"]) * int(one["SHAPE_K"]) for one in products]
+        return sum(each[:-1]), each[-1]
+
+
+def with_layers(operations, num_layers, layers):
+    """The operations of a pass of fewer layers: what is before and behind them is launched once."""
+    names = [operation.get("variant", "") for operation in operations]
+    first = next(index for index, name in enumerate(names) if name.startswith("embed")) + 1
+    # Not all passes of a prompt have one.
+    last = next((index for index, name in enumerate(names) if "EPILOGUE=HEAD" in name), len(names))
+    length, rest = divmod(last - first, num_layers)
+    if rest:
+        raise ValueError(f"{last - first} operations between embedding and head, expected {num_layers} layers alike")
+    return operations[:first + length * layers] + operations[last:]
+
+
+def product_name(epilogue, n, k):
+    names = {"QKV": "qkv", "RAW": "qkv", "SWIGLU": "gate_up", "HEAD": "head"}
+    return names.get(epilogue) or ("out" if k <= n else "down")

@@ -1,0 +1,289 @@
+//! How long pieces of machine code take, from what the assembler says to the hardware in each instruction's control bits: the
+//! rules of `scripts/predict/sass.py` and `warp.py` once more, in the middle of what those assume. Both have to find the same.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::process::Command;
+
+/// Warps that multiply on a quarter of a multiprocessor, of one block.
+const WARPS: usize = 2;
+const ROUNDS: usize = 40;
+
+/// The second word of an instruction ends with its control bits.
+const CONTROL_SHIFT: u32 = 41;
+const NUM_SCOREBOARDS: usize = 6;
+
+/// Clocks until the result of an operation is there, by what its name begins with: the first that fits.
+const LATENCIES: [(&str, u64); 20] = [
+    ("LDGSTS", 20),
+    ("LDG.", 450),
+    ("ATOM", 1300),
+    ("RED", 1300),
+    ("S2R", 28),
+    ("S2UR", 28),
+    ("SYNCS", 26),
+    ("LDSM", 33),
+    ("LDS", 29),
+    ("MUFU", 22),
+    ("SHFL", 25),
+    ("LDC", 30),
+    ("STS", 12),
+    ("STG", 12),
+    ("I2F", 18),
+    ("F2I", 18),
+    ("R2UR", 12),
+    ("HMMA", 24),
+    ("BAR", 24),
+    ("F2F", 20),
+];
+const OTHER_LATENCY: u64 = 20;
+const READ_LATENCY: u64 = 12;
+
+/// Clocks that an operation keeps a pipe busy.
+const PIPES: [(&[&str], Pipe, u64); 6] = [
+    (&["HMMA"], Pipe::Tensor, 6),
+    (
+        &[
+            "F2FP", "SHF", "LOP3", "ISETP", "SEL", "PRMT", "VIADD", "VIMNMX", "LEA", "IADD3",
+            "FMNMX", "FSETP", "PLOP3",
+        ],
+        Pipe::Alu,
+        2,
+    ),
+    (&["LDSM", "LDS.128", "STS.128"], Pipe::Shared, 16),
+    (&["LDS.64", "STS.64"], Pipe::Shared, 8),
+    (&["LDS", "STS"], Pipe::Shared, 4),
+    (&["MUFU", "SHFL", "I2F", "F2I"], Pipe::Special, 8),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pipe {
+    Tensor,
+    Alu,
+    /// Of shared memory, which all quarters have together.
+    Shared,
+    Special,
+}
+
+/// One instruction of a warp.
+#[derive(Clone, Debug)]
+struct Instruction {
+    op: String,
+    /// Clocks before the next one.
+    stall: u64,
+    /// Scoreboard that is set until the result is written, and until the operands are read; 7 is none.
+    writes: usize,
+    reads: usize,
+    /// Bits of those that are awaited.
+    waits: u64,
+    /// Where it branches to.
+    label: Option<String>,
+}
+
+/// The instructions of a kernel.
+pub(crate) struct Code {
+    instructions: Vec<Instruction>,
+    labels: HashMap<String, usize>,
+}
+
+impl Code {
+    pub(crate) fn of(disassembler: &Path, cubin: &[u8]) -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), cubin).unwrap();
+        let output = Command::new(disassembler).args(["-c", "-hex"]).arg(file.path()).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self::parse(&String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// An instruction takes two lines: `/*0000*/ TEXT ; /* 0xFIRST */`, then `/* 0xSECOND */`.
+    fn parse(listing: &str) -> Self {
+        let mut code = Self { instructions: Vec::new(), labels: HashMap::new() };
+        let mut text = None;
+        for line in listing.lines().map(str::trim) {
+            if let Some(label) = line.strip_suffix(':').filter(|line| line.starts_with(".L_x_")) {
+                code.labels.insert(label.into(), code.instructions.len());
+            } else if let Some(word) = line.strip_prefix("/* 0x") {
+                let Some(text) = text.take() else { continue };
+                let word = word.trim_end_matches(" */");
+                let control = u64::from_str_radix(word, 16).unwrap() >> CONTROL_SHIFT;
+                code.instructions.push(Instruction::of(text, control));
+            } else if let Some((address, rest)) =
+                line.strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
+                && address.bytes().all(|byte| byte.is_ascii_hexdigit())
+                && let Some((first, _)) = rest.split_once("/* 0x")
+            {
+                text = Some(first.trim().trim_end_matches([';', ' ']));
+            }
+        }
+        assert!(!code.instructions.is_empty(), "there are no instructions in:\n{listing}");
+        code
+    }
+
+    /// The shortest loop that has all of these operations.
+    fn body(&self, ops: &[&str]) -> Option<(usize, &[Instruction])> {
+        let target = |(last, one): (usize, &Instruction)| {
+            let first = *self.labels.get(one.label.as_ref()?)?;
+            (first <= last).then(|| (first, &self.instructions[first..=last]))
+        };
+        let loops = self.instructions.iter().enumerate().filter_map(target);
+        let fitting =
+            loops.filter(|(_, body)| ops.iter().all(|op| body.iter().any(|one| one.is(op))));
+        fitting.min_by_key(|(_, body)| body.len())
+    }
+
+    /// What the budget of a product is about.
+    pub(crate) fn product(&self) -> BTreeMap<&'static str, u64> {
+        let Some((first, body)) = self.body(&["HMMA"]) else { return BTreeMap::new() };
+        let end = first + body.len();
+        BTreeMap::from([
+            ("unit_instructions", body.len() as u64),
+            ("unit_clocks", of_loop(body)),
+            ("reduction_clocks", self.reduction(end)),
+        ])
+    }
+
+    /// What that of the attention is about.
+    pub(crate) fn attention(&self) -> BTreeMap<&'static str, u64> {
+        let body = self.body(&["HMMA", "LDGSTS"]).or_else(|| self.body(&["HMMA"]));
+        body.map(|(_, body)| ("page_instructions", body.len() as u64)).into_iter().collect()
+    }
+
+    /// From barrier to barrier behind the units, where sums go through shared memory and nothing comes from elsewhere.
+    fn reduction(&self, behind: usize) -> u64 {
+        let barriers =
+            (behind..self.instructions.len()).filter(|&at| self.instructions[at].is("BAR"));
+        let barriers: Vec<usize> = barriers.collect();
+        let pieces = barriers.windows(2).map(|pair| &self.instructions[pair[0] + 1..=pair[1]]);
+        let has = |piece: &[Instruction], op: &str| piece.iter().any(|one| one.is(op));
+        let sums =
+            pieces.filter(|piece| has(piece, "STS") && !has(piece, "LDG") && !has(piece, "EXIT"));
+        // Half of the warps are at it at a time.
+        sums.map(|piece| run(piece, 1, 2).1).sum()
+    }
+}
+
+impl Instruction {
+    fn of(text: &str, control: u64) -> Self {
+        let op = text.split_whitespace().find(|word| !word.starts_with('@'));
+        let op = op.unwrap_or_default().to_string();
+        let label = text.split(['(', ')']).find(|part| part.starts_with(".L_x_"));
+        let label = label.filter(|_| op.starts_with("BRA")).map(String::from);
+        Self {
+            op,
+            stall: (control & 15).max(1),
+            writes: (control >> 5 & 7) as usize,
+            reads: (control >> 8 & 7) as usize,
+            waits: control >> 11 & 63,
+            label,
+        }
+    }
+
+    fn is(&self, op: &str) -> bool {
+        self.op.starts_with(op)
+    }
+
+    fn latency(&self) -> u64 {
+        let found = LATENCIES.iter().find(|(op, _)| self.is(op));
+        found.map_or(OTHER_LATENCY, |(_, clocks)| *clocks)
+    }
+
+    /// The pipe it takes, for how long; one of `share` warps that are at it finds the shared one less busy.
+    fn pipe(&self, share: u64) -> Option<(Pipe, u64)> {
+        let (_, pipe, clocks) = PIPES.iter().find(|(ops, ..)| ops.iter().any(|op| self.is(op)))?;
+        let clocks = if *pipe == Pipe::Shared { (clocks / share).max(1) } else { *clocks };
+        Some((*pipe, clocks))
+    }
+}
+
+#[derive(Default)]
+struct Warp {
+    at: usize,
+    ready: u64,
+    rounds: usize,
+    boards: [u64; NUM_SCOREBOARDS],
+}
+
+/// Clocks at which the first warp ends each round, and one at which all have ended.
+fn run(body: &[Instruction], rounds: usize, share: u64) -> (Vec<u64>, u64) {
+    let mut warps: [Warp; WARPS] = Default::default();
+    let mut busy: [u64; 4] = [0; 4];
+    let (mut clock, mut last, mut ends) = (0, 0, Vec::new());
+    while warps.iter().any(|warp| warp.rounds < rounds) {
+        let may_issue = |index: &usize| {
+            let warp = &warps[*index];
+            if warp.rounds == rounds || warp.ready > clock {
+                return false;
+            }
+            let one = &body[warp.at];
+            let mut boards = warp.boards.iter().enumerate();
+            let waits = boards.any(|(board, &until)| one.waits >> board & 1 == 1 && until > clock);
+            let is_busy = one.pipe(share).is_some_and(|(pipe, _)| busy[pipe as usize] > clock);
+            !waits && !is_busy
+        };
+        let next = (0..WARPS).map(|step| (last + step) % WARPS).find(may_issue);
+        if let Some(index) = next {
+            let warp = &mut warps[index];
+            let one = &body[warp.at];
+            let mut until = clock + one.latency();
+            if let Some((pipe, clocks)) = one.pipe(share) {
+                busy[pipe as usize] = clock + clocks;
+                until += if pipe == Pipe::Shared { clocks } else { 0 };
+            }
+            for (board, until) in [(one.writes, until), (one.reads, clock + READ_LATENCY)] {
+                if let Some(set) = warp.boards.get_mut(board) {
+                    *set = until.max(*set);
+                }
+            }
+            warp.ready = clock + one.stall;
+            warp.at += 1;
+            if warp.at == body.len() {
+                (warp.at, warp.rounds) = (0, warp.rounds + 1);
+                if index == 0 {
+                    ends.push(clock);
+                }
+            }
+            last = index;
+        }
+        clock += 1;
+    }
+    (ends, clock)
+}
+
+/// Clocks of a round once it runs evenly.
+fn of_loop(body: &[Instruction]) -> u64 {
+    let (ends, _) = run(body, ROUNDS, 1);
+    let half = ROUNDS / 2;
+    let clocks = (ends[ROUNDS - 1] - ends[half]) as f64;
+    (clocks / (ROUNDS - 1 - half) as f64).round() as u64
+}
+
+#[test]
+fn a_chain_of_loads_takes_longer_than_loads_together() {
+    let line = |text: &str, stall: u64, writes: u64, waits: u64| {
+        Instruction::of(text, stall | writes << 5 | 7 << 8 | waits << 11)
+    };
+    let chain = [
+        line("LDS R1, [R0] ;", 1, 0, 0),
+        line("FADD R1, R1, R1 ;", 4, 7, 1),
+        line("LDS R2, [R0] ;", 1, 0, 0),
+        line("FADD R2, R2, R2 ;", 4, 7, 1),
+    ];
+    let together = [&chain[0], &chain[2], &chain[1], &chain[3]].map(Clone::clone);
+    let [chain, together] = [chain, together].map(|body| run(&body, 1, 1).1);
+    assert!(chain > together + 20, "{chain} and {together} clocks");
+}
+
+#[test]
+fn a_listing_is_read_with_its_control_bits() {
+    let code = Code::parse(
+        ".L_x_1:\n        /*0010*/              @!P0 LDS R4, [R8] ;   /* 0x000000200404723c */\n\
+         \x20                                       /* 0x000fe60000001804 */\n\
+         \x20       /*0020*/               @P1 BRA `(.L_x_1) ;   /* 0x0000002004047947 */\n\
+         \x20                                       /* 0x000fea0003800000 */\n",
+    );
+    let [load, branch] = &code.instructions[..] else { panic!("{}", code.instructions.len()) };
+    assert_eq!((load.op.as_str(), load.stall, load.writes, load.waits), ("LDS", 3, 7, 0));
+    assert_eq!((branch.stall, branch.label.as_deref()), (5, Some(".L_x_1")));
+    assert_eq!(code.body(&["LDS"]).map(|(first, body)| (first, body.len())), Some((0, 2)));
+}
