@@ -154,8 +154,8 @@ const BROKEN: [Broken; 25] = [
     broken(
         "the pass before is waited for too late",
         "attention/attention.cu",
-        "    grid_wait();\n",
-        "    struct AtTheEnd { ~AtTheEnd() { grid_wait(); } } at_the_end;\n",
+        "    grid_wait();\n    grid_launch_dependents();\n",
+        "    struct AtTheEnd {\n    ~AtTheEnd() { grid_wait(); grid_launch_dependents(); }\n    } at_the_end;\n",
         By::Race,
     ),
     broken(

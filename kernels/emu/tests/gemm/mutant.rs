@@ -38,7 +38,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 28] = [
+pub(crate) const MUTANTS: [Mutant; 29] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -246,6 +246,14 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
         file: "gemm/epilogue.cuh",
         text: "    return *to += v;",
         replacement: "    *to += v;\n    return v;",
+    },
+    Mutant {
+        name: "the next kernel begins before the one before has ended",
+        found: Found::Stopped,
+        setup: Setup::Short,
+        file: "gemm/ring.cuh",
+        text: "    grid_wait();\n    grid_launch_dependents();",
+        replacement: "    grid_launch_dependents();",
     },
     Mutant {
         name: "no wait for the kernel before",
