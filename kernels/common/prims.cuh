@@ -339,10 +339,6 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return old;
 }
 
-DEVICE void fence_gpu() {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
-}
-
 // Reads device memory past this multiprocessor's cache, once for every call.
 DEVICE uint32_t load_volatile(const uint32_t* address) {
     uint32_t value;
