@@ -86,7 +86,7 @@ DEVICE void leave_sums(const Sums& sums, float* half) {
 }
 
 // Tiles of rows whose sums are fetched together, as far as registers allow.
-constexpr uint32_t TILES_AT_ONCE = minimum(ROW_TILES, 4u);
+constexpr uint32_t TILES_AT_ONCE = ROW_TILES == 8 ? 2 : ROW_TILES;
 
 // Adds what another warp has left to its own sums, and stores them as `sum_place` says.
 DEVICE void add_sums(const Sums& sums, float* half) {
