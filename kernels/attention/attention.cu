@@ -221,9 +221,9 @@ DEVICE void add_split(const AttentionParams& p, const Item& item, uint32_t split
     }
 }
 
-// Whether this block is the last of so many. If so it sees the partials of all.
+// Whether this block is the last of so many. If so it sees the partials of all: the barriers put all threads' stores
+// before the counter that one of them moves, and their loads behind it. No thread needs a fence of its own.
 DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
-    fence_gpu();
     barrier_all();
     if (thread_index() == 0) {
         const bool is_last = atomic_add_acq_rel(counter, 1) == count - 1;
@@ -233,7 +233,6 @@ DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
         }
     }
     barrier_all();
-    fence_gpu();
     return plan.arrived_last != 0;
 }
 

@@ -264,7 +264,8 @@ DEVICE void grid_wait() {
 #endif
 }
 
-// Lets the kernel after this one begin as soon as all blocks have said so.
+// Lets the kernel after this one begin as soon as one thread of each block has said so. That thread has waited for
+// the kernel before: so two kernels run at a time, and who has waited reads what all before it have written.
 DEVICE void grid_launch_dependents() {
 #if ARCH >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -336,10 +337,6 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
                  : "l"(address), "r"(value)
                  : "memory");
     return old;
-}
-
-DEVICE void fence_gpu() {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 // Reads device memory past this multiprocessor's cache, once for every call.

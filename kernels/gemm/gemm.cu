@@ -204,8 +204,6 @@ DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const
 // What can be done before the kernel ahead has ended, then all the rest.
 DEVICE void run_consumer(const GemmParams& p, const Split& split, const Shared& shared) {
     if (split.first == split.last) {
-        grid_wait();
-        grid_launch_dependents();
         return;
     }
     clear_unused_rows(p, shared.x);
@@ -213,7 +211,6 @@ DEVICE void run_consumer(const GemmParams& p, const Split& split, const Shared& 
     const Weight weight = load_weight(p, place_of(range, matrix_k(p)));
     grid_wait();
     stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);
-    grid_launch_dependents();
     consume(p, split, range, shared);
 }
 

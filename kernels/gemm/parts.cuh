@@ -9,32 +9,48 @@ DEVICE float* part_slot(const GemmParams& p, const Split& split, uint32_t cta, c
     return p.partials + slot * (ROWS * UNIT_OUTPUTS);
 }
 
-// The parts of a tile, in the order of k.
+// The parts of a tile, in the order of k, found without a division or a branch from one to the next: whoever adds them
+// waits for it.
 struct Parts {
     Block block;
-    uint32_t unit;   // at which the next part begins
-    uint32_t end;    // of the block
+    Position first;     // of the block
+    Position now;       // of the next part
+    uint32_t left;   // units of the block from there on
+    Position step;      // from a block to the one of the next segment
 };
 
-DEVICE Parts parts_from(const Split& split, const Block& block) {
-    const uint32_t first = block_first(split, block);
-    return {block, first, first + block_units(split, block.segment)};
+DEVICE Parts parts_of(const Split& split, uint32_t tile) {
+    const Block block = {0, tile};
+    const Position first = position_of(split, block_first(split, block));
+    const Position step = position_of(split, split.tiles * split.segment_units);
+    return {block, first, first, block_units(split, 0), step};
 }
 
 DEVICE bool has_next(const Split& split, const Parts& parts) {
-    return parts.block.segment * split.segment_units < split.k_units;
+    return parts.block.segment <= last_segment(split);
 }
 
-DEVICE const float* next_part(const GemmParams& p, const Split& split, Parts& parts) {
-    const uint32_t cta = parts.unit / split.per_cta;
-    const float* slot = part_slot(p, split, cta, parts.block);
-    parts.unit = minimum(parts.end, (cta + 1) * split.per_cta);
-    if (parts.unit == parts.end) {
-        parts.block.segment += 1;
-        if (has_next(split, parts)) {
-            parts = parts_from(split, parts.block);
-        }
+// Where the tile's block in the next segment begins.
+DEVICE Position next_first(const Split& split, const Parts& parts) {
+    const Block next = {parts.block.segment + 1, parts.block.tile};
+    // Shorter blocks lie closer to each other.
+    if (block_units(split, next.segment) != split.segment_units) {
+        return position_of(split, block_first(split, next));
     }
+    const Position from = later(split, parts.first, parts.step.before);
+    return {from.cta + parts.step.cta, from.before};
+}
+
+// The slot of the next part, which is then behind.
+DEVICE const float* next_part(const GemmParams& p, const Split& split, Parts& parts) {
+    const float* slot = part_slot(p, split, parts.now.cta, parts.block);
+    const Position first = next_first(split, parts);
+    const uint32_t own = split.per_cta - parts.now.before;
+    const bool is_cut = parts.left > own;
+    parts.first = is_cut ? parts.first : first;
+    parts.now = is_cut ? Position{parts.now.cta + 1, 0} : first;
+    parts.block.segment = is_cut ? parts.block.segment : parts.block.segment + 1;
+    parts.left = is_cut ? parts.left - own : block_units(split, parts.block.segment);
     return slot;
 }
 
@@ -47,7 +63,7 @@ constexpr uint32_t SUM_PARTS = SUM_ROWS == 1 ? 8 : 4;
 DEVICE void sum_parts(
     const GemmParams& p, const Split& split, uint32_t tile, uint32_t first, float* halves) {
     float sums[SUM_ROWS][2] = {};
-    Parts parts = parts_from(split, {0, tile});
+    Parts parts = parts_of(split, tile);
     const float* slot = p.partials;
     while (has_next(split, parts)) {
         float loaded[SUM_PARTS][SUM_ROWS][2];
@@ -56,9 +72,8 @@ DEVICE void sum_parts(
         for (uint32_t i = 0; i < SUM_PARTS; ++i) {
             // Beyond the last part it is loaded again: a branch would keep the loads apart.
             is_part[i] = has_next(split, parts);
-            if (is_part[i]) {
-                slot = next_part(p, split, parts);
-            }
+            const float* next = next_part(p, split, parts);
+            slot = is_part[i] ? next : slot;
             UNROLL
             for (uint32_t j = 0; j < SUM_ROWS; ++j) {
                 const uint32_t row = minimum(first + j * CONSUMER_WARPS, p.num_rows - 1);

@@ -67,7 +67,9 @@ DEVICE void fill_piece(const Ring& ring, const uint8_t* units, uint32_t count, C
 }
 
 // The producer warp's whole life: this CTA's units of the image. It must not join a barrier of the CTA any
-// more: it may wait for a consumer that waits there.
+// more: it may wait for a consumer that waits there. The next kernel may begin when all units are asked for: its
+// ring then fills while memory has nothing else to do, at this kernel's end, and not before, when what it took would
+// be taken from this one.
 DEVICE void produce(const Ring& ring, const uint8_t* image, const Split& split) {
     if (HAS_BULK_COPY && lane_index() != 0) {
         return;
@@ -80,6 +82,9 @@ DEVICE void produce(const Ring& ring, const uint8_t* image, const Split& split) 
         fill_piece(ring, image + first * UNIT_BYTES, count, at);
         unit += count;
     }
+    // A few units may all be asked for before the kernel in front has ended.
+    grid_wait();
+    grid_launch_dependents();
     if constexpr (!HAS_BULK_COPY) {
         async_commit();
         async_wait<0>();

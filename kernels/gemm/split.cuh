@@ -20,6 +20,7 @@ struct Split {
     uint32_t k_units;         // of a tile
     uint32_t segment_units;   // of a tile in a segment; the last segment may have fewer
     uint32_t per_cta;
+    uint32_t reciprocal;      // of per_cta, times 2^32 and a little less
     uint32_t first;           // units of this CTA, in their order: [first, last)
     uint32_t last;
 };
@@ -35,15 +36,36 @@ DEVICE Split split_units(uint32_t n, uint32_t k) {
         split.first_tile = block_index() * all / num_blocks();
         split.tiles = (block_index() + 1) * all / num_blocks() - split.first_tile;
         split.per_cta = split.tiles * split.k_units;
+        split.reciprocal = 0;
         split.first = 0;
         split.last = split.per_cta;
         return split;
     }
     const uint32_t units = split.tiles * split.k_units;
     split.per_cta = divide_up(units, num_blocks());
+    split.reciprocal = 0xffffffffu / split.per_cta;
     split.first = minimum(block_index() * split.per_cta, units);
     split.last = minimum(split.first + split.per_cta, units);
     return split;
+}
+
+// A unit among those of the CTA that has it.
+struct Position {
+    uint32_t cta;
+    uint32_t before;   // units that the CTA has before it
+};
+
+// So many units further on, fewer than a CTA has.
+DEVICE Position later(const Split& split, const Position& from, uint32_t units) {
+    const uint32_t before = from.before + units;
+    const bool is_next = before >= split.per_cta;
+    return {is_next ? from.cta + 1 : from.cta, is_next ? before - split.per_cta : before};
+}
+
+// Divided once for all units, not for each: the product is the quotient, or one less.
+DEVICE Position position_of(const Split& split, uint32_t unit) {
+    const uint32_t cta = multiply_high(unit, split.reciprocal);
+    return later(split, {cta, unit - cta * split.per_cta}, 0);
 }
 
 // A tile in a segment.
@@ -52,9 +74,14 @@ struct Block {
     uint32_t tile;
 };
 
-// Units of each block of a segment.
+DEVICE uint32_t last_segment(const Split& split) {
+    return (split.k_units - 1) / split.segment_units;
+}
+
+// Units of each block of a segment. Where all segments are alike the compiler sees it, and divides by a constant.
 DEVICE uint32_t block_units(const Split& split, uint32_t segment) {
-    return minimum(split.segment_units, split.k_units - segment * split.segment_units);
+    const uint32_t last = last_segment(split);
+    return segment < last ? split.segment_units : split.k_units - last * split.segment_units;
 }
 
 // Where a block begins, in the order of units.

@@ -66,13 +66,54 @@ DEVICE uint32_t sum_place(uint32_t i, uint32_t j, uint32_t e) {
     return row * SUMS_STRIDE + output;
 }
 
-// `add` adds what stands there first.
-DEVICE void store_sums(const Sums& sums, float* to, bool add) {
-    for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
-        for (uint32_t j = 0; j < ROW_TILES; ++j) {
-            for (uint32_t e = 0; e < 4; ++e) {
-                float* place = to + sum_place(i, j, e);
-                *place = add ? sums.of[i][j][e] + *place : sums.of[i][j][e];
+// Where a lane leaves four sums for the same lane of another warp: in the eight rows and 32 outputs of which `sum_place`
+// has them too, so that nobody else's are touched. Eight lanes touch every bank once.
+DEVICE uint32_t lane_place(uint32_t i, uint32_t j) {
+    const uint32_t lane = lane_index();
+    const uint32_t output = warp_index() / SLICES * OUTPUT_TILES * 16 + lane % 8 * 4;
+    return (j * 8 + i * 4 + lane / 8) * SUMS_STRIDE + output;
+}
+
+DEVICE void leave_sums(const Sums& sums, float* half) {
+    UNROLL
+    for (uint32_t j = 0; j < ROW_TILES; ++j) {
+        UNROLL
+        for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
+            const float (&own)[4] = sums.of[i][j];
+            *(Float4*)(half + lane_place(i, j)) = {own[0], own[1], own[2], own[3]};
+        }
+    }
+}
+
+// Tiles of rows whose sums are fetched together, as far as registers allow.
+constexpr uint32_t TILES_AT_ONCE = ROW_TILES == 8 ? 2 : ROW_TILES;
+
+// Adds what another warp has left to its own sums, and stores them as `sum_place` says.
+DEVICE void add_sums(const Sums& sums, float* half) {
+    UNROLL
+    for (uint32_t first = 0; first < ROW_TILES; first += TILES_AT_ONCE) {
+        float left[TILES_AT_ONCE][OUTPUT_TILES][4];
+        UNROLL
+        for (uint32_t j = 0; j < TILES_AT_ONCE; ++j) {
+            UNROLL
+            for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
+                const Float4 four = *(const Float4*)(half + lane_place(i, first + j));
+                left[j][i][0] = four.x;
+                left[j][i][1] = four.y;
+                left[j][i][2] = four.z;
+                left[j][i][3] = four.w;
+            }
+        }
+        warp_sync();  // all lanes have read what is now written over
+        UNROLL
+        for (uint32_t j = 0; j < TILES_AT_ONCE; ++j) {
+            UNROLL
+            for (uint32_t i = 0; i < OUTPUT_TILES; ++i) {
+                UNROLL
+                for (uint32_t e = 0; e < 4; ++e) {
+                    const float sum = sums.of[i][first + j][e] + left[j][i][e];
+                    half[sum_place(i, first + j, e)] = sum;
+                }
             }
         }
     }
@@ -83,11 +124,11 @@ DEVICE void reduce_slices(const Sums& sums, float* halves) {
     const uint32_t slice = warp_index() % SLICES;
     float* half = halves + slice % 2 * SUMS_SIZE;
     if (slice >= 2) {
-        store_sums(sums, half, false);
+        leave_sums(sums, half);
     }
     consumer_barrier();
     if (slice < 2) {
-        store_sums(sums, half, true);
+        add_sums(sums, half);
     }
     consumer_barrier();
 }

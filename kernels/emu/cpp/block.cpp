@@ -74,6 +74,7 @@ void prepare_warp(Block& block, uint32_t index) {
         thread.num_issued = 0;
         thread.copies.clear();
         thread.polled = nullptr;
+        thread.waited = false;
         thread.race = race::create();
     }
 }

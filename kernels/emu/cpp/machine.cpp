@@ -166,10 +166,9 @@ bool may_start(const Grid& grid) {
     if (!before || before->complete) {
         return true;
     }
-    // A block that ended counts as one that has let the next kernel begin. The launch before that
-    // one must be over: two are resident at most.
-    return launch.overlap && before->triggered == before->launch->grid &&
-           (!before->before || before->before->complete);
+    // A block that ended counts as one that has let the next kernel begin. Both have waited for the launch before
+    // theirs, so two are resident at most.
+    return launch.overlap && before->triggered == before->launch->grid;
 }
 
 void start_blocks() {

@@ -77,6 +77,8 @@ struct Thread {
     uint32_t num_issued = 0;
     std::vector<LaneCopy> copies;
     const void* polled = nullptr;
+    // For the launch before.
+    bool waited = false;
     void* race = nullptr;
     char race_sync = 0;
 };

@@ -338,8 +338,6 @@ DEVICE uint32_t atomic_add_acq_rel(uint32_t* address, uint32_t value) {
     return emu::update(address, value, emu::Update::Add, true);
 }
 
-DEVICE void fence_gpu() {}
-
 DEVICE uint32_t load_volatile(const uint32_t* address) {
     return emu::load(address);
 }

@@ -130,17 +130,20 @@ void grid_wait() {
     Block& block = *current->block;
     block.waited = true;
     Grid* before = block.grid->before;
-    if (!before) {
-        return;
-    }
-    while (!before->complete) {
+    while (before && !before->complete) {
         wait_in(before->waiting, "grid_wait", before->index, before->ended);
     }
-    race::acquire(&before->race_sync);
+    current->waited = true;
+    if (before) {
+        race::acquire(&before->race_sync);
+    }
 }
 
 void grid_launch_dependents() {
     Block& block = *current->block;
+    if (block.grid->launch->overlap && block.grid->before && !current->waited) {
+        fail("grid_launch_dependents without grid_wait: three kernels would run at a time");
+    }
     if (!block.triggered) {
         block.triggered = true;
         block.grid->triggered++;

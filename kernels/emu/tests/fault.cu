@@ -131,6 +131,9 @@ KERNEL(fault, FaultParams, 64, 1) {
         mbar_init_fence();
     }
     barrier_all();
+    if (p.fault == 31) {
+        grid_launch_dependents();
+    }
     if (p.fault != 30) {
         grid_wait();
     }

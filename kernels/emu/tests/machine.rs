@@ -233,6 +233,7 @@ fn every_mistake_has_a_message() {
         (28, "touches the address 0x"),
         (29, "a division by zero"),
         (30, "the block ended without grid_wait, but its launch overlaps the one before"),
+        (31, "grid_launch_dependents without grid_wait"),
     ];
     assert_eq!(fault(0), "");
     for (number, part) in expected {
@@ -353,9 +354,13 @@ fn a_broken_ring_gives_itself_away() {
 #[test]
 fn a_broken_chain_gives_itself_away() {
     let early = "    p.to[block_index() * NUM_THREADS + thread_index()] = 0;\n    grid_wait();\n";
-    let broken: [(&str, &str, &[Sign]); 3] = [
+    let read = "    words[thread_index()] = p.from[other * NUM_THREADS + thread_index()];\n";
+    let (in_order, swapped) =
+        (format!("    grid_wait();\n{read}"), format!("{read}    grid_wait();\n"));
+    let broken: [(&str, &str, &[Sign]); 4] = [
         ("    barrier_all();\n", "", &[Sign::Wrong, Sign::Race]),
-        ("    grid_wait();\n", "", &[Sign::Message, Sign::Race]),
+        ("    grid_wait();\n", "", &[Sign::Message]),
+        (&in_order, &swapped, &[Sign::Wrong, Sign::Race]),
         ("    grid_wait();\n", early, &[Sign::Wrong, Sign::Race]),
     ];
     expect("shift", &shift, "shift.cu", &broken);

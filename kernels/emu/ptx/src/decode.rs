@@ -7,8 +7,7 @@ use crate::parse::Names;
 type Decoded<T> = Result<T, String>;
 
 /// What instructions do that order memory or tell the launch behind: here everything happens in order.
-const ORDERING: [&str; 5] = [
-    "fence.acq_rel.gpu",
+const ORDERING: [&str; 4] = [
     "fence.mbarrier_init.release.cluster",
     "fence.proxy.async.shared::cta",
     "griddepcontrol.wait",

@@ -43,7 +43,7 @@ const fn broken(
     Broken { what, file, text, replacement, by, shape: SMALL }
 }
 
-const BROKEN: [Broken; 25] = [
+const BROKEN: [Broken; 27] = [
     broken(
         "copies are not waited for",
         "attention/attention.cu",
@@ -90,8 +90,22 @@ const BROKEN: [Broken; 25] = [
     broken(
         "a block arrives before all its threads have stored",
         "attention/attention.cu",
-        "    fence_gpu();\n    barrier_all();\n    if (thread",
-        "    if (thread",
+        "    barrier_all();\n    if (thread_index() == 0) {\n        const bool is_last",
+        "    if (thread_index() == 0) {\n        const bool is_last",
+        By::Race,
+    ),
+    broken(
+        "a thread reads other blocks' sums before its block has arrived",
+        "attention/attention.cu",
+        "    barrier_all();\n    return plan.arrived_last",
+        "    return plan.arrived_last",
+        By::Race,
+    ),
+    broken(
+        "a block arrives without order",
+        "attention/attention.cu",
+        "atomic_add_acq_rel",
+        "atomic_add",
         By::Race,
     ),
     broken(
@@ -154,8 +168,8 @@ const BROKEN: [Broken; 25] = [
     broken(
         "the pass before is waited for too late",
         "attention/attention.cu",
-        "    grid_wait();\n",
-        "    struct AtTheEnd { ~AtTheEnd() { grid_wait(); } } at_the_end;\n",
+        "    grid_wait();\n    grid_launch_dependents();\n",
+        "    struct AtTheEnd {\n    ~AtTheEnd() { grid_wait(); grid_launch_dependents(); }\n    } at_the_end;\n",
         By::Race,
     ),
     broken(

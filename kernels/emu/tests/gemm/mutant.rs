@@ -38,7 +38,7 @@ pub(crate) struct Mutant {
 }
 
 /// On every architecture.
-pub(crate) const MUTANTS: [Mutant; 28] = [
+pub(crate) const MUTANTS: [Mutant; 30] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
@@ -116,16 +116,24 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
         found: Found::Race,
         setup: Setup::Short,
         file: "gemm/tile.cuh",
-        text: "        store_sums(sums, half, false);\n    }\n    consumer_barrier();",
-        replacement: "        store_sums(sums, half, false);\n    }",
+        text: "        leave_sums(sums, half);\n    }\n    consumer_barrier();",
+        replacement: "        leave_sums(sums, half);\n    }",
     },
     Mutant {
         name: "no barrier before the slices' sums are read",
         found: Found::Race,
         setup: Setup::Short,
         file: "gemm/tile.cuh",
-        text: "        store_sums(sums, half, true);\n    }\n    consumer_barrier();",
-        replacement: "        store_sums(sums, half, true);\n    }",
+        text: "        add_sums(sums, half);\n    }\n    consumer_barrier();",
+        replacement: "        add_sums(sums, half);\n    }",
+    },
+    Mutant {
+        name: "a lane's sums are written over before it has read them",
+        found: Found::Race,
+        setup: Setup::Short,
+        file: "gemm/tile.cuh",
+        text: "        warp_sync();  // all lanes",
+        replacement: "        // all lanes",
     },
     Mutant {
         name: "no barrier before the next tile's sums",
@@ -246,6 +254,14 @@ pub(crate) const MUTANTS: [Mutant; 28] = [
         file: "gemm/epilogue.cuh",
         text: "    return *to += v;",
         replacement: "    *to += v;\n    return v;",
+    },
+    Mutant {
+        name: "the next kernel begins before the one before has ended",
+        found: Found::Stopped,
+        setup: Setup::Short,
+        file: "gemm/ring.cuh",
+        text: "    grid_wait();\n    grid_launch_dependents();",
+        replacement: "    grid_launch_dependents();",
     },
     Mutant {
         name: "no wait for the kernel before",

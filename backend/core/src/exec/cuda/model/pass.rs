@@ -151,7 +151,8 @@ impl<'a> PassOps<'a> {
 
     fn attention(&mut self, cache: Address) {
         let (model, work, tiling) = (self.model, &self.model.workspace, self.pass.tiling);
-        let blocks = shape::attention_blocks(model.num_sms as usize);
+        let pairs = self.pass.num_tiles * model.config.num_kv_heads;
+        let blocks = tiling.blocks(model.num_sms as usize, pairs);
         let params = AttentionParams {
             queries: work.queries,
             cache,

@@ -49,6 +49,21 @@ impl Tiling {
         (rings * (stages * page).max(sums) + PLAN_BYTES) as u32
     }
 
+    /// Blocks of a GPU that share `pairs` of a tile and a key head, which are a split each or more. Where two of a
+    /// multiprocessor have one each and pairs are left, a third one is there for those; with less to do it would only be
+    /// in the way of the product behind.
+    pub(crate) fn blocks(self, num_sms: usize, pairs: usize) -> usize {
+        if pairs > FEW_BLOCKS * num_sms { self.most_blocks(num_sms) } else { FEW_BLOCKS * num_sms }
+    }
+
+    /// As many as registers allow.
+    pub(crate) fn most_blocks(self, num_sms: usize) -> usize {
+        match self {
+            Self::Narrow => 3 * num_sms,
+            Self::Wide => 2 * num_sms,
+        }
+    }
+
     /// Items that `blocks` have at most, if their sums are to be added to others': enough that none of the blocks
     /// waits long for another, whatever the lengths. Where there is more to do, items are larger. The bits of a row
     /// do not depend on it.
@@ -115,8 +130,8 @@ pub(crate) fn most_many_rows(chunk: usize) -> Option<usize> {
     (chunk >= MANY_ROWS).then(|| padded_rows(chunk).min(MOST_MANY_ROWS))
 }
 
-/// Attention blocks of a multiprocessor.
-const ATTENTION_BLOCKS: usize = 2;
+/// Attention blocks of a multiprocessor where there is little to do.
+const FEW_BLOCKS: usize = 2;
 
 /// Bytes of a stage of the ring of weights.
 const UNIT_BYTES: usize = 8192;
@@ -169,11 +184,6 @@ pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
     slots * TILE_OUTPUTS * rows
 }
 
-/// Attention blocks of a GPU.
-pub(crate) fn attention_blocks(num_sms: usize) -> usize {
-    num_sms * ATTENTION_BLOCKS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,10 +206,19 @@ mod tests {
 
     #[test]
     fn sums_of_attention_take_less_than_64_mib_of_an_h100_at_any_length() {
-        let blocks = attention_blocks(132);
         for tiling in [Tiling::Narrow, Tiling::Wide] {
-            let bytes = tiling.partials(128, blocks) * size_of::<f32>();
+            let bytes = tiling.partials(128, tiling.most_blocks(132)) * size_of::<f32>();
             assert!(bytes < 64 << 20, "{bytes} bytes in {tiling:?} tiles");
+        }
+    }
+
+    #[test]
+    fn a_third_attention_block_comes_where_two_have_work_and_only_there() {
+        let blocks = |tiling: Tiling, pairs| tiling.blocks(132, pairs);
+        assert_eq!([8, 264, 265, 4096].map(|p| blocks(Tiling::Narrow, p)), [264, 264, 396, 396]);
+        assert_eq!([8, 264, 265, 4096].map(|p| blocks(Tiling::Wide, p)), [264; 4]);
+        for tiling in [Tiling::Narrow, Tiling::Wide] {
+            assert!((0..4096).all(|pairs| blocks(tiling, pairs) <= tiling.most_blocks(132)));
         }
     }
 }

@@ -109,9 +109,8 @@ impl Workspace {
         let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
-        let blocks = shape::attention_blocks(grid);
-        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
-        let max_items = TILINGS.map(|tiling| tiling.max_items(blocks));
+        let partials = TILINGS.map(|t| t.partials(model.head_dim, t.most_blocks(grid)));
+        let max_items = TILINGS.map(|tiling| tiling.max_items(tiling.most_blocks(grid)));
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),

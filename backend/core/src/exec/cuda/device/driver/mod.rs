@@ -367,7 +367,10 @@ impl Device for Driver {
         self.enter()?;
         let graph = match self.capture(ops, true) {
             // Seen elsewhere on some systems: kernels that overlap cannot be captured.
-            Err(_) if self.overlaps && self.last.get().is_none() => self.capture(ops, false),
+            Err(error) if self.overlaps && self.last.get().is_none() => {
+                eprintln!("{error}: kernels of a graph begin one after the other, which is slower");
+                self.capture(ops, false)
+            }
             other => other,
         };
         let recorded = match graph {
