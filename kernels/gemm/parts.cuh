@@ -22,7 +22,8 @@ struct Parts {
 DEVICE Parts parts_of(const Split& split, uint32_t tile) {
     const Block block = {0, tile};
     const Position first = position_of(split, block_first(split, block));
-    const Position step = position_of(split, split.tiles * split.segment_units);
+    const Position step =
+        last_segment(split) == 0 ? first : position_of(split, split.tiles * split.segment_units);
     return {block, first, first, block_units(split, 0), step};
 }
 
@@ -30,8 +31,11 @@ DEVICE bool has_next(const Split& split, const Parts& parts) {
     return parts.block.segment <= last_segment(split);
 }
 
-// Where the tile's block in the next segment begins.
+// Where the tile's block in the next segment begins. Without one nothing is computed, which would cost registers.
 DEVICE Position next_first(const Split& split, const Parts& parts) {
+    if (last_segment(split) == 0) {
+        return parts.first;
+    }
     const Block next = {parts.block.segment + 1, parts.block.tile};
     // Shorter blocks lie closer to each other.
     if (block_units(split, next.segment) != split.segment_units) {
@@ -56,7 +60,8 @@ DEVICE const float* next_part(const GemmParams& p, const Split& split, Parts& pa
 
 // Rows that a warp adds up side by side, and parts of them: all their loads are under way together.
 constexpr uint32_t SUM_ROWS = minimum(ROWS / CONSUMER_WARPS, 4u);
-constexpr uint32_t SUM_PARTS = SUM_ROWS == 1 ? 8 : 4;
+// 64 rows leave registers for two.
+constexpr uint32_t SUM_PARTS = SUM_ROWS == 1 ? 8 : ROWS == 64 ? 2 : 4;
 
 // Adds the parts of a tile for some rows of a warp, from `first` on, and leaves the sums where `tile_sum` finds
 // them. A lane has outputs l and l + 32, here and after.
