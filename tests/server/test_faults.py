@@ -99,6 +99,7 @@ def test_after_a_panic_the_model_is_reloaded_and_serves(panicked, reference):
     eventually(lambda: not server.is_ready("hit"))
     assert server.load("hit") is None
     assert client.grpc_stream(server, "hit", BRIEF).good().text == reference.text(**BRIEF)
+    assert 'model="hit"' not in is_alive(server).stderr
 
 
 def test_a_failed_step_fails_its_batch_as_internal(failed):

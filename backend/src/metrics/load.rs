@@ -70,10 +70,12 @@ const FAMILIES: &[(&str, &str, &str, &[Gauge])] = &[
     ),
     (
         "nv_spec_engine_metrics",
-        "Whether all instances can serve; sequences that lost their pages",
+        "Whether all instances can serve; whether the engine of one has died; sequences that lost their pages",
         "engine_metric_type",
         &[
             ("ready", |load| f64::from(u8::from(!load.dead))),
+            // Not the same: a model that is still loading is neither.
+            ("died", |load| f64::from(u8::from(load.dead))),
             ("preemptions", |load| load.usage.preemptions as f64),
         ],
     ),

@@ -55,7 +55,7 @@ impl OpenAiEndpoint {
     /// Nothing is sent yet.
     pub fn new(remote: &Remote, setting: &Setting, common: &Common) -> Result<Self> {
         let mut headers = HeaderMap::new();
-        if let Ok(key) = env::var(API_KEY) {
+        if let Some(key) = env::var(API_KEY).ok().filter(|key| !key.is_empty()) {
             let mut value = HeaderValue::from_str(&format!("Bearer {key}"))
                 .with_context(|| format!("{API_KEY} is not text for an HTTP header"))?;
             value.set_sensitive(true);
