@@ -42,6 +42,16 @@ impl Emulated {
     /// In the process of a test: runs that test again in one that finds the emulated driver, with variables for it; it
     /// must succeed, without complaints but those that are expected. In that one: gives what the test works with.
     fn run(test: &str, variables: &[(&str, &str)], complaints: &[&str]) -> Option<Self> {
+        Self::run_saying(test, variables, complaints, &[])
+    }
+
+    /// The same of a process whose executor says each of these things once.
+    fn run_saying(
+        test: &str,
+        variables: &[(&str, &str)],
+        complaints: &[&str],
+        says: &[&str],
+    ) -> Option<Self> {
         if let Some(folder) = env::var_os(FOLDER) {
             return Some(Self { folder: folder.into() });
         }
@@ -64,6 +74,9 @@ impl Emulated {
         assert_eq!(found.len(), complaints.len(), "{said}");
         for (found, part) in found.iter().zip(complaints) {
             assert!(found.contains(part), "{said}");
+        }
+        for part in says {
+            assert_eq!(said.lines().filter(|line| line.contains(part)).count(), 1, "{said}");
         }
         None
     }
@@ -309,8 +322,8 @@ fn models_share_a_gpu_and_one_can_go() {
     assert_eq!(texts(&running::run(&mut second, &requests())), written);
 }
 
-fn writes_the_same(test: &str, variable: (&str, &str)) {
-    let Some(emulated) = Emulated::run(test, &[variable], &[]) else { return };
+fn writes_the_same(test: &str, variable: (&str, &str), says: &[&str]) {
+    let Some(emulated) = Emulated::run_saying(test, &[variable], &[], says) else { return };
     let engine = emulated.target("cuda:sm_90a");
     let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
     let mut expected = Runtime::load_on(&engine, &options(Fixed), &open).unwrap();
@@ -322,19 +335,28 @@ fn writes_the_same(test: &str, variable: (&str, &str)) {
 #[test]
 fn texts_are_the_same_where_no_graph_can_be_captured() {
     let test = "texts_are_the_same_where_no_graph_can_be_captured";
-    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuStreamBeginCapture=900"));
+    let says = ["CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operations are issued one by one"];
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuStreamBeginCapture=900"), &says);
 }
 
 #[test]
 fn texts_are_the_same_where_no_graph_can_be_instantiated() {
     let test = "texts_are_the_same_where_no_graph_can_be_instantiated";
-    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2"));
+    let says = "a step's operations are issued one by one";
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2"), &[says]);
+}
+
+#[test]
+fn texts_are_the_same_where_kernels_of_graphs_do_not_overlap() {
+    let test = "texts_are_the_same_where_kernels_of_graphs_do_not_overlap";
+    let says = "kernels of a graph begin one after the other";
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2@1"), &[says]);
 }
 
 #[test]
 fn texts_are_the_same_where_kernels_do_not_overlap() {
     let test = "texts_are_the_same_where_kernels_do_not_overlap";
-    writes_the_same(test, ("SPEC_CUDA_OVERLAP", "off"));
+    writes_the_same(test, ("SPEC_CUDA_OVERLAP", "off"), &[]);
 }
 
 #[test]

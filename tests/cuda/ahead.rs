@@ -14,10 +14,12 @@ use spec_emu::Schedule;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts the steps that had begun when they were asked for.
+/// Counts steps.
 struct Counting {
     inner: Box<dyn Executor>,
-    begun: Arc<AtomicUsize>,
+    /// Which of them.
+    counts: fn(&Stepped) -> bool,
+    count: Arc<AtomicUsize>,
 }
 
 impl Executor for Counting {
@@ -27,8 +29,8 @@ impl Executor for Counting {
         unwanted: Unwanted<'_>,
     ) -> spec_core::Result<Option<Stepped>> {
         let stepped = self.inner.step(entries, unwanted);
-        let has_begun = matches!(&stepped, Ok(Some(stepped)) if stepped.ahead);
-        self.begun.fetch_add(usize::from(has_begun), Ordering::Relaxed);
+        let is_counted = matches!(&stepped, Ok(Some(stepped)) if (self.counts)(stepped));
+        self.count.fetch_add(usize::from(is_counted), Ordering::Relaxed);
         stepped
     }
 
@@ -37,15 +39,16 @@ impl Executor for Counting {
     }
 }
 
-fn counting(runtime: Runtime) -> (Runtime, Arc<AtomicUsize>) {
-    let begun = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&begun);
-    (runtime.wrap_executor(|inner| Box::new(Counting { inner, begun: count })), begun)
+fn counting(runtime: Runtime, counts: fn(&Stepped) -> bool) -> (Runtime, Arc<AtomicUsize>) {
+    let counted = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&counted);
+    (runtime.wrap_executor(|inner| Box::new(Counting { inner, counts, count })), counted)
 }
 
 /// Texts, and how many steps had begun before they were asked for.
 fn run(engine: &Engine, options: Options, requests: &[Request]) -> (Vec<Done>, usize) {
-    let (mut runtime, begun) = counting(load_with(engine, options, Schedule::PLAIN));
+    let (mut runtime, begun) =
+        counting(load_with(engine, options, Schedule::PLAIN), |stepped| stepped.ahead);
     let done = running::run(&mut runtime, requests);
     (done, begun.load(Ordering::Relaxed))
 }
@@ -69,6 +72,22 @@ fn simple_requests_to(drafts: Drafts) -> Vec<Request> {
         ..request
     };
     requests.enumerate().map(longer).collect()
+}
+
+/// A step that is recorded takes longer than it will, and tells no time: no request is to wait for that.
+#[test]
+fn common_steps_are_recorded_when_an_engine_is_loaded() {
+    for (drafts, len) in [(Drafts::Model, 3), (Drafts::Lookup, 5), (Drafts::None, 0)] {
+        let (_dir, engine) = target(drafts);
+        let runtime = load_with(&engine, asleep(), Schedule::PLAIN);
+        let (mut runtime, recording) = counting(runtime, |stepped| stepped.cost.is_none());
+        let requests = requests().into_iter().take(3);
+        let requests = requests.map(|request| Request { draft_len: Some(len), ..request });
+        let done = running::run(&mut runtime, &requests.collect::<Vec<_>>());
+        assert_eq!(recording.load(Ordering::Relaxed), 0, "{drafts:?}");
+        let drafted: u64 = done.iter().map(|done| done.counters.drafted).sum();
+        assert_eq!(drafted > 0, len > 0, "{drafts:?}");
+    }
 }
 
 #[test]
@@ -230,7 +249,8 @@ fn texts_survive_what_happens_around_a_step_that_has_begun() {
     let (expected, _) = run(&engine, asleep(), &requests);
     for (seed, policy) in [(1, Fixed), (2, Fixed), (3, Adaptive)] {
         let options = Options { kv_tokens: Some(PAGES * PAGE_TOKENS), ..running::options(policy) };
-        let (mut runtime, begun) = counting(load_bounded(&engine, options, Schedule::seeded(seed)));
+        let runtime = load_bounded(&engine, options, Schedule::seeded(seed));
+        let (mut runtime, begun) = counting(runtime, |stepped| stepped.ahead);
         let mut dice = Dice(seed);
         let mut extras = Vec::new();
         let done = running::run_with(&mut runtime, &requests, |runtime, open| {

@@ -85,7 +85,9 @@ pub(crate) struct Watch(Arc<Mutex<Seen>>);
 struct Seen {
     variants: Vec<String>,
     last_alloc: (Address, usize),
-    recorded: Vec<Launch>,
+    /// The launches of each graph, by its number.
+    recorded: Vec<Vec<Launch>>,
+    last_replayed: Option<Graph>,
     graphs: Vec<Duration>,
 }
 
@@ -104,9 +106,10 @@ impl Watch {
         self.seen().last_alloc
     }
 
-    /// The launches of the newest graph.
-    pub(crate) fn recorded(&self) -> Vec<Launch> {
-        self.seen().recorded.clone()
+    /// The launches of the graph that was issued last.
+    pub(crate) fn last_replayed(&self) -> Vec<Launch> {
+        let seen = self.seen();
+        seen.last_replayed.map_or_else(Vec::new, |graph| seen.recorded[graph.0 as usize].clone())
     }
 
     /// How long each graph took, from its issue to the end of the wait for it; forgets them.
@@ -225,12 +228,16 @@ impl Device for Watched {
     }
 
     fn record(&mut self, ops: &[Op]) -> Result<Graph> {
-        self.watch.seen().recorded = ops.iter().filter_map(Op::as_launch).cloned().collect();
-        self.inner().record(ops)
+        let graph = self.inner().record(ops)?;
+        let mut seen = self.watch.seen();
+        assert_eq!(seen.recorded.len(), graph.0 as usize, "graphs are counted");
+        seen.recorded.push(ops.iter().filter_map(Op::as_launch).cloned().collect());
+        Ok(graph)
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
         self.replayed.push_back(Instant::now());
+        self.watch.seen().last_replayed = Some(graph);
         self.inner().replay(graph)
     }
 

@@ -34,7 +34,7 @@ const PLAN: Plan =
 /// On an emulator.
 const FEW: Plan = Plan { batches: &[2], draft_lens: &[0, 2], context: 20, steps: 2 };
 
-/// Steps ahead of those that are timed: the first records the graph.
+/// Steps ahead of those that are timed: the first may record its graph.
 const WARM_UP: usize = 3;
 /// The least that holds a sequence of the engine's longest.
 const MIN_KV_TOKENS: usize = 8192;
@@ -228,16 +228,16 @@ impl Bench<'_> {
         of(self.engines.target.manifest()) + run.draft_len * draft
     }
 
-    /// Times the kernels of the step that was recorded last, kind by kind.
+    /// Times the kernels of the step that ran last, kind by kind.
     fn layers(&self, device: &mut Watched) -> Result<Layers, Box<dyn Error>> {
         let target = self.engines.target.manifest();
         let draft = self.engines.draft.as_ref().map(|draft| draft.manifest());
         let mut by_part = BTreeMap::<String, Vec<Launch>>::new();
-        let recorded = device.watch().recorded();
+        let recorded = device.watch().last_replayed();
         let name = |launch: &Launch| device.watch().variant(launch.kernel);
         // The tables of the target's pass, the last one, are the first of its launches.
         let verify = recorded.iter().rposition(|launch| name(launch) == "rows");
-        let verify = verify.ok_or("the last graph is no step")?;
+        let verify = verify.ok_or("the graph that ran last is no step")?;
         for (idx, launch) in recorded.iter().enumerate() {
             let (whose, manifest) = match idx < verify {
                 true => ("drafter", draft.unwrap_or(target)),

@@ -1,6 +1,6 @@
 //! The operations of a whole speculative step: drafting, verification and acceptance without the host.
 
-use super::buffers::StepBuffers;
+use super::buffers::{StepBuffers, StepCapacity};
 use super::code::StepCode;
 use super::drafter::GraphDrafter;
 use super::params::{
@@ -21,6 +21,26 @@ pub(crate) struct Shape {
     /// Passes of a drafter in the graph, which proposes so many of them at most. Fewer than `drafts` where the host has
     /// found longer ones.
     pub passes: usize,
+}
+
+/// Sequences and drafts of the steps that are recorded when an engine is loaded, at most: what servers see most of the time.
+/// Recording takes a GPU milliseconds, so that with many more loading would take seconds.
+const RECORDED_SEQUENCES: usize = 8;
+const RECORDED_DRAFTS: usize = 8;
+
+impl Shape {
+    /// The steps that are recorded when an engine is loaded; all drafts are the graph's own where it has a drafter.
+    pub(super) fn recorded(capacity: &StepCapacity, has_drafter: bool) -> Vec<Self> {
+        let most = capacity.sequences.min(RECORDED_SEQUENCES);
+        let powers = std::iter::successors(Some(1), |sequences| Some(2 * sequences));
+        let places: Vec<usize> = powers.take_while(|&places| places < most).chain([most]).collect();
+        let drafts = 0..=capacity.drafts.min(RECORDED_DRAFTS);
+        let of_drafts = |drafts| {
+            let passes = if has_drafter { drafts } else { 0 };
+            places.iter().map(move |&sequences| Self { sequences, drafts, passes })
+        };
+        drafts.flat_map(of_drafts).collect()
+    }
 }
 
 /// What a step is made of.
@@ -146,5 +166,31 @@ impl StepGraph<'_> {
             unused: 0,
         };
         Launch::new(self.code.accept, 1, ROWS_THREADS, 0, params)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(sequences: usize, drafts: usize, has_drafter: bool) -> Vec<(usize, usize, usize)> {
+        let capacity =
+            StepCapacity { sequences, drafts, max_pages: 1, vocab_size: 1, draft_vocab: 1 };
+        let shapes = Shape::recorded(&capacity, has_drafter).into_iter();
+        shapes.map(|Shape { sequences, drafts, passes }| (sequences, drafts, passes)).collect()
+    }
+
+    #[test]
+    fn steps_that_are_recorded_are_those_that_come() {
+        assert_eq!(recorded(1, 0, false), [(1, 0, 0)]);
+        assert_eq!(
+            recorded(3, 1, false),
+            [(1, 0, 0), (2, 0, 0), (3, 0, 0), (1, 1, 0), (2, 1, 0), (3, 1, 0)]
+        );
+        let many = recorded(64, 20, true);
+        assert_eq!(many.len(), 4 * 9);
+        assert!(
+            many.contains(&(8, 8, 8)) && many.contains(&(4, 3, 3)) && many.contains(&(1, 0, 0))
+        );
     }
 }

@@ -10,7 +10,7 @@ use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
 use crate::draft::Proposal;
-use crate::exec::cuda::device::Device;
+use crate::exec::cuda::device::Graph;
 use std::ops::Range;
 
 /// Entries whose step was issued in this call.
@@ -144,28 +144,36 @@ impl Steps {
 
     /// Issues a step, recorded when its like is asked for first.
     fn replay(&mut self, flight: &InFlight) -> Result<()> {
-        let shape = flight.shape;
-        let mut device = self.on.gpu.lock();
-        let device: &mut dyn Device = &mut **device;
-        let graph = match self.graphs.get(&shape) {
+        let graph = match self.graphs.get(&flight.shape) {
             Some(&graph) => graph,
             None => {
-                let parts = StepGraph {
-                    target: &self.on.target,
-                    drafter: self.on.drafter.as_deref(),
-                    draft_vocab: self.capacity.draft_vocab,
-                    code: &self.code,
-                    buffers: &self.buffers,
-                    max_pages: self.capacity.max_pages,
-                };
                 self.has_recorded = true;
-                let graph = device.record(&parts.step(shape))?;
-                self.graphs.insert(shape, graph);
-                graph
+                self.record(flight.shape)?
             }
         };
+        let mut device = self.on.gpu.lock();
         device.replay(graph)?;
         device.put_mark(self.marks[slot(flight)])
+    }
+
+    /// Records the steps that are common, so that no request waits for it.
+    pub(super) fn record_common(&mut self) -> Result<()> {
+        let shapes = Shape::recorded(&self.capacity, self.on.drafter.is_some());
+        shapes.into_iter().try_for_each(|shape| self.record(shape).map(drop))
+    }
+
+    fn record(&mut self, shape: Shape) -> Result<Graph> {
+        let parts = StepGraph {
+            target: &self.on.target,
+            drafter: self.on.drafter.as_deref(),
+            draft_vocab: self.capacity.draft_vocab,
+            code: &self.code,
+            buffers: &self.buffers,
+            max_pages: self.capacity.max_pages,
+        };
+        let graph = self.on.gpu.lock().record(&parts.step(shape))?;
+        self.graphs.insert(shape, graph);
+        Ok(graph)
     }
 }
 

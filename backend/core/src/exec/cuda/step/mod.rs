@@ -103,7 +103,7 @@ impl Steps {
         let uploads = Uploads::alloc(&capacity, &mut **device)?;
         let marks = [device.new_mark()?, device.new_mark()?];
         drop(device);
-        Ok(Self {
+        let mut steps = Self {
             on,
             host,
             code,
@@ -116,7 +116,9 @@ impl Steps {
             in_flight: None,
             told_at: Instant::now(),
             has_recorded: false,
-        })
+        };
+        steps.record_common()?;
+        Ok(steps)
     }
 
     /// Bytes of GPU memory that steps take besides the models.

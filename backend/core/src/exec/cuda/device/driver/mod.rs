@@ -38,6 +38,8 @@ pub struct Driver {
     description: Description,
     /// Whether kernels may start before the ones ahead of them have ended.
     overlaps: bool,
+    /// What was said already: that kernels of graphs cannot overlap, that no graph can be made.
+    said: [bool; 2],
     context: Arc<Context>,
     stream: sys::CUstream,
     memory: Vec<sys::CUdeviceptr>,
@@ -88,6 +90,7 @@ impl Driver {
             let mut driver = Self {
                 description,
                 overlaps,
+                said: [false; 2],
                 context,
                 stream: ptr::null_mut(),
                 memory: Vec::new(),
@@ -169,6 +172,13 @@ impl Driver {
             calls::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
         };
         self.check("cuLaunchKernelEx", status)
+    }
+
+    /// Says once what an error leads to: graphs are alike, and there are many.
+    fn say(&mut self, which: usize, error: &Error, what: &str) {
+        if !std::mem::replace(&mut self.said[which], true) {
+            eprintln!("{error}: {what}, which is slower");
+        }
     }
 
     /// Makes a graph of operations. The stream is as before also where that fails.
@@ -368,8 +378,11 @@ impl Device for Driver {
         let graph = match self.capture(ops, true) {
             // Seen elsewhere on some systems: kernels that overlap cannot be captured.
             Err(error) if self.overlaps && self.last.get().is_none() => {
-                eprintln!("{error}: kernels of a graph begin one after the other, which is slower");
-                self.capture(ops, false)
+                let apart = self.capture(ops, false);
+                if apart.is_ok() {
+                    self.say(0, &error, "kernels of a graph begin one after the other");
+                }
+                apart
             }
             other => other,
         };
@@ -377,10 +390,7 @@ impl Device for Driver {
             Ok(graph) => Recorded::Graph(graph),
             Err(error) if self.last.get().is_some() => return Err(error),
             Err(error) => {
-                eprintln!(
-                    "{error}: {} operations are issued one by one, which is slower",
-                    ops.len()
-                );
+                self.say(1, &error, "a step's operations are issued one by one");
                 Recorded::Ops(ops.to_vec())
             }
         };
