@@ -28,7 +28,7 @@ struct Round {
     answers: Vec<Answer>,
 }
 
-/// Measures every setting once a round, so that a machine whose speed drifts leaves their ratios.
+/// Measures every setting once a round, every other round backwards, so that a machine whose speed drifts leaves their ratios.
 pub fn measure(settings: &[Setting], common: &Common, plan: &Plan) -> Result<Vec<Run>> {
     // One thread: the engine in this process needs the others.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -44,7 +44,8 @@ async fn in_turn(settings: &[Setting], common: &Common, plan: &Plan) -> Result<V
         false => Progress::counting("spec-bench", total as u64, "requests"),
     };
     for round in 0..plan.rounds {
-        for (idx, setting) in settings.iter().enumerate() {
+        for idx in turns(settings.len(), round) {
+            let setting = &settings[idx];
             let answers = ask_all(setting, common, plan, (round, idx), &progress)
                 .await
                 .with_context(|| setting.endpoint.clone())?;
@@ -58,6 +59,14 @@ async fn in_turn(settings: &[Setting], common: &Common, plan: &Plan) -> Result<V
         put_together(&settings[idx], common, &rounds[idx], plain)
     };
     Ok((0..settings.len()).map(run).collect())
+}
+
+/// The settings of a round in their order.
+fn turns(settings: usize, round: usize) -> Vec<usize> {
+    match round % 2 {
+        0 => (0..settings).collect(),
+        _ => (0..settings).rev().collect(),
+    }
 }
 
 async fn ask_all(
@@ -205,4 +214,20 @@ fn categories(answered: &[&Answer], common: &Common, plain: Option<&[Round]>) ->
         }
     };
     names.into_iter().map(one).filter(|category| category.answered > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_setting_has_as_many_before_it_as_behind_it_over_two_rounds() {
+        for settings in 1..5 {
+            let (there, back) = (turns(settings, 0), turns(settings, 1));
+            let place = |turns: &[usize], idx| turns.iter().position(|&turn| turn == idx).unwrap();
+            for idx in 0..settings {
+                assert_eq!(place(&there, idx) + place(&back, idx), settings - 1);
+            }
+        }
+    }
 }
