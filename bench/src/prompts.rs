@@ -5,9 +5,6 @@ use serde::Deserialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Questions of several kinds, for those who have none at hand.
-const BUILT_IN: &str = include_str!("../data/prompts.jsonl");
-
 /// The category of prompts that name none.
 const NO_CATEGORY: &str = "all";
 
@@ -64,7 +61,7 @@ enum LineContent {
 /// with `raw` the prompt itself.
 pub fn read(files: &[PathBuf], raw: bool) -> Result<Vec<Prompt>> {
     if files.is_empty() {
-        return parse(BUILT_IN, Path::new("built-in prompts"), raw);
+        return parse(spec_build::prompts::BUILT_IN, Path::new("built-in prompts"), raw);
     }
     let mut prompts = Vec::new();
     for file in files {

@@ -1,5 +1,6 @@
 //! The command line of `spec-build`.
 
+use crate::calibrate::Calibration;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use spec_core::engine::MAX_SUFFIX_TOKENS;
@@ -103,9 +104,13 @@ pub struct ModelArgs {
     /// Number format of embedding and head [default: 16-bit; fp32 for fp32; fp16 on a GPU].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
-    /// Number format of keys and values [default: fp16; fp32 for fp32].
+    /// Number format of keys and values; those of a head stay fp16 where this is fp8 [default: fp16; fp32 for fp32].
     #[arg(long, value_parser = parse_dtype)]
     pub kv_dtype: Option<Dtype>,
+    /// What the scales of FP8 keys and values are found with: a file of prompts as `collect` takes, or `none` for scales of 1
+    /// [default: those of the checkpoint, or found with built-in prompts].
+    #[arg(long, value_name = "FILE|none", value_parser = OsStringValueParser::new().map(Calibration::parse))]
+    pub kv_calibration: Option<Calibration>,
     /// `cpu`, or `cuda:ARCH[,ARCH...]` such as `cuda:sm_90a`.
     #[arg(long, default_value = "cpu")]
     pub device: String,
@@ -267,6 +272,10 @@ pub struct DraftArgs {
     /// Number format of the drafter's embedding and head [default: that of the target].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
+    /// What the scales of FP8 keys and values are found with: a file of prompts as `collect` takes, or `none` for scales of 1
+    /// [default: those of the checkpoint, or found with built-in prompts].
+    #[arg(long, value_name = "FILE|none", value_parser = OsStringValueParser::new().map(Calibration::parse))]
+    pub kv_calibration: Option<Calibration>,
     /// Where the drafter runs: `cpu`, or `cuda:ARCH[,ARCH...]` [default: where the target does].
     #[arg(long, value_name = "DEVICE")]
     pub draft_device: Option<String>,

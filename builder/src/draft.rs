@@ -7,10 +7,13 @@ use crate::checkpoint::{BuiltTarget, Checkpoint, Target};
 use crate::cli::{DraftArgs, DraftSource};
 use crate::copy;
 use crate::device;
-use crate::folder::{self, EngineMaker, Kernels, check_drafter, drafter, max_draft_len, precision};
+use crate::folder::{
+    self, EngineMaker, Kernels, check_drafter, draft_kv, drafter, max_draft_len, precision,
+};
 use crate::staging::Staging;
 use anyhow::{Context, Result, ensure};
 use spec_core::engine::{Limits, Manifest, Precision, Role, commit_pair};
+use spec_core::model::Dtype;
 use spec_core::runtime::ModelFolder;
 use std::fs;
 
@@ -59,7 +62,13 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
             let shared = is_alike.then_some((*head, *kv));
             let weights = args.draft_dtype.unwrap_or(*weights);
             let head = args.head_dtype.or(shared.map(|(head, _)| head));
-            let precision = precision(weights, head, shared.map(|(_, kv)| kv), &draft_device)?;
+            let kv = shared.map(|(_, kv)| draft_kv(&draft, kv));
+            let precision = precision(weights, head, kv, &draft_device)?;
+            ensure!(
+                args.kv_calibration.is_none() || precision.kv == Dtype::Fp8,
+                "--kv-calibration: the keys and values of this drafter are {}",
+                precision.kv
+            );
             draft_device.validate(&draft.config, &precision).context("draft")?;
             let manifest = folder::manifest(
                 &draft,
@@ -69,7 +78,9 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
                 limits,
                 tokenizer.hash(),
             );
-            let sealed = maker.seal(&draft, manifest).context("building the draft")?;
+            let sealed = maker
+                .make(&draft, manifest, args.kv_calibration.as_ref(), &tokenizer)
+                .context("building the draft")?;
             commit_pair(copied, sealed)?;
         }
     }

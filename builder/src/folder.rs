@@ -3,6 +3,7 @@
 //! Everything of a version is written beside its place and moved in by one rename, so a build that is
 //! killed leaves the old version whole, or none.
 
+use crate::calibrate::{Calibration, kv_scales};
 use crate::checkpoint::{Checkpoint, TokenizerSource};
 use crate::cli::{BuildArgs, DraftSource, ModelArgs};
 use crate::compile::compile;
@@ -48,13 +49,15 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         quiet: args.quiet,
         folder: staging.path(),
     };
-    let target = maker
-        .seal(&plan.target, plan.manifest(&plan.target, Role::Target, tokenizer.hash()))
-        .context("building the target")?;
+    let calibration = args.model.kv_calibration.as_ref();
+    let make = |checkpoint: &Checkpoint, role| -> Result<Sealed> {
+        let manifest = plan.manifest(checkpoint, role, tokenizer.hash());
+        maker.make(checkpoint, manifest, calibration, &tokenizer)
+    };
+    let target = make(&plan.target, Role::Target).context("building the target")?;
     match &plan.draft {
         Some(draft) => {
-            let manifest = plan.manifest(draft, Role::Draft, tokenizer.hash());
-            let draft = maker.seal(draft, manifest).context("building the draft")?;
+            let draft = make(draft, Role::Draft).context("building the draft")?;
             commit_pair(target, draft)?;
         }
         None => target.commit()?,
@@ -70,7 +73,19 @@ pub(crate) struct EngineMaker<'a> {
 }
 
 impl EngineMaker<'_> {
-    /// Makes the engine of a checkpoint that is to have this manifest, as far as it is known.
+    /// Makes the engine of a checkpoint that is to have this manifest, as far as it is known: scales are found.
+    pub(crate) fn make(
+        &self,
+        checkpoint: &Checkpoint,
+        manifest: Manifest,
+        calibration: Option<&Calibration>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Sealed> {
+        let kv_scales = kv_scales(calibration, checkpoint, &manifest, tokenizer, self)?;
+        self.seal(checkpoint, Manifest { kv_scales, ..manifest })
+    }
+
+    /// The same of a manifest whose scales are known.
     pub(crate) fn seal(&self, checkpoint: &Checkpoint, mut manifest: Manifest) -> Result<Sealed> {
         let file = file_of(manifest.role);
         manifest.builder = self.kernels.built_by(&manifest.builder);
@@ -167,8 +182,17 @@ impl Plan {
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
         let formats = |weights, device| precision(weights, args.head_dtype, args.kv_dtype, device);
-        let (precision, draft_precision) =
+        let (precision, mut draft_precision) =
             (formats(args.dtype, &device)?, formats(draft_dtype, &draft_device)?);
+        if let Some(draft) = &draft {
+            draft_precision.kv = draft_kv(draft, draft_precision.kv);
+        }
+        let of_draft = draft.as_ref().map(|_| draft_precision.kv);
+        ensure!(
+            args.kv_calibration.is_none()
+                || [Some(precision.kv), of_draft].contains(&Some(Dtype::Fp8)),
+            "--kv-calibration without keys and values in fp8: add --kv-dtype fp8"
+        );
         device.validate(&target.config, &precision).context("target")?;
         if let Some(draft) = &draft {
             draft_device.validate(&draft.config, &draft_precision).context("draft")?;
@@ -234,6 +258,7 @@ pub(crate) fn manifest(
         tokenizer: tokenizer_hash.into(),
         end_tokens: generation.end_tokens.clone(),
         bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
+        kv_scales: None,
         costs: None,
         sections: Vec::new(),
     }
@@ -320,6 +345,13 @@ pub(crate) fn precision(
         "--kv-dtype {kv}: expected fp32, fp16 or fp8"
     );
     Ok(Precision { weights, head, kv })
+}
+
+/// The format of a drafter's keys and values where it is this for a target's: no scales are found for a head, and its few
+/// layers take little.
+pub(crate) fn draft_kv(draft: &Checkpoint, kv: Dtype) -> Dtype {
+    let is_head = draft.config.draft_head.is_some();
+    if is_head && kv == Dtype::Fp8 { Dtype::Fp16 } else { kv }
 }
 
 /// Writes the tokenizer's files and opens the result.

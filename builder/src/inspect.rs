@@ -5,7 +5,7 @@ use crate::table;
 use anyhow::{Context, Result};
 use serde_json::{Map, json};
 use spec_core::engine::{Device, DrafterKind, Engine, Manifest, Section, SectionKind};
-use spec_core::model::{DraftHead, EagleConfig, EagleKind, MedusaConfig};
+use spec_core::model::{DraftHead, Dtype, EagleConfig, EagleKind, KvScales, MedusaConfig};
 use spec_core::runtime::ModelFolder;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -98,6 +98,7 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
         target,
         model: _,
         precision,
+        kv_scales,
         limits,
         tokenizer,
         end_tokens,
@@ -122,6 +123,9 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
             precision.weights, precision.head, precision.kv
         ),
     )?;
+    if precision.kv == Dtype::Fp8 {
+        fact("kv scales", shown_scales(kv_scales.as_ref()))?;
+    }
     fact(
         "limits",
         format!(
@@ -169,6 +173,16 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
 
 fn total(sections: &[&Section]) -> u64 {
     sections.iter().map(|section| section.bytes).sum()
+}
+
+/// What stored keys and values are multiplied by, from the least to the most.
+fn shown_scales(scales: Option<&KvScales>) -> String {
+    let Some(scales) = scales else { return "all 1".into() };
+    let range = |layers: &[Vec<i8>]| {
+        let all = || layers.iter().flatten().copied();
+        format!("2^{} to 2^{}", all().min().unwrap_or(0), all().max().unwrap_or(0))
+    };
+    format!("keys {}, values {}", range(&scales.keys), range(&scales.values))
 }
 
 fn shown_device(device: &Device) -> String {

@@ -1,5 +1,6 @@
 //! Checkpoint in, engine out: everything behind the `spec-build` command.
 
+pub mod calibrate;
 pub mod check;
 pub mod checkpoint;
 pub mod cli;

@@ -6,6 +6,9 @@ use spec_core::tokenizer::{Conversation, Tokenizer};
 use std::fs;
 use std::path::Path;
 
+/// Questions of several kinds, for those who have none at hand.
+pub const BUILT_IN: &str = include_str!("../data/prompts.jsonl");
+
 /// A line that is a JSON object. Others of its fields are not looked at.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -43,6 +46,13 @@ pub fn read(
         ensure!(!prompts.is_empty(), "{} has no prompt", file.display());
     }
     Ok(prompts)
+}
+
+/// The built-in prompts as tokens, through the model's chat template if it has one; those that it does not take are left
+/// out.
+pub(crate) fn built_in(tokenizer: &Tokenizer) -> Vec<Vec<u32>> {
+    let chat = tokenizer.has_chat_template();
+    BUILT_IN.lines().filter_map(|line| tokens(line, tokenizer, chat).ok()).collect()
 }
 
 fn tokens(line: &str, tokenizer: &Tokenizer, chat: bool) -> Result<Vec<u32>> {

@@ -136,7 +136,7 @@ DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t
     uint32_t query[NUM_STEPS][4];
     load_queries(p, item, query);
     const View view = load_view(p, item);
-    const float scale = p.scale * LOG2_E;
+    const float scale = p.scale * LOG2_E * key_scale(plan);
     Softmax part = empty_softmax();
     Softmax total = empty_softmax();
     for (uint32_t round = 0; has_page(now); ++round) {
@@ -187,7 +187,8 @@ DEVICE void store_sums(const Softmax& softmax, float* sums) {
 }
 
 // Puts rows of a complete item into the output or into its partial.
-DEVICE void end_item(const AttentionParams& p, const Item& item, const RowSums& rows) {
+DEVICE void end_item(const AttentionParams& p, const Plan& plan, const RowSums& rows) {
+    const Item& item = plan.item;
     if (item.num_items > 1) {
         const uint32_t partial = item.partial + item.index * p.num_kv_heads;
         store_rows(item, rows, partial_at(p, partial));
@@ -196,14 +197,15 @@ DEVICE void end_item(const AttentionParams& p, const Item& item, const RowSums& 
     UNROLL
     for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
         if (has_row(item, rows, i)) {
-            store_output(p, item, rows.packed + i * NUM_WARPS, rows.at[i]);
+            store_output(p, plan, rows.packed + i * NUM_WARPS, rows.at[i]);
         }
     }
 }
 
 // Adds up the parts of a split, and the split to the item.
-DEVICE void add_split(const AttentionParams& p, const Item& item, uint32_t split,
+DEVICE void add_split(const AttentionParams& p, const Plan& plan, uint32_t split,
                       const float* sums) {
+    const Item& item = plan.item;
     RowSums rows = {};
     for (uint32_t first = 0; first < num_packed(item); first += NUM_WARPS * ROWS_AT_ONCE) {
         rows.packed = first + warp_index();
@@ -216,7 +218,7 @@ DEVICE void add_split(const AttentionParams& p, const Item& item, uint32_t split
             }
         }
         if (add_to_nodes(p, item, split, rows)) {
-            end_item(p, item, rows);
+            end_item(p, plan, rows);
         }
     }
 }
@@ -237,14 +239,14 @@ DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
 }
 
 // Adds up the children of a node, into the first one's partial or, of the root, into the output.
-DEVICE void add_children(const AttentionParams& p, const Item& item, uint32_t partial,
+DEVICE void add_children(const AttentionParams& p, const Plan& plan, uint32_t partial,
                          uint32_t count, uint32_t distance, bool is_root) {
     float* first = partial_at(p, partial);
-    for (uint32_t packed = warp_index(); packed < num_packed(item); packed += NUM_WARPS) {
+    for (uint32_t packed = warp_index(); packed < num_packed(plan.item); packed += NUM_WARPS) {
         float* row = first + packed * ROW_FLOATS;
         const RowSum sum = sum_parts<RADIX>(row, count, distance * PARTIAL_FLOATS);
         if (is_root) {
-            store_output(p, item, packed, sum);
+            store_output(p, plan, packed, sum);
         } else {
             warp_sync();  // all lanes have read the first child
             store_row(row, sum);
@@ -268,7 +270,7 @@ DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
             if (!arrive(p.arrivals + partial + distance, count, plan)) {
                 return;
             }
-            add_children(p, item, partial, count, distance, num_nodes == 1);
+            add_children(p, plan, partial, count, distance, num_nodes == 1);
         }
         index >>= bits;
         distance <<= bits;
@@ -283,7 +285,7 @@ DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
         store_sums(softmax, reinterpret_cast<float*>(ring));
         barrier_all();
         note_pages(p, item, split + 1, plan);
-        add_split(p, item, split, reinterpret_cast<const float*>(rings));
+        add_split(p, plan, split, reinterpret_cast<const float*>(rings));
         barrier_all();  // the rings are free again
     }
     climb(p, item, plan);

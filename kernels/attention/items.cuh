@@ -14,8 +14,8 @@ struct AttentionParams {
     uint16_t* output;         // f16 [row][query head][HEAD_DIM]
     float* partials;          // [max_items + LEVELS * grid][PARTIAL_FLOATS]
     uint32_t* arrivals;       // [max_items], all 0 before and after
-    float scale;              // of the scores: that of the softmax times that of stored keys
-    float v_scale;            // of stored values
+    const float* kv_scales;   // of an FP8 cache: of each head's keys, then of each one's values; powers of two
+    float scale;              // of the scores
     uint32_t num_tiles;
     uint32_t num_kv_heads;
     uint32_t max_pages;
@@ -71,9 +71,10 @@ struct Plan {
     uint32_t warp_items[NUM_WARPS];
     Item item;
     uint32_t pages[NUM_THREADS];  // of a split of the item
+    float scales[2];              // of the item's keys and values, of an FP8 cache
     uint32_t arrived_last;
 };
-static_assert(sizeof(Plan) == 2692, "as on the host");
+static_assert(sizeof(Plan) == 2700, "as on the host");
 
 // The pages of a split that this warp visits, part by part, counted from the split's first.
 struct Walk {
@@ -227,6 +228,22 @@ DEVICE void note_pages(const AttentionParams& p, const Item& item, uint32_t spli
     }
 }
 
+// Notes the scales of an item's keys and values. A warp that has no pages to look up fetches them meanwhile.
+DEVICE void note_scales(const AttentionParams& p, const Item& item, Plan& plan) {
+    const uint32_t which = NUM_THREADS - 1 - thread_index();
+    if (KV == FP8 && which < 2) {
+        plan.scales[which] = p.kv_scales[which * p.num_kv_heads + item.kv_head];
+    }
+}
+
+DEVICE float key_scale(const Plan& plan) {
+    return KV == FP8 ? plan.scales[0] : 1.0f;
+}
+
+DEVICE float value_scale(const Plan& plan) {
+    return KV == FP8 ? plan.scales[1] : 1.0f;
+}
+
 // Notes an item and its first pages for all threads, when they have left the item before.
 DEVICE void plan_item(const AttentionParams& p, uint32_t number, Plan& plan) {
     const Item item = find_item(p, plan, number);
@@ -235,6 +252,7 @@ DEVICE void plan_item(const AttentionParams& p, uint32_t number, Plan& plan) {
         plan.item = item;
     }
     note_pages(p, item, item.first_split, plan);
+    note_scales(p, item, plan);
     barrier_all();
 }
 

@@ -123,16 +123,16 @@ DEVICE uint32_t output_half(float sum, float scale) {
     return float_to_half_sat(fmaf(sum, scale, 0.0f));
 }
 
-DEVICE void store_output(const AttentionParams& p, const Item& item, uint32_t packed,
+DEVICE void store_output(const AttentionParams& p, const Plan& plan, uint32_t packed,
                          const RowSum& row) {
-    const float scale = row.sum > 0.0f ? p.v_scale / row.sum : 0.0f;
+    const float scale = row.sum > 0.0f ? value_scale(plan) / row.sum : 0.0f;
     uint32_t halves[LANE_DIM / 2];
     UNROLL
     for (uint32_t i = 0; i < LANE_DIM / 2; ++i) {
         const uint32_t low = output_half(row.out[2 * i], scale);
         halves[i] = output_half(row.out[2 * i + 1], scale) << 16 | low;
     }
-    uint16_t* to = p.output + row_offset(p, item, packed) + lane_index() * LANE_DIM;
+    uint16_t* to = p.output + row_offset(p, plan.item, packed) + lane_index() * LANE_DIM;
     if constexpr (LANE_DIM == 4) {
         *reinterpret_cast<uint64_t*>(to) = pair(halves[0], halves[1]);
     } else {

@@ -19,9 +19,8 @@ struct RopeParams {
     const uint32_t* pages;   // [sequence][max_pages]
     uint16_t* queries;       // f16 [row][num_heads][HEAD_DIM]
     uint8_t* cache;          // keys and values of this layer
+    const float* kv_scales;  // of an FP8 cache: of each head's keys, then of each one's values; powers of two
     float eps;
-    float k_scale;           // multiply keys and values before they are stored as e4m3
-    float v_scale;
     uint32_t num_rows;
     uint32_t num_heads;
     uint32_t num_kv_heads;
@@ -81,12 +80,14 @@ DEVICE void store_query(const RopeParams& p, uint32_t row, uint32_t head_idx, co
     }
 }
 
-DEVICE Cache cache_of(const RopeParams& p) {
-    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, KV == FP8, p.k_scale, p.v_scale};
+// The cache, for what has this scale.
+DEVICE Cache cache_of(const RopeParams& p, uint32_t scale) {
+    const float factor = KV == FP8 ? one_over(p.kv_scales[scale]) : 1.0f;
+    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, KV == FP8, factor};
 }
 
 DEVICE void store_key_head(const RopeParams& p, const Row& row, uint32_t head_idx, const Head& head) {
-    const Cache cache = cache_of(p);
+    const Cache cache = cache_of(p, head_idx);
     const CacheSlot slot = cache_slot(cache, row);
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
         const uint32_t i = tile * HALF_TILE + lane_index();
@@ -98,7 +99,7 @@ DEVICE void store_key_head(const RopeParams& p, const Row& row, uint32_t head_id
 // Value heads are in natural order: a tile has 64 neighbours.
 DEVICE void store_value_head(
     const RopeParams& p, const Row& row, uint32_t head_idx, const Head& head) {
-    const Cache cache = cache_of(p);
+    const Cache cache = cache_of(p, p.num_kv_heads + head_idx);
     const CacheSlot slot = cache_slot(cache, row);
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
         const uint32_t i = tile * 2 * HALF_TILE + lane_index();

@@ -8,9 +8,13 @@ struct Cache {
     uint32_t max_pages;
     uint32_t num_kv_heads;
     bool is_fp8;
-    float k_scale;           // multiply before storing as e4m3
-    float v_scale;
+    float factor;            // of what is stored as e4m3: one over the scale of the head's keys, or of its values
 };
+
+// One over a power of two, exactly.
+DEVICE float one_over(float power_of_two) {
+    return bits_float(0x7f000000u - float_bits(power_of_two));
+}
 
 // The place of one row's keys and values.
 struct CacheSlot {
@@ -28,9 +32,9 @@ DEVICE uint64_t cache_block(const Cache& cache, const CacheSlot& slot, uint32_t 
     return (slot.page * cache.num_kv_heads + head) * (2 * PAGE_TOKENS * HEAD_DIM);
 }
 
-DEVICE void store_element(const Cache& cache, uint64_t index, float value, float scale) {
+DEVICE void store_element(const Cache& cache, uint64_t index, float value) {
     if (cache.is_fp8) {
-        cache.memory[index] = float_to_e4m3(value * scale);
+        cache.memory[index] = float_to_e4m3(value * cache.factor);
     } else {
         ((uint16_t*)cache.memory)[index] = float_to_half_sat(value);
     }
@@ -39,11 +43,11 @@ DEVICE void store_element(const Cache& cache, uint64_t index, float value, float
 DEVICE void store_key(
     const Cache& cache, const CacheSlot& slot, uint32_t head, uint32_t element, float value) {
     const uint64_t index = cache_block(cache, slot, head) + slot.token * HEAD_DIM + element;
-    store_element(cache, index, value, cache.k_scale);
+    store_element(cache, index, value);
 }
 
 DEVICE void store_value(
     const Cache& cache, const CacheSlot& slot, uint32_t head, uint32_t element, float value) {
     const uint32_t place = (HEAD_DIM + element) * PAGE_TOKENS + slot.token;
-    store_element(cache, cache_block(cache, slot, head) + place, value, cache.v_scale);
+    store_element(cache, cache_block(cache, slot, head) + place, value);
 }

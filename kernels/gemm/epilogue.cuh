@@ -94,12 +94,15 @@ DEVICE void finish_row(
 #endif
 
 #if EPILOGUE == QKV
-DEVICE Cache cache_of(const GemmParams& p) {
-    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, p.kv == FP8, p.k_scale, p.v_scale};
+// The cache, for what has this scale.
+DEVICE Cache cache_of(const GemmParams& p, uint32_t scale) {
+    const bool is_fp8 = p.kv == FP8;
+    const float factor = is_fp8 ? one_over(p.kv_scales[scale]) : 1.0f;
+    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, is_fp8, factor};
 }
 
 DEVICE void finish_value(const GemmParams& p, const Row& row, uint32_t head, uint32_t part, Pair v) {
-    const Cache cache = cache_of(p);
+    const Cache cache = cache_of(p, p.num_kv_heads + head);
     const CacheSlot slot = cache_slot(cache, row);
     const uint32_t element = part * UNIT_OUTPUTS + lane_index();
     store_value(cache, slot, head, element, v.low);
@@ -107,7 +110,7 @@ DEVICE void finish_value(const GemmParams& p, const Row& row, uint32_t head, uin
 }
 
 DEVICE void finish_key(const GemmParams& p, const Row& row, uint32_t head, uint32_t i, Pair v) {
-    const Cache cache = cache_of(p);
+    const Cache cache = cache_of(p, head);
     const CacheSlot slot = cache_slot(cache, row);
     store_key(cache, slot, head, i, v.low);
     store_key(cache, slot, head, i + HEAD_DIM / 2, v.high);

@@ -26,10 +26,9 @@ struct GemmParams {
     uint8_t* cache;              // QKV: keys and values of this layer
     const float* rope;           // QKV: [position][cos | sin]
     const uint32_t* pages;       // QKV: [sequence][max_pages]
+    const float* kv_scales;      // QKV, of an FP8 cache: of each head's keys, then of each one's values; powers of two
     Best* best;                  // HEAD: [row][tiles of n]
     float eps;
-    float k_scale;               // multiply keys and values before they are stored as e4m3
-    float v_scale;
     uint32_t num_rows;           // 1 ..= ROWS
     uint32_t n;
     uint32_t k;                  // a multiple of 8

@@ -6,6 +6,7 @@ mod common;
 use common::data;
 use common::golden::{self, COMPARED_TOKENS, Distance, Prompt, agreement};
 use common::models::{self, QWEN, Recipe, SMOLLM2};
+use spec_build::calibrate::Calibration;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::pages_for;
@@ -15,14 +16,33 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-/// From the widest to the narrowest, each with a format of the head if that is not 16-bit by itself.
-const FORMATS: [(Dtype, Option<Dtype>); 6] = [
-    (Dtype::Fp32, None),
-    (Dtype::Fp16, None),
-    (Dtype::Bf16, None),
-    (Dtype::Fp8, None),
-    (Dtype::Int8, None),
-    (Dtype::Int8, Some(Dtype::Int8)),
+/// Number formats of an engine.
+#[derive(Clone, Copy)]
+struct Formats {
+    weights: Dtype,
+    /// If it is not 16-bit by itself.
+    head: Option<Dtype>,
+    /// If it is not the default.
+    kv: Option<Dtype>,
+    /// Whether scales of keys and values are found.
+    calibrated: bool,
+}
+
+const fn weights(weights: Dtype) -> Formats {
+    Formats { weights, head: None, kv: None, calibrated: true }
+}
+
+/// Of weights from the widest to the narrowest, then of keys and values alone.
+const FORMATS: [Formats; 9] = [
+    weights(Dtype::Fp32),
+    weights(Dtype::Fp16),
+    weights(Dtype::Bf16),
+    weights(Dtype::Fp8),
+    weights(Dtype::Int8),
+    Formats { head: Some(Dtype::Int8), ..weights(Dtype::Int8) },
+    Formats { kv: Some(Dtype::Fp16), ..weights(Dtype::Fp32) },
+    Formats { kv: Some(Dtype::Fp8), calibrated: false, ..weights(Dtype::Fp32) },
+    Formats { kv: Some(Dtype::Fp8), ..weights(Dtype::Fp32) },
 ];
 /// Tokens of a text.
 const MAX_LEN: usize = 256;
@@ -54,15 +74,19 @@ fn main() -> ExitCode {
             .map(|(_, ids)| ids[..ids.len().min(MAX_LEN)].to_vec())
             .collect();
         let mut reference = None;
-        for (dtype, head_dtype) in FORMATS {
-            let recipe = Recipe { head_dtype, ..Recipe::ngram(checkpoint.clone(), dtype) };
-            let head = head_dtype.map_or(String::new(), |dtype| format!(" with {dtype} head"));
-            let label = format!("{name}-{dtype}{}-ngram", head.replace(' ', "-"));
-            let engine = recipe.engine(&label);
+        for formats in FORMATS {
+            let Formats { weights, head, kv, calibrated } = formats;
+            let recipe = Recipe {
+                head_dtype: head,
+                kv_dtype: kv,
+                kv_calibration: (!calibrated).then_some(Calibration::None),
+                ..Recipe::ngram(checkpoint.clone(), weights)
+            };
+            let engine = recipe.engine(&format!("{name}-{formats}-ngram").replace(' ', "-"));
             let logits = logits(&engine, &texts);
             let divergence =
                 Divergence::of(reference.get_or_insert_with(|| logits.clone()), &logits);
-            println!("| {name} | {dtype}{head} | {}", row(&engine, &divergence, &prompts));
+            println!("| {name} | {formats} | {}", row(&engine, &divergence, &prompts));
         }
         let gguf = |peers: &PathBuf| peers.join("gguf").join(format!("{name}-q8_0.gguf"));
         if let (Some(peers), Some(reference)) = (&peers, &reference)
@@ -83,6 +107,21 @@ fn main() -> ExitCode {
          token; greedy tokens: equal ones before the first difference, of 64 after each prompt."
     );
     ExitCode::SUCCESS
+}
+
+impl fmt::Display for Formats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, head, kv, calibrated } = self;
+        write!(f, "{weights}")?;
+        if let Some(head) = head {
+            write!(f, " with {head} head")?;
+        }
+        match (kv, calibrated) {
+            (None, _) => Ok(()),
+            (Some(kv), true) => write!(f, " with {kv} kv"),
+            (Some(kv), false) => write!(f, " with {kv} kv, scales 1"),
+        }
+    }
 }
 
 /// Logits at every position of every text.

@@ -1,8 +1,11 @@
 //! What `inspect`, `verify` and `plan` say of good input.
 
-use super::support::{Checkpoint, MAX_POSITION, VOCAB_SIZE, build_args, built, succeeds};
+use super::support::{
+    Checkpoint, MAX_POSITION, VOCAB_SIZE, build_args, built, names_in, refused, succeeds,
+};
 use serde_json::Value;
 use spec_core::engine::Manifest;
+use std::fs;
 
 fn has_all(text: &str, parts: &[&str]) {
     for part in parts {
@@ -84,6 +87,37 @@ fn verify_runs_look_ups_and_plain_models_too() {
     let dir = built(&Checkpoint::tiny(1), &["--max-seq-len", "4"]);
     let model = dir.path().join("model");
     has_all(&succeeds(&["verify".as_ref(), model.as_os_str()]), &["without a drafter"]);
+}
+
+#[test]
+fn scales_of_keys_and_values_are_found_unless_told_otherwise() {
+    let own = tempfile::tempdir().unwrap();
+    let prompts = own.path().join("prompts.txt");
+    fs::write(&prompts, "a b c\n{\"prompt\": \"c b a\"}\n").unwrap();
+    let of_file = prompts.to_str().unwrap().to_string();
+    for (calibration, shown) in [
+        (&[][..], "keys 2^"),
+        (&["--kv-calibration", &of_file], "keys 2^"),
+        (&["--kv-calibration", "none"], "all 1"),
+    ] {
+        let options = [&["--draft", "ngram", "--kv-dtype", "fp8"], calibration].concat();
+        let dir = built(&Checkpoint::tiny(1), &options);
+        let model = dir.path().join("model");
+        let text = succeeds(&["inspect".as_ref(), model.as_os_str()]);
+        let line = text.lines().find(|line| line.contains("kv scales")).unwrap();
+        assert!(line.contains(shown), "{line}");
+        has_all(
+            &succeeds(&["verify".as_ref(), model.as_os_str()]),
+            &["have their hashes", "the same with draft length 0 and 8"],
+        );
+        assert!(!names_in(&model.join("1")).contains(&"calibration".into()), "it is in the way");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    Checkpoint::tiny(1).write(&dir.path().join("checkpoint"));
+    let options = ["--kv-dtype", "fp8", "--kv-calibration", "nowhere.txt"];
+    let args = build_args(&dir.path().join("checkpoint"), &dir.path().join("model"), &options);
+    refused(&args, &["reading nowhere.txt"]);
+    assert!(!dir.path().join("model").exists(), "nothing is left");
 }
 
 #[test]

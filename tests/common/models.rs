@@ -4,6 +4,7 @@
 use super::cache;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
+use spec_build::calibrate::Calibration;
 use spec_build::cli::{BuildArgs, DraftSource, ModelArgs};
 use spec_build::{export, folder};
 use spec_core::engine::Engine;
@@ -103,6 +104,8 @@ pub(crate) struct Recipe {
     pub(crate) draft_device: Option<String>,
     /// Number format of keys and values, if not the default.
     pub(crate) kv_dtype: Option<Dtype>,
+    /// How scales of keys and values are found, if not as by default.
+    pub(crate) kv_calibration: Option<Calibration>,
     /// Number format of the head, if not the default.
     pub(crate) head_dtype: Option<Dtype>,
     /// Tokens of a sequence.
@@ -131,6 +134,7 @@ impl Recipe {
             device,
             draft_device,
             kv_dtype,
+            kv_calibration: None,
             head_dtype,
             max_seq_len,
             max_draft_len: MAX_DRAFT_LEN,
@@ -187,6 +191,7 @@ impl Recipe {
             draft_dtype: Some(self.draft_dtype),
             head_dtype: self.head_dtype,
             kv_dtype: self.kv_dtype,
+            kv_calibration: self.kv_calibration.clone(),
             device: self.device.clone(),
             draft_device: self.draft_device.clone(),
             cuda_lib: None,

@@ -5,6 +5,7 @@
 mod ahead;
 #[path = "../common/mod.rs"]
 mod common;
+mod kv_scales;
 mod outline;
 
 use common::models::{Recipe, SMOLLM2};

@@ -155,6 +155,7 @@ fn drafts_are_no_longer_than_there_are_heads() {
         draft_dtype: None,
         head_dtype: None,
         kv_dtype: None,
+        kv_calibration: None,
         device: "cpu".into(),
         draft_device: None,
         cuda_lib: None,

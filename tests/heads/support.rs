@@ -241,6 +241,7 @@ pub(crate) fn assert_can_be_built_later(case: &str) {
             max_draft_len: Some(limits.manifest().limits.max_draft_len),
             draft_dtype: None,
             head_dtype: None,
+            kv_calibration: None,
             draft_device: None,
             cuda_lib: None,
             quiet: true,

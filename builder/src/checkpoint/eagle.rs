@@ -94,6 +94,7 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
         generation: target.generation().clone(),
         tokenizer: target.tokenizer().clone(),
         sliding_window: None,
+        kv_scales: Ok(None),
         tensors,
     }))
 }

@@ -63,7 +63,7 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
         None => TokenizerSource::Gguf(Box::new(metadata)),
     };
     let sliding_window = fields.size("attention.sliding_window")?.filter(|window| *window > 0);
-    Ok(Checkpoint { config, generation, tokenizer, sliding_window, tensors })
+    Ok(Checkpoint { config, generation, tokenizer, sliding_window, kv_scales: Ok(None), tensors })
 }
 
 /// Takes an expected tensor out of the stock.

@@ -7,7 +7,7 @@ use super::fp8::{self, Quantization};
 use super::names::{self, Expected};
 use super::safetensors::{self, Stored};
 use super::tensor::{RowOrder, Source, Tensor};
-use super::{Checkpoint, TokenizerFiles, TokenizerSource, family, hf_config, torch};
+use super::{Checkpoint, TokenizerFiles, TokenizerSource, family, hf_config, kv_scales, torch};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -40,6 +40,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
             tensors.insert(part, tensor.part(rows).with_context(context)?);
         }
     }
+    let kv_scales = kv_scales::read(&stock, model.num_layers);
     if let Some(name) = stock.keys().find(|name| !is_ignorable(name)) {
         bail!("tensor `{name}` is unexpected in a {:?} model", model.family);
     }
@@ -54,6 +55,7 @@ pub(super) fn open(folder: &Path) -> Result<Checkpoint> {
         )?,
         sliding_window: hf_config::sliding_window(&config, model.family)?,
         tokenizer: TokenizerSource::Files(TokenizerFiles::in_folder(folder)),
+        kv_scales,
         config: model,
         tensors,
     })
@@ -95,8 +97,8 @@ pub(super) fn tensor(stored: Stored) -> Result<Tensor> {
     })
 }
 
-/// Tensors that models carry along but that do not change what is computed here: rotary tables, and
-/// scales of activations and of the KV cache, which are chosen anew.
+/// Tensors that models carry along and that are no weights: rotary tables, scales of activations, which are chosen anew, and
+/// scales of the KV cache.
 pub(super) fn is_ignorable(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
     let rotary = name.contains("rotary_emb.");

@@ -15,6 +15,7 @@ mod gguf_model;
 mod hf;
 mod hf_config;
 mod kquant;
+mod kv_scales;
 mod medusa;
 pub mod names;
 mod random;
@@ -52,6 +53,9 @@ pub struct Checkpoint {
     /// Positions that a token sees at most, where the model limits them: attention over all
     /// positions is right only up to this length.
     pub sliding_window: Option<usize>,
+    /// What FP8 keys and values of each layer are to be multiplied by, where it says so; or why that makes no sense, which
+    /// matters to who wants these.
+    pub kv_scales: Result<Option<Vec<(f32, f32)>>>,
     tensors: BTreeMap<String, Tensor>,
 }
 

@@ -57,6 +57,7 @@ pub(super) fn open(name: &str) -> Result<Checkpoint> {
     Ok(Checkpoint {
         generation: tokenizer.generation(),
         sliding_window: None,
+        kv_scales: Ok(None),
         tokenizer: TokenizerSource::Gguf(Box::new(tokenizer)),
         tensors: tensors.collect::<BTreeMap<_, _>>(),
         config,

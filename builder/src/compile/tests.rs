@@ -44,6 +44,7 @@ fn manifest(model: &ModelConfig, precision: Precision) -> Manifest {
         tokenizer: "0".repeat(64),
         end_tokens: Vec::new(),
         bos_token: None,
+        kv_scales: None,
         costs: None,
         sections: Vec::new(),
     }

@@ -206,6 +206,7 @@ impl Maker<'_> {
             tokenizer: "0".repeat(64),
             end_tokens: vec![0],
             bos_token: None,
+            kv_scales: None,
             costs: None,
             sections: Vec::new(),
         };

@@ -6,7 +6,7 @@ use super::{
     code, expected_sections,
 };
 use crate::Error;
-use crate::model::{Dtype, ModelConfig};
+use crate::model::{Dtype, KvScales, ModelConfig};
 use spec_kernels::{ARCHS, HASH};
 
 /// Longest draft that the verify kernels and page counts are sized for.
@@ -27,6 +27,7 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
         target,
         model,
         precision,
+        kv_scales,
         limits,
         tokenizer,
         end_tokens,
@@ -37,6 +38,7 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
     model.validate().map_err(|error| error.to_string())?;
     check_device(device, model, precision)?;
     check_kernels(device, kernels)?;
+    kv_scales.as_ref().map_or(Ok(()), |scales| check_kv_scales(scales, model, precision))?;
     check_limits(limits, model)?;
     check_peers(*role, drafter, target.as_ref(), limits)?;
     check_hash("tokenizer", tokenizer)?;
@@ -73,6 +75,13 @@ fn check_device(device: &Device, model: &ModelConfig, precision: &Precision) -> 
         }
     }
     code::check_model(model, precision)
+}
+
+fn check_kv_scales(scales: &KvScales, model: &ModelConfig, precision: &Precision) -> Result<()> {
+    if precision.kv != Dtype::Fp8 {
+        return Err(format!("kv_scales: keys and values are {}, expected fp8", precision.kv));
+    }
+    scales.check(model).map_err(|what| format!("kv_scales: {what}"))
 }
 
 /// Code and server agree about names and parameters of kernels only where they come from the same sources.

@@ -1,7 +1,7 @@
 //! Who an engine is, whatever its peer, and whether two engines belong together.
 
 use super::{Device, DrafterKind, Limits, Manifest, Peer, Precision, Role, Section, SectionKind};
-use crate::model::{DraftHead, Dtype, ModelConfig};
+use crate::model::{DraftHead, Dtype, KvScales, ModelConfig};
 use crate::{Error, Result};
 use serde::Serialize;
 
@@ -12,6 +12,8 @@ struct Computes<'a> {
     device: &'a Device,
     model: &'a ModelConfig,
     precision: &'a Precision,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_scales: &'a Option<KvScales>,
     sections: Vec<Contents<'a>>,
 }
 
@@ -25,13 +27,14 @@ struct Contents<'a> {
 }
 
 impl Manifest {
-    /// The identity that this manifest must carry: blake3 over model, precision, device and section
+    /// The identity that this manifest must carry: blake3 over model, precision, scales, device and section
     /// hashes, in hex.
     pub fn compute_identity(&self) -> String {
         let Self {
             device,
             model,
             precision,
+            kv_scales,
             sections,
             builder: _,
             kernels: _,
@@ -46,7 +49,7 @@ impl Manifest {
             costs: _,
         } = self;
         let sections = sections.iter().map(contents).collect();
-        let json = serde_json::to_vec(&Computes { device, model, precision, sections })
+        let json = serde_json::to_vec(&Computes { device, model, precision, kv_scales, sections })
             // Serialising fails only for maps with odd keys and for failing writers.
             .expect("plain data becomes JSON");
         blake3::hash(&json).to_hex().to_string()
@@ -66,6 +69,7 @@ impl Manifest {
             target: _,
             model,
             precision: _,
+            kv_scales: _,
             end_tokens: _,
             bos_token: _,
             costs: _,

@@ -1,7 +1,7 @@
 //! What an engine file says about itself, as JSON.
 
 use crate::model::decoder::MatrixKind;
-use crate::model::{Dtype, ModelConfig};
+use crate::model::{Dtype, KvScales, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 /// Which of a pair an engine is.
@@ -169,6 +169,9 @@ pub struct Manifest {
     pub model: ModelConfig,
     /// Number formats.
     pub precision: Precision,
+    /// Of keys and values in FP8; all 1 where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_scales: Option<KvScales>,
     /// What it was built for.
     pub limits: Limits,
     /// blake3 of `tokenizer.json`, in hex.

@@ -1,12 +1,12 @@
 //! The executors: where steps run. Outside of this crate nobody calls them: a [`Runtime`](crate::runtime::Runtime) does. Open
-//! are the threads of the CPU and what they reach, and what passes launch on a GPU, for predictions, and where libraries of
-//! CUDA are looked for.
+//! are the threads of the CPU and what they reach, how large keys and values become, what passes launch on a GPU, for
+//! predictions, and where libraries of CUDA are looked for.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod host;
 
-pub use cpu::Pool;
 pub use cpu::roofline::{multiply_rates, product_seconds, read_bandwidth};
+pub use cpu::{Pool, kv_peaks};
 pub use cuda::{Outline, Planned, PlannedPass, SearchPath};
 pub(crate) use host::{Host, StepBounds};

@@ -123,7 +123,12 @@ fn fp8_rows_keep_their_bytes_where_scales_are_by_row() {
 fn modelopt_may_say_it_in_a_file_of_its_own() {
     let mut folder = quantised(json!(null), "F8_E4M3", "_scale", &[]);
     folder.blobs.push(Blob::f32(&UP.replace("weight", "input_scale"), &[], &[3.0]));
-    folder.blobs.push(Blob::f32("model.layers.0.self_attn.v_proj.v_scale", &[], &[3.0]));
+    for layer in 0..2 {
+        for part in ["k_proj.k_scale", "v_proj.v_scale"] {
+            let name = format!("model.layers.{layer}.self_attn.{part}");
+            folder.blobs.push(Blob::f32(&name, &[], &[3.0]));
+        }
+    }
     let dir = tempfile::tempdir().unwrap();
     folder.write(dir.path());
     let path = dir.path().join("hf_quant_config.json");
@@ -135,6 +140,7 @@ fn modelopt_may_say_it_in_a_file_of_its_own() {
     };
     let checkpoint = write(json!("FP8")).unwrap();
     assert_eq!(read(&checkpoint, UP)[0], fp8_value(byte(0)) * 0.5);
+    assert_eq!(checkpoint.kv_scales.unwrap(), Some(vec![(3.0, 3.0); 2]));
     refused(write(json!("NVFP4")), &["modelopt `NVFP4` is not supported"]);
     refused(write(json!(null)), &[UP, "F8_E4M3", "declares no such"]);
 }

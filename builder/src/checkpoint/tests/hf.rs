@@ -220,8 +220,60 @@ fn the_generation_config_goes_before_the_config() {
 fn carried_along_tensors_are_ignored() {
     let mut folder = Folder::llama();
     folder.blobs.push(Blob::f32("model.layers.0.self_attn.rotary_emb.inv_freq", &[4], &[0.0; 4]));
-    folder.blobs.push(Blob::f32("model.layers.0.self_attn.k_proj.k_scale", &[], &[1.0]));
+    folder.blobs.push(Blob::f32("model.layers.0.self_attn.k_proj.input_scale", &[], &[1.0]));
     assert_eq!(open(&folder).unwrap().tensors().count(), folder.blobs.len() - 2);
+}
+
+/// A checkpoint with scalars of these names behind those of the layers' attention.
+fn with_scales(scales: &[(usize, &str, f32)]) -> Folder {
+    let mut folder = Folder::llama();
+    for &(layer, name, value) in scales {
+        let name = format!("model.layers.{layer}.self_attn.{name}");
+        folder.blobs.push(Blob::f32(&name, &[], &[value]));
+    }
+    folder
+}
+
+#[test]
+fn scales_of_keys_and_values_go_by_several_names() {
+    let read =
+        |scales: &[(usize, &str, f32)]| open(&with_scales(scales)).unwrap().kv_scales.unwrap();
+    let expected = Some(vec![(0.5, 2.0), (0.25, 3.0)]);
+    for (key, value) in [
+        ("k_proj.k_scale", "v_proj.v_scale"),
+        ("k_scale", "v_scale"),
+        ("attn.k_scale", "attn.v_scale"),
+    ] {
+        let scales = [(0, key, 0.5), (0, value, 2.0), (1, key, 0.25), (1, value, 3.0)];
+        assert_eq!(read(&scales), expected, "{key}");
+    }
+    let one = [(0, "kv_scale", 0.5), (1, "kv_scale", 2.0)];
+    assert_eq!(read(&one), Some(vec![(0.5, 0.5), (2.0, 2.0)]));
+    assert_eq!(read(&[]), None);
+}
+
+#[test]
+fn scales_that_are_not_whole_are_refused() {
+    let refusal_of = |folder: &Folder, parts: &[&str]| {
+        let message = format!("{:#}", open(folder).unwrap().kv_scales.unwrap_err());
+        parts.iter().for_each(|part| assert!(message.contains(part), "`{part}`: {message}"));
+    };
+    let refusal = |scales: &[(usize, &str, f32)], parts: &[&str]| {
+        refusal_of(&with_scales(scales), parts);
+    };
+    let (key, value) = ("k_scale", "v_scale");
+    refusal(&[(0, key, 1.0)], &["layers.0.self_attn.k_scale` is there without", "v_scale"]);
+    refusal(&[(1, value, 1.0)], &["layers.1.self_attn.v_scale` is there without", "k_scale"]);
+    let one_layer = [(1, key, 1.0), (1, value, 1.0)];
+    refusal(&one_layer, &["layer 0 has no scales of keys and values, layer 1 has some"]);
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let scales = [(0, key, 1.0), (0, value, bad)];
+        refusal(&scales, &["layers.0.self_attn.v_scale", &format!("it is {bad}, expected more")]);
+    }
+    let mut folder = with_scales(&[(0, key, 1.0), (0, value, 1.0)]);
+    folder.blobs.push(Blob::f32("model.layers.1.self_attn.k_scale", &[2], &[1.0, 1.0]));
+    folder.blobs.push(Blob::f32("model.layers.1.self_attn.v_scale", &[], &[1.0]));
+    refusal_of(&folder, &["layers.1.self_attn.k_scale", "its shape is [2], expected one number"]);
 }
 
 /// Writes the tensors alternately to two shards, with an index.

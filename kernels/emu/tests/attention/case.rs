@@ -12,7 +12,7 @@ pub(crate) const PAGE_TOKENS: usize = 16;
 const THREADS: u32 = 128;
 
 /// Bytes of the kernel's plan in shared memory, as the kernel says.
-const PLAN_BYTES: usize = 2692;
+const PLAN_BYTES: usize = 2700;
 
 /// Levels of its tree of splits: a block has a place for a node of each.
 const LEVELS: usize = 3;
@@ -118,13 +118,24 @@ impl Shape {
         num_rings * (stages * self.page_bytes()).max(sums_bytes) + PLAN_BYTES
     }
 
-    /// Of stored keys and values: what they are multiplied with before.
-    pub(crate) fn scales(&self) -> (f32, f32) {
-        let softmax = 1.0 / (self.head_dim as f32).sqrt();
+    /// Of the scores.
+    pub(crate) fn softmax_scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// What stored keys and values of a head are multiplied by.
+    pub(crate) fn scales(&self, head: usize) -> (f32, f32) {
         match self.kv {
-            Format::Fp8 => (softmax * 0.5, 0.125),
-            Format::Fp16 => (softmax, 1.0),
+            Format::Fp8 => ([0.5, 0.25, 1.0][head % 3], [0.125, 2.0][head % 2]),
+            Format::Fp16 => (1.0, 1.0),
         }
+    }
+
+    /// As the kernel takes them.
+    fn scale_bytes(&self) -> Vec<u8> {
+        let keys = (0..self.kv_heads).map(|head| self.scales(head).0);
+        let values = (0..self.kv_heads).map(|head| self.scales(head).1);
+        keys.chain(values).flat_map(f32::to_le_bytes).collect()
     }
 }
 
@@ -285,14 +296,13 @@ impl Case {
             arena.put(&halves(&vec![UNTOUCHED; queries.len()])),
             arena.alloc((self.max_items + LEVELS * num_blocks) * partial_bytes),
             arena.put(&vec![0; 4 * self.max_items]),
+            arena.put(&shape.scale_bytes()),
         ];
-        let (scale, v_scale) = shape.scales();
         let numbers =
             [self.tiles.len(), shape.kv_heads, self.max_pages(), self.split_tokens, self.max_items];
         let mut params = addresses.map(u64::to_le_bytes).concat();
-        params.extend([scale, v_scale].map(f32::to_le_bytes).concat());
+        params.extend(shape.softmax_scale().to_le_bytes());
         params.extend(numbers.map(|n| (n as u32).to_le_bytes()).concat());
-        params.extend([0; 4]);
         let (output, arrivals) = (addresses[5], addresses[7]);
         Image { params, queries, cache, output, arrivals, num_arrivals: self.max_items }
     }

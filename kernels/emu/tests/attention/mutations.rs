@@ -4,7 +4,7 @@
 use spec_emu::{Arena, Mutation, Options, Program, Schedule};
 
 use crate::case::{Case, MORE_BLOCKS, Query, Shape};
-use crate::{SMALL, WIDE, twin};
+use crate::{SMALL, SMALL_FP8, WIDE, twin};
 
 /// Schedules of a program: each way in which copies land.
 const NUM_SEEDS: u64 = 3;
@@ -31,6 +31,10 @@ impl Broken {
     const fn in_wide_tiles(self) -> Self {
         Self { shape: WIDE, ..self }
     }
+
+    const fn in_fp8(self) -> Self {
+        Self { shape: SMALL_FP8, ..self }
+    }
 }
 
 const fn broken(
@@ -43,7 +47,7 @@ const fn broken(
     Broken { what, file, text, replacement, by, shape: SMALL }
 }
 
-const BROKEN: [Broken; 27] = [
+const BROKEN: [Broken; 30] = [
     broken(
         "copies are not waited for",
         "attention/attention.cu",
@@ -214,6 +218,30 @@ const BROKEN: [Broken; 27] = [
         "own",
         By::Result,
     ),
+    broken(
+        "every head has the scales of the first",
+        "attention/items.cuh",
+        "p.kv_scales[which * p.num_kv_heads + item.kv_head]",
+        "p.kv_scales[which * p.num_kv_heads]",
+        By::Result,
+    )
+    .in_fp8(),
+    broken(
+        "values are taken as they are stored",
+        "attention/merge.cuh",
+        "value_scale(plan) / row.sum",
+        "1.0f / row.sum",
+        By::Result,
+    )
+    .in_fp8(),
+    broken(
+        "scales are not waited for",
+        "attention/items.cuh",
+        "    note_scales(p, item, plan);\n    barrier_all();",
+        "    barrier_all();\n    note_scales(p, item, plan);",
+        By::Race,
+    )
+    .in_fp8(),
     broken(
         "the warps of a wide tile do not wait for each other's copies",
         "attention/attention.cu",

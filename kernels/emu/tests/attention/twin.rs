@@ -25,7 +25,8 @@ fn attend(
     head: usize,
 ) -> Vec<Expected> {
     let shape = case.shape;
-    let (scale, v_scale) = shape.scales();
+    let (key_scale, value_scale) = shape.scales(head);
+    let scale = shape.softmax_scale() * key_scale;
     let tokens: Vec<_> = (0..row.end()).filter(|&token| row.sees(token)).collect();
     let scores: Vec<f64> = tokens
         .iter()
@@ -43,7 +44,7 @@ fn attend(
         let mut expected = Expected { value: 0.0, magnitude: 0.0 };
         for (&token, weight) in tokens.iter().zip(&weights) {
             let value = image.load(shape.kv, case.value_at(sequence, head, token, i));
-            let term = weight / total * value * f64::from(v_scale);
+            let term = weight / total * value * f64::from(value_scale);
             expected.value += term;
             expected.magnitude += term.abs();
         }

@@ -21,10 +21,9 @@ pub(crate) struct GemmParams {
     pub(crate) cache: u64,
     pub(crate) rope: u64,
     pub(crate) pages: u64,
+    pub(crate) kv_scales: u64,
     pub(crate) best: u64,
     pub(crate) eps: f32,
-    pub(crate) k_scale: f32,
-    pub(crate) v_scale: f32,
     pub(crate) num_rows: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
@@ -37,12 +36,12 @@ pub(crate) struct GemmParams {
 impl GemmParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let Self { weights, scales, bias, input, norm, squares, rows, row_index, .. } = *self;
-        let Self { partials, arrivals, output, cache, rope, pages, best, .. } = *self;
+        let Self { partials, arrivals, output, cache, rope, pages, kv_scales, best, .. } = *self;
         let Self { num_rows, n, k, num_heads, num_kv_heads, max_pages, kv, .. } = *self;
         Fields::default()
             .pointers(&[weights, scales, bias, input, norm, squares, rows, row_index])
-            .pointers(&[partials, arrivals, output, cache, rope, pages, best])
-            .floats(&[self.eps, self.k_scale, self.v_scale])
+            .pointers(&[partials, arrivals, output, cache, rope, pages, kv_scales, best])
+            .floats(&[self.eps])
             .words(&[num_rows, n, k, num_heads, num_kv_heads, max_pages, kv])
             .0
     }
@@ -81,9 +80,8 @@ pub(crate) struct RopeParams {
     pub(crate) pages: u64,
     pub(crate) queries: u64,
     pub(crate) cache: u64,
+    pub(crate) kv_scales: u64,
     pub(crate) eps: f32,
-    pub(crate) k_scale: f32,
-    pub(crate) v_scale: f32,
     pub(crate) num_rows: usize,
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,
@@ -92,14 +90,15 @@ pub(crate) struct RopeParams {
 
 impl RopeParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        let Self { input, scaling, q_norm, k_norm, rope, rows, pages, queries, cache, .. } = *self;
+        let Self { input, scaling, q_norm, k_norm, rope, rows, pages, queries, .. } = *self;
+        let Self { cache, kv_scales, .. } = *self;
         let Self { num_rows, num_heads, num_kv_heads, max_pages, .. } = *self;
         let unused = 0;
         Fields::default()
             .pointers(&[input])
             .pointers(&scaling)
-            .pointers(&[q_norm, k_norm, rope, rows, pages, queries, cache])
-            .floats(&[self.eps, self.k_scale, self.v_scale])
+            .pointers(&[q_norm, k_norm, rope, rows, pages, queries, cache, kv_scales])
+            .floats(&[self.eps])
             .words(&[num_rows, num_heads, num_kv_heads, max_pages, unused])
             .0
     }

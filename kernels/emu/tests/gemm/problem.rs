@@ -108,8 +108,10 @@ pub(crate) struct Problem {
     /// What stands in the output before: `[ALL_ROWS][n]`.
     pub(crate) residual: Vec<f32>,
     pub(crate) eps: f32,
-    pub(crate) k_scale: f32,
-    pub(crate) v_scale: f32,
+    /// Of the keys of each head in an FP8 cache: what stands there is multiplied by them.
+    pub(crate) key_scales: Vec<f32>,
+    /// The same of the values.
+    pub(crate) value_scales: Vec<f32>,
 }
 
 impl Problem {
@@ -130,9 +132,14 @@ impl Problem {
             pages: pages(random),
             residual: random.floats(ALL_ROWS * n, |x| x),
             eps: 1e-3,
-            k_scale: 2.0,
-            v_scale: 0.5,
+            key_scales: (0..plan.num_kv_heads()).map(|head| [0.5, 4.0, 1.0][head % 3]).collect(),
+            value_scales: (0..plan.num_kv_heads()).map(|head| [2.0, 0.25][head % 2]).collect(),
         }
+    }
+
+    /// As the kernels take them.
+    pub(crate) fn kv_scales(&self) -> Vec<f32> {
+        [&self.key_scales[..], &self.value_scales].concat()
     }
 
     pub(crate) fn max_pages(&self) -> usize {

@@ -4,7 +4,7 @@ use crate::image::{Random, image_order, reorder};
 use crate::params::{ROW_THREADS, RopeParams, float_bytes, word_bytes};
 use crate::problem::{Plan, Problem};
 use crate::run::{UNTOUCHED, check_rest, check_stored, read, values};
-use crate::twin::{Near, rotate, some_rows, store};
+use crate::twin::{Near, rotate, some_rows, stored};
 use spec_emu::{Arena, Launch, Schedule, launch};
 use spec_kernels::{Format, Variant};
 
@@ -114,9 +114,8 @@ fn is_right(left: Left, kv: Format, head_dim: usize, heads: [usize; 2], count: u
         pages: arena.put(&word_bytes(&problem.pages)),
         queries: arena.put(&vec![UNTOUCHED; queries_len]),
         cache: arena.put(&vec![UNTOUCHED; problem.cache_bytes()]),
+        kv_scales: arena.put(&float_bytes(&problem.kv_scales())),
         eps: problem.eps,
-        k_scale: problem.k_scale,
-        v_scale: problem.v_scale,
         num_rows: count,
         num_heads: heads[0],
         num_kv_heads: heads[1],
@@ -152,11 +151,11 @@ fn is_right(left: Left, kv: Format, head_dim: usize, heads: [usize; 2], count: u
         let values = twin.heads(q + kv_heads..q + 2 * kv_heads).iter();
         let values =
             values.map(|&x| Near { value: x.into(), error: f64::from(x.abs()) * NORM_ERROR });
-        let stored = [
-            keys.iter().map(|&v| store(v, kv, problem.k_scale)).collect::<Vec<_>>(),
-            values.map(|v| store(v, kv, problem.v_scale)).collect(),
+        let in_cache = [
+            stored(&problem, &keys, &problem.key_scales),
+            stored(&problem, &values.collect::<Vec<_>>(), &problem.value_scales),
         ];
-        for (stored, places) in stored.iter().zip(problem.cache_places(row)) {
+        for (stored, places) in in_cache.iter().zip(problem.cache_places(row)) {
             check_stored(kv, stored, &places, &cache, &mut seen);
         }
     }

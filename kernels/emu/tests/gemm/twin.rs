@@ -122,7 +122,7 @@ fn swiglu(gate: Near, up: Near) -> Near {
 }
 
 fn heads(problem: &Problem, row: &Row, sums: &[Near]) -> (Vec<Near>, [Vec<Near>; 2]) {
-    let Plan { num_heads, kv, .. } = problem.plan;
+    let Plan { num_heads, .. } = problem.plan;
     let d = problem.plan.head_dim();
     let (queries, rest) = sums.split_at(num_heads * d);
     let (keys, values) = rest.split_at(problem.plan.num_kv_heads() * d);
@@ -133,8 +133,10 @@ fn heads(problem: &Problem, row: &Row, sums: &[Near]) -> (Vec<Near>, [Vec<Near>;
     let turn = |heads: &[Near]| heads.chunks(d).flat_map(|head| rotate(head, table)).collect();
     let queries: Vec<Near> = turn(queries);
     let keys: Vec<Near> = turn(keys);
-    let store = |values: &[Near], scale: f32| values.iter().map(|v| store(*v, kv, scale)).collect();
-    let stored = [store(&keys, problem.k_scale), store(values, problem.v_scale)];
+    let stored = [
+        stored(problem, &keys, &problem.key_scales),
+        stored(problem, values, &problem.value_scales),
+    ];
     (queries.iter().map(|v| v.to_half()).collect(), stored)
 }
 
@@ -153,12 +155,14 @@ pub(crate) fn squares_of_tiles(row: &[f32]) -> Vec<f64> {
     row.chunks(64).map(|tile| tile.iter().map(|&x| f64::from(x).powi(2)).sum()).collect()
 }
 
-/// As the cache has it.
-pub(crate) fn store(v: Near, kv: Format, scale: f32) -> Near {
-    match kv {
+/// Heads of which each has one of these scales, as the cache has them.
+pub(crate) fn stored(problem: &Problem, heads: &[Near], scales: &[f32]) -> Vec<Near> {
+    let store = |v: Near, scale: f32| match problem.plan.kv {
         Format::Fp16 => v.to_half(),
-        Format::Fp8 => v.times(scale.into()).to_e4m3(),
-    }
+        Format::Fp8 => v.times(1.0 / f64::from(scale)).to_e4m3(),
+    };
+    let heads = heads.chunks(problem.plan.head_dim()).zip(scales);
+    heads.flat_map(|(head, &scale)| head.iter().map(move |&v| store(v, scale))).collect()
 }
 
 /// The value of an element of the cache.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::CostTable;
+use crate::model::KvScales;
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -171,6 +172,22 @@ fn the_other_fields_must_be_sane() {
     assert_eq!(
         refusal(|m| m.bos_token = Some(u32::MAX)),
         "special token 4294967295 is outside the vocabulary of 8"
+    );
+}
+
+#[test]
+fn scales_must_be_those_of_an_fp8_cache_of_the_model() {
+    let scales = |num_layers| KvScales {
+        keys: vec![vec![0]; num_layers],
+        values: vec![vec![-3]; num_layers],
+    };
+    assert_eq!(
+        refusal(|m| m.kv_scales = Some(scales(1))),
+        "kv_scales: keys and values are fp16, expected fp8"
+    );
+    assert_eq!(
+        refusal(|m| (m.precision.kv, m.kv_scales) = (Dtype::Fp8, Some(scales(2)))),
+        "kv_scales: scales of keys of 2 layers, the model has 1"
     );
 }
 

@@ -54,6 +54,7 @@ pub(super) fn tiny_manifest() -> Manifest {
         end_tokens: vec![2, 7],
         bos_token: Some(1),
         costs: None,
+        kv_scales: None,
         sections: Vec::new(),
     }
 }

@@ -66,7 +66,8 @@ impl Eagle {
             num_pages,
             config.num_kv_heads,
             config.head_dim,
-        )?;
+        )?
+        .with_scales(manifest.kv_scales.as_ref());
         let max_rows = rows.clamp(1, MAX_ROWS);
         Ok(Self {
             rope: RopeTable::new(&config, manifest.limits.max_seq_len),

@@ -2,6 +2,7 @@
 
 mod arena;
 pub(crate) mod attention;
+mod calibrate;
 mod eagle;
 mod isa;
 pub(crate) mod kv;
@@ -20,6 +21,7 @@ mod weights;
 
 pub use arena::Arena;
 pub(crate) use arena::ArenaSlice;
+pub use calibrate::kv_peaks;
 pub use eagle::Eagle;
 pub use isa::Isa;
 pub use linear::{Prepared, Weight, linear, prepare};

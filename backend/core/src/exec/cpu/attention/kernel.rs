@@ -53,7 +53,8 @@ pub(super) fn run<S: Simd, E: Element>(s: S, mut run: Run<'_>) {
     let num_lines = run.task.rows.len() * group;
     let vectors = kv.value_stride() / LANES;
     let blocks = blocks::<S>(num_lines);
-    let q = pack_queries(&run, &blocks, run.attention.scale * E::SCALE);
+    let scales = kv.scales(run.attention.layer, run.task.kv_head);
+    let q = pack_queries(&run, &blocks, run.attention.scale * E::SCALE * scales.key);
     let mut weights = [[[0.0; LANES]; CHUNK_PAGES]; MAX_BLOCK];
     let mut partial = vec![[0.0; LANES]; MAX_BLOCK * vectors];
     let mut acc = vec![[0.0; LANES]; num_lines * vectors];
@@ -79,7 +80,7 @@ pub(super) fn run<S: Simd, E: Element>(s: S, mut run: Run<'_>) {
         }
     }
     for line in 0..num_lines {
-        let scale = E::SCALE / totals[line].sum;
+        let scale = E::SCALE * scales.value / totals[line].sum;
         let acc = acc[line * vectors..][..vectors].as_flattened();
         for (out, &x) in run.result(line).iter_mut().zip(acc) {
             *out = x * scale;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
+use crate::model::KvScales;
 use half::f16;
 
 /// Scores are sums of `head_dim` f32 products and weights are exponentials of them.
@@ -68,14 +69,21 @@ const FIRST: [fn(usize) -> usize; 5] = [
 
 impl World {
     /// Every position of every page holds `stale` before the sequences are written.
-    fn new(
+    fn new(dtype: Dtype, shape: (usize, usize, usize), stale: f32) -> Self {
+        Self::scaled(dtype, shape, stale, None)
+    }
+
+    /// The same with scales of an FP8 cache.
+    fn scaled(
         dtype: Dtype,
         (num_heads, num_kv_heads, head_dim): (usize, usize, usize),
         stale: f32,
+        scales: Option<&KvScales>,
     ) -> Self {
         let counts = SEGMENTS.map(|(first, rows)| (first + rows).div_ceil(PAGE_TOKENS));
         let num_pages = counts.iter().sum::<usize>();
         let kv = KvCache::new(dtype, 2, num_pages, num_kv_heads, head_dim).unwrap();
+        let kv = kv.with_scales(scales);
         let row = num_kv_heads * head_dim;
         let everything: Vec<PageId> = (0..num_pages as PageId).collect();
         for position in 0..num_pages * PAGE_TOKENS {
@@ -218,6 +226,29 @@ fn every_level_and_format_matches_the_naive_twin() {
             assert_exact(&World::new(dtype, shape, f32::NAN), &format!("{dtype} {shape:?}"));
         }
     }
+}
+
+/// Scales are powers of two: where everything is stored whole under them, what is read is what was written.
+#[test]
+fn scales_change_no_bit_of_what_fits() {
+    for shape in SHAPES {
+        let exponents = |first: usize| {
+            let of_layer =
+                |layer: usize| (0..shape.1).map(move |head| exponent(first + 5 * layer + head));
+            (0..2).map(|layer| of_layer(layer).collect()).collect()
+        };
+        let scales = KvScales { keys: exponents(0), values: exponents(3) };
+        let plain = World::new(Dtype::Fp8, shape, 0.0);
+        let scaled = World::scaled(Dtype::Fp8, shape, 0.0, Some(&scales));
+        for isa in Isa::supported() {
+            assert_eq!(bits(&scaled.run(isa)), bits(&plain.run(isa)), "{isa:?} {shape:?}");
+        }
+    }
+}
+
+/// Exponents under which e4m3 still has all multiples of an eighth up to two.
+fn exponent(idx: usize) -> i8 {
+    [-7, 6, 0, -3, 2, 5, -1][idx % 7]
 }
 
 #[test]

@@ -13,8 +13,8 @@ pub(in super::super) trait Element:
     /// What [`Element::load`] must be multiplied by, a power of two.
     const SCALE: f32;
 
-    /// Nearest numbers, ties to even; saturates.
-    fn encode(from: &[f32], to: &mut [Self]);
+    /// The nearest numbers to those of `from` times `factor`, ties to even; saturates.
+    fn encode(from: &[f32], factor: f32, to: &mut [Self]);
 
     /// Sixteen numbers divided by [`Element::SCALE`].
     fn load<S: Simd>(simd: S, from: &[Self; LANES]) -> S::F;
@@ -24,8 +24,10 @@ impl Element for f32 {
     const DTYPE: Dtype = Dtype::Fp32;
     const SCALE: f32 = 1.0;
 
-    fn encode(from: &[f32], to: &mut [Self]) {
-        to.copy_from_slice(from);
+    fn encode(from: &[f32], factor: f32, to: &mut [Self]) {
+        for (to, &from) in to.iter_mut().zip(from) {
+            *to = from * factor;
+        }
     }
 
     #[inline(always)]
@@ -39,12 +41,12 @@ impl Element for u16 {
     const DTYPE: Dtype = Dtype::Fp16;
     const SCALE: f32 = 1.0;
 
-    fn encode(from: &[f32], to: &mut [Self]) {
+    fn encode(from: &[f32], factor: f32, to: &mut [Self]) {
         let (least, most) = (f16::MIN.to_f32(), f16::MAX.to_f32());
         let mut part = [0.0; LANES];
         for (from, to) in from.chunks(LANES).zip(to.chunks_mut(LANES)) {
             for (clamped, &x) in part.iter_mut().zip(from) {
-                *clamped = x.clamp(least, most);
+                *clamped = (x * factor).clamp(least, most);
             }
             let mut halves = [f16::ZERO; LANES];
             halves.convert_from_f32_slice(&part);
@@ -65,9 +67,9 @@ impl Element for u8 {
     const DTYPE: Dtype = Dtype::Fp8;
     const SCALE: f32 = 256.0;
 
-    fn encode(from: &[f32], to: &mut [Self]) {
+    fn encode(from: &[f32], factor: f32, to: &mut [Self]) {
         for (to, &from) in to.iter_mut().zip(from) {
-            *to = encode_e4m3(from);
+            *to = encode_e4m3(from * factor);
         }
     }
 
@@ -140,7 +142,7 @@ mod tests {
         assert_eq!(encode_e4m3(f32::NEG_INFINITY), 0xfe);
         assert_eq!(encode_e4m3(f32::NAN) & 0x7f, 0x7f);
         let mut halves = [0u16; 3];
-        Element::encode(&[1e9, -1e9, f32::NAN], &mut halves);
+        Element::encode(&[1e9, -1e9, f32::NAN], 1.0, &mut halves);
         assert_eq!(f16::from_bits(halves[0]), f16::MAX);
         assert_eq!(f16::from_bits(halves[1]), f16::MIN);
         assert!(f16::from_bits(halves[2]).is_nan());

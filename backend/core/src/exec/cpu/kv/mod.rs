@@ -12,7 +12,7 @@ mod element;
 pub(super) use element::Element;
 
 use super::simd::LANES;
-use crate::model::Dtype;
+use crate::model::{Dtype, HeadScales, KvScales};
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::{Error, Result};
 use buffer::Buffer;
@@ -30,6 +30,8 @@ pub struct KvCache {
     num_pages: usize,
     num_kv_heads: usize,
     head_dim: usize,
+    /// `[layer][kv head]`; empty where all are 1.
+    scales: Vec<HeadScales>,
     keys: Buffer,
     values: Buffer,
 }
@@ -66,7 +68,20 @@ impl KvCache {
         };
         let keys = bytes(head_dim)?;
         let values = bytes(head_dim.next_multiple_of(LANES))?;
-        Ok(Self { dtype, num_layers, num_pages, num_kv_heads, head_dim, keys, values })
+        let scales = Vec::new();
+        Ok(Self { dtype, num_layers, num_pages, num_kv_heads, head_dim, scales, keys, values })
+    }
+
+    /// The same cache, still empty, with these scales.
+    pub fn with_scales(mut self, scales: Option<&KvScales>) -> Self {
+        self.scales = scales.into_iter().flat_map(KvScales::heads).collect();
+        self
+    }
+
+    /// What numbers that are stored for a head are to be multiplied by.
+    pub(super) fn scales(&self, layer: usize, head: usize) -> HeadScales {
+        let scales = self.scales.get(layer * self.num_kv_heads + head);
+        scales.copied().unwrap_or(HeadScales::ONE)
     }
 
     /// Bytes that one page takes over all layers.
@@ -145,14 +160,15 @@ impl KvCache {
         let encoded = &mut encoded[..self.head_dim];
         for head in 0..self.num_kv_heads {
             let elements = head * self.head_dim..(head + 1) * self.head_dim;
-            E::encode(&key[elements.clone()], encoded);
+            let scales = self.scales(layer, head);
+            E::encode(&key[elements.clone()], 1.0 / scales.key, encoded);
             let at: *mut E = self.keys.at(self.key_offset(layer, page, head), self.key_block());
             for (idx, &element) in encoded.iter().enumerate() {
                 // SAFETY: the block has `head_dim` vectors of 16 positions, `slot` is less than 16, and
                 // nobody else touches this position: the caller's promise.
                 unsafe { at.add(idx * PAGE_TOKENS + slot).write(element) };
             }
-            E::encode(&value[elements], encoded);
+            E::encode(&value[elements], 1.0 / scales.value, encoded);
             let at: *mut E =
                 self.values.at(self.value_offset(layer, page, head), self.value_block());
             // SAFETY: the block has 16 rows of a stride that is at least `head_dim`, and nobody else
@@ -255,6 +271,26 @@ impl KvCache {
         unsafe { std::slice::from_raw_parts(at.cast(), self.value_block() / LANES) }
     }
 
+    /// The largest magnitudes of a head's keys and values in the first `len` positions of these pages, in FP32.
+    pub(super) fn peaks(
+        &self,
+        layer: usize,
+        head: usize,
+        pages: &[PageId],
+        len: usize,
+    ) -> (f32, f32) {
+        let largest = |most: f32, &x: &f32| most.max(x.abs());
+        let (mut key, mut value) = (0.0, 0.0);
+        for (idx, &page) in pages.iter().take(len.div_ceil(PAGE_TOKENS)).enumerate() {
+            let slots = PAGE_TOKENS.min(len - idx * PAGE_TOKENS);
+            let keys = self.keys::<f32>(layer, page, head).iter();
+            key = keys.flat_map(|positions| &positions[..slots]).fold(key, largest);
+            let values = self.values::<f32>(layer, page, head).as_flattened();
+            value = values[..slots * self.value_stride()].iter().fold(value, largest);
+        }
+        (key, value)
+    }
+
     /// Elements from one position's value to the next one's, a multiple of 16.
     pub(super) fn value_stride(&self) -> usize {
         self.head_dim.next_multiple_of(LANES)
@@ -311,6 +347,21 @@ mod tests {
         let others =
             (0..4).filter(|&page| page != 3).flat_map(|page| cache.keys::<f32>(1, page, 2));
         assert!(others.flatten().all(|&x| x == 0.0), "other pages are untouched");
+    }
+
+    #[test]
+    fn peaks_are_those_of_the_positions_that_count() {
+        let cache = KvCache::new(Dtype::Fp32, 2, 4, 3, 18).unwrap();
+        let pages = [2, 0, 3];
+        for position in 0..40 {
+            write(&cache, 1, &pages, position, 100.0 * position as f32);
+        }
+        // The last element of the head, at the last position.
+        for (head, len) in [(0, 1), (2, 16), (1, 17), (2, 37)] {
+            let most = (100 * (len - 1) + head * 18 + 17) as f32;
+            assert_eq!(cache.peaks(1, head, &pages, len), (most, most), "head {head}, {len}");
+        }
+        assert_eq!(cache.peaks(0, 0, &pages, 40), (0.0, 0.0), "another layer");
     }
 
     #[test]

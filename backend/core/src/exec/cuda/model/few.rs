@@ -1,6 +1,7 @@
 //! Products of few rows, each a kernel that also does what comes before and after: every row has the same bits in any
 //! pass.
 
+use super::kv::LayerCache;
 use super::params::{GemmParams, Scaling};
 use super::pass::{Input, Output, PassOps};
 use super::shape;
@@ -26,7 +27,7 @@ struct Places {
     output: Address,
     /// Bytes of an output row.
     output_bytes: usize,
-    cache: Address,
+    cache: LayerCache,
     best: Address,
 }
 
@@ -96,13 +97,12 @@ fn launch(ops: &mut PassOps<'_>, matrix: &Matrix, places: &Places, first: usize,
         partials: work.gemm_partials,
         arrivals: work.gemm_arrivals,
         output: at(places.output, first, places.output_bytes),
-        cache: places.cache,
+        cache: places.cache.memory,
         rope: model.rope,
         pages: ops.pass.pages,
+        kv_scales: places.cache.scales,
         best: at(places.best, first, if places.best == 0 { 0 } else { 8 * vocab_tiles }),
         eps: model.config.rms_norm_eps,
-        k_scale: 1.0,
-        v_scale: 1.0,
         num_rows: num_rows as u32,
         n: n as u32,
         k: k as u32,

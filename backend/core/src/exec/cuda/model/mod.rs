@@ -33,6 +33,7 @@ use crate::exec::cuda::device::{Address, Description, Device, Op, upload};
 use crate::model::{Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use code::Code;
+use kv::Cache;
 use many::Many;
 use pass::PassOps;
 use shape::{TILE_OUTPUTS, Tiling};
@@ -49,9 +50,7 @@ pub struct Model {
     code: Code,
     /// f32 `[positions][head_dim]`: cosines, then sines.
     rope: Address,
-    cache: Address,
-    /// Bytes of one layer's cache.
-    layer_bytes: usize,
+    cache: Cache,
     workspace: Workspace,
     capacity: Capacity,
     num_sms: u32,
@@ -125,15 +124,13 @@ impl Model {
         let capacity = Capacity::of(manifest, prefill);
         let many = capacity.many.map(|rows| Many::load(engine, rows, device)).transpose()?;
         let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
-        let cache_bytes = num_pages * kv::page_bytes(precision.kv, &config);
-        let cache = device.alloc(cache_bytes)?;
+        let cache = Cache::alloc(manifest, num_pages, device)?;
         Ok(Self {
             precision,
             weights,
             code,
             rope,
             cache,
-            layer_bytes: cache_bytes / config.num_layers,
             workspace,
             capacity,
             num_sms,
@@ -167,7 +164,8 @@ impl Model {
         let capacity = Capacity::of(manifest, prefill);
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
         let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
-        passes + rope + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
+        let scales = Cache::scale_bytes(manifest);
+        passes + rope + scales + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
     }
 
     /// Runs segments for their keys and values alone; does not wait.
@@ -213,15 +211,12 @@ impl Model {
         PassOps::new(self, pass, None, None).all()
     }
 
-    fn layer_cache(&self, idx: usize) -> Address {
-        self.cache + (idx * self.layer_bytes) as Address
-    }
-
     /// Copies a page of the cache onto another one, in all layers; does not wait.
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
         let bytes = kv::page_bytes(self.precision.kv, &self.config) / self.config.num_layers;
         (0..self.config.num_layers).try_for_each(|layer| {
-            let at = |page: PageId| self.layer_cache(layer) + (page as usize * bytes) as Address;
+            let at =
+                |page: PageId| self.cache.layer(layer).memory + (page as usize * bytes) as Address;
             device.issue(&Op::Copy { from: at(from), to: at(to), bytes })
         })
     }

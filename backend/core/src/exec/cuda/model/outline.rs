@@ -2,6 +2,7 @@
 //! executor itself; only their addresses mean nothing.
 
 use super::code::{Code, LoadKernel, ManyCode};
+use super::kv::Cache;
 use super::params::GemmParams;
 use super::pass::PassOps;
 use super::shape::{self, Tiling};
@@ -90,8 +91,7 @@ impl Outline {
             weights: Weights { decoder: Decoder::of(config).load(&mut Nowhere)? },
             code,
             rope: 0,
-            cache: 0,
-            layer_bytes: 0,
+            cache: Cache::NOWHERE,
             workspace: Workspace { logit_rows: SOMEWHERE, best: SOMEWHERE, ..Workspace::default() },
             capacity,
             num_sms,

@@ -91,14 +91,12 @@ device_structs! {
         rope: Address,
         /// u32 `[sequences][max_pages]`.
         pages: Address,
+        /// f32 `[2][key heads]`: scales of keys and of values in FP8, powers of two.
+        kv_scales: Address,
         /// [`Best`] `[rows][tiles]` of logits.
         best: Address,
         /// Of the norm.
         eps: f32,
-        /// Keys are multiplied by it before they are stored in FP8.
-        k_scale: f32,
-        /// Values likewise.
-        v_scale: f32,
         /// Rows.
         num_rows: u32,
         /// Outputs.
@@ -145,12 +143,10 @@ device_structs! {
         queries: Address,
         /// The layer's KV cache.
         cache: Address,
+        /// f32 `[2][key heads]`: scales of keys and of values in FP8, powers of two.
+        kv_scales: Address,
         /// Of the norm.
         eps: f32,
-        /// Keys are multiplied by it before they are stored in FP8.
-        k_scale: f32,
-        /// Values likewise.
-        v_scale: f32,
         /// Rows.
         num_rows: u32,
         /// Query heads.
@@ -181,10 +177,10 @@ device_structs! {
         partials: Address,
         /// Workspace: counters `[items]`, 0 between launches.
         arrivals: Address,
+        /// f32 `[2][key heads]`: scales of keys and of values in FP8, powers of two.
+        kv_scales: Address,
         /// Of the scores.
         scale: f32,
-        /// Of the results.
-        v_scale: f32,
         /// Places for tiles.
         num_tiles: u32,
         /// Key heads.
@@ -195,8 +191,6 @@ device_structs! {
         split_tokens: u32,
         /// Items that have a partial each.
         max_items: u32,
-        /// Zero.
-        unused: u32,
     }
 }
 

@@ -2,6 +2,7 @@
 //! matrix is a choice: by kernels that take few rows each (`few`), or by a library (`many`).
 
 use super::few;
+use super::kv::LayerCache;
 use super::many::Many;
 use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
 use super::shape;
@@ -26,7 +27,7 @@ pub(super) enum Input {
 #[derive(Clone, Copy)]
 pub(super) enum Output<'a> {
     /// Heads, normed and rotated: queries for the attention, keys and values to this cache.
-    Heads { part: &'a Attention, cache: Address },
+    Heads { part: &'a Attention, cache: LayerCache },
     /// The residual stream grows by them.
     Residual,
     /// silu(gate) * up, as the next product takes it.
@@ -62,7 +63,7 @@ impl<'a> PassOps<'a> {
         self.embed(&decoder.embed);
         self.tap(0);
         for (idx, layer) in decoder.layers.iter().enumerate() {
-            self.attend(layer.input_norm, &layer.attention, self.model.layer_cache(idx));
+            self.attend(layer.input_norm, &layer.attention, self.model.cache.layer(idx));
             self.mlp(&layer.mlp);
             self.tap(idx + 1);
         }
@@ -73,7 +74,7 @@ impl<'a> PassOps<'a> {
     }
 
     /// `residual += out(attention(qkv(norm(residual))))`
-    fn attend(&mut self, norm: Address, part: &Attention, cache: Address) {
+    fn attend(&mut self, norm: Address, part: &Attention, cache: LayerCache) {
         self.multiply(&part.qkv, Input::Normed(norm), Output::Heads { part, cache });
         self.attention(cache);
         self.multiply(&part.out, Input::Attended, Output::Residual);
@@ -122,7 +123,7 @@ impl<'a> PassOps<'a> {
     pub(super) fn rotate(
         &mut self,
         part: &Attention,
-        cache: Address,
+        cache: LayerCache,
         input: Address,
         scaling: Scaling,
     ) {
@@ -136,10 +137,9 @@ impl<'a> PassOps<'a> {
             rows: work.rows,
             pages: self.pass.pages,
             queries: work.queries,
-            cache,
+            cache: cache.memory,
+            kv_scales: cache.scales,
             eps: model.config.rms_norm_eps,
-            k_scale: 1.0,
-            v_scale: 1.0,
             num_rows: self.pass.num_rows as u32,
             num_heads: model.config.num_heads as u32,
             num_kv_heads: model.config.num_kv_heads as u32,
@@ -149,27 +149,26 @@ impl<'a> PassOps<'a> {
         self.launch(model.code.rope, self.pass.num_rows as u32, shape::ROW_THREADS, 0, params);
     }
 
-    fn attention(&mut self, cache: Address) {
+    fn attention(&mut self, cache: LayerCache) {
         let (model, work, tiling) = (self.model, &self.model.workspace, self.pass.tiling);
         let pairs = self.pass.num_tiles * model.config.num_kv_heads;
         let blocks = tiling.blocks(model.num_sms as usize, pairs);
         let params = AttentionParams {
             queries: work.queries,
-            cache,
+            cache: cache.memory,
             rows: work.rows,
             tiles: work.tiles,
             pages: self.pass.pages,
             output: work.attended,
             partials: work.attention_partials,
             arrivals: work.attention_arrivals,
+            kv_scales: cache.scales,
             scale: 1.0 / (model.config.head_dim as f32).sqrt(),
-            v_scale: 1.0,
             num_tiles: self.pass.num_tiles as u32,
             num_kv_heads: model.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
             split_tokens: shape::SPLIT_TOKENS as u32,
             max_items: tiling.max_items(blocks) as u32,
-            unused: 0,
         };
         let shared_bytes = tiling.shared_bytes(model.precision.kv, model.config.head_dim);
         let kernel = model.code.attention(tiling);

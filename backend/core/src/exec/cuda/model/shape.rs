@@ -85,7 +85,7 @@ impl Tiling {
 const MOST_NARROW: usize = 3;
 
 /// What an attention block notes about the tiles.
-const PLAN_BYTES: usize = 2692;
+const PLAN_BYTES: usize = 2700;
 
 /// Levels above the splits of a row's positions.
 const ATTENTION_LEVELS: usize = 3;
