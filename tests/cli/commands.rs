@@ -117,6 +117,9 @@ fn scales_of_keys_and_values_are_found_unless_told_otherwise() {
     let options = ["--kv-dtype", "fp8", "--kv-calibration", "nowhere.txt"];
     let args = build_args(&dir.path().join("checkpoint"), &dir.path().join("model"), &options);
     refused(&args, &["reading nowhere.txt"]);
+    let options = ["--kv-calibration", "none"];
+    let args = build_args(&dir.path().join("checkpoint"), &dir.path().join("model"), &options);
+    refused(&args, &["--kv-calibration without keys and values in fp8"]);
     assert!(!dir.path().join("model").exists(), "nothing is left");
 }
 
