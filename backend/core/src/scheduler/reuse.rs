@@ -86,7 +86,8 @@ impl Scheduler {
             num_again: (pages.len() - num_drafted) * PAGE_TOKENS,
             is_fixed: sequence.limits.is_fixed,
             max_tokens: sequence.max_len() - sequence.tokens.len(),
-            batch_size: self.running.len() + 1,
+            // Those that wait run beside it soon.
+            batch_size: self.keys.len().min(self.config.max_batch_size),
         };
         let reading = Some(reading).filter(|reading| self.tuner.reads(reading));
         if reading.is_some() {

@@ -1,7 +1,8 @@
 //! Which sequences a model that drafts reads, where lengths adapt.
 
 use super::world::{World, config, prompt};
-use crate::draft_len::DraftPolicy;
+use crate::draft_len::{DraftPolicy, PassCost, Tuner};
+use crate::engine::CostTable;
 use crate::scheduler::fake::limits;
 use std::collections::BTreeSet;
 
@@ -57,6 +58,25 @@ fn who_is_not_read_begins_with_any_pages_and_leaves_such_pages() {
     // A trial takes the pages of those who were not read for nothing, unless there is time to compute them again.
     assert_eq!(computed, [(60, 0), (12, 0), (12, 0), (12, 0)]);
     world.check_texts(&BTreeSet::new());
+}
+
+/// Rows that are free up to eight: one sequence gains by drafts, eight do not.
+#[test]
+fn who_comes_with_others_is_read_only_if_it_pays_beside_them() {
+    let rows = vec![1, 8, 16, 64];
+    let target = CostTable { rows, step_ms: vec![10.0, 10.0, 20.0, 80.0], position_ns: 0.0 };
+    let pass = CostTable { rows: vec![1, 64], step_ms: vec![1.0, 8.0], position_ns: 0.0 };
+    for (num_requests, is_read) in [(1, true), (8, false)] {
+        let measured = PassCost::Measured(&pass);
+        let tuner = Tuner::new(DraftPolicy::Adaptive, 6, Some(&target), measured);
+        let mut world = World::with_tuner(config(), tuner, 70);
+        for id in 0..num_requests {
+            world.add(id, PROMPT_LEN, limits(MAX_TOKENS, 6)).unwrap();
+        }
+        let parts = world.step().parts.clone();
+        let read = parts.iter().filter(|part| part.draft_rows > 0).count();
+        assert_eq!(read, if is_read { parts.len() } else { 0 }, "{num_requests} requests");
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ impl World {
         Self::with_tuner(config, tuner.with_lookup(), percent)
     }
 
-    fn with_tuner(config: SchedulerConfig, tuner: Tuner, percent: u64) -> Self {
+    pub(super) fn with_tuner(config: SchedulerConfig, tuner: Tuner, percent: u64) -> Self {
         Self {
             scheduler: Scheduler::new(config.clone(), tuner),
             executor: Fake::new(percent, 7, config.drafter_caches),
