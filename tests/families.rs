@@ -99,6 +99,7 @@ fn hidden_states(model: &mut dyn Forward, engine: &Engine, prompt: &[u32]) -> Ve
         tokens: &prompt[first..first + len],
         first_position: first,
         pages: &[2, 0],
+        prompt_len: 0,
         num_logits: 0,
         tree: &[],
     };

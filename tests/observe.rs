@@ -77,7 +77,14 @@ fn alone(engine: &Engine, tokens: &[u32]) -> Vec<Vec<u32>> {
     let mut model = model(engine);
     model.tap(&LAYERS).unwrap();
     let pages: Vec<PageId> = (0..8).collect();
-    let segment = Segment { tokens, first_position: 0, pages: &pages, num_logits: 0, tree: &[] };
+    let segment = Segment {
+        tokens,
+        first_position: 0,
+        pages: &pages,
+        prompt_len: 0,
+        num_logits: 0,
+        tree: &[],
+    };
     model.forward(&[segment]).unwrap();
     let taps = model.taps().unwrap();
     taps.chunks_exact(taps.len() / tokens.len()).map(bits).collect()

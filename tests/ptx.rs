@@ -10,7 +10,7 @@ mod common;
 
 use common::models::Recipe;
 use common::running::{self, Done};
-use common::small::{NORMED, SMALL, in_parts, tokens};
+use common::small::{NORMED, SMALL, in_parts, in_parts_of_prompt, tokens};
 use common::tiny::{self, Sizes};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::engine::Engine;
@@ -118,13 +118,14 @@ fn passes_with_copies_by_threads_leave_the_bytes_of_the_emulator() {
 }
 
 #[test]
-fn long_chunks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
+fn blocks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
     for (capability, dtype) in [(NEW, Dtype::Fp8), (OLD, Dtype::Fp16)] {
         let Some(kernels) = kernels(capability) else { return };
         let (_dir, engine) = built_for(capability, &SMALL, dtype, Dtype::Fp16);
         let device = device(capability, &kernels, 1);
         let counts = device.counts();
-        in_parts(&mut on(device, &engine, Prefill::CublasLt), &tokens(230), &[200, 30]);
+        let mut model = on(device, &engine, Prefill::CublasLt);
+        in_parts_of_prompt(&mut model, &tokens(140), &[40, 95, 5], 136);
         let counts = counts.lock().unwrap();
         let launched: BTreeSet<&str> =
             counts.keys().filter_map(|name| name.split('.').next()).collect();

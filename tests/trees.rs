@@ -62,7 +62,14 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 /// The logits after every token of a text, computed at once from an empty cache.
 fn chain(model: &mut dyn Forward, text: &[u32], pages: &[PageId]) -> Vec<Vec<u32>> {
     let len = text.len();
-    let segment = Segment { tokens: text, first_position: 0, pages, num_logits: len, tree: &[] };
+    let segment = Segment {
+        tokens: text,
+        first_position: 0,
+        pages,
+        prompt_len: 0,
+        num_logits: len,
+        tree: &[],
+    };
     let logits = model.forward(&[segment]).unwrap();
     (0..len).map(|row| bits(logits.row(row))).collect()
 }
@@ -88,7 +95,7 @@ fn check(model: &mut dyn Forward, known: usize, what: &str) {
         let rows = [&text[known - 1..], &drafts[..TREE.len()]].concat();
         let segment = |pages, tokens, tree| {
             let (first_position, num_logits) = (known - 1, <[u32]>::len(tokens));
-            Segment { tokens, first_position, pages, num_logits, tree }
+            Segment { tokens, first_position, pages, prompt_len: 0, num_logits, tree }
         };
         let other = segment(&beside[..], &rows[..3], &[]);
         let logits = model.forward(&[other, segment(&own[..], &rows, &TREE)]).unwrap();
@@ -139,8 +146,14 @@ fn trees_without_pages_for_branches_are_refused() {
     assert!(model.takes_trees());
     model = model.with_scratch(64..66);
     let (tokens, pages) = (tokens(1 + TREE.len()), [0, 1]);
-    let segment =
-        Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &TREE };
+    let segment = Segment {
+        tokens: &tokens,
+        first_position: 0,
+        pages: &pages,
+        prompt_len: 0,
+        num_logits: 1,
+        tree: &TREE,
+    };
     let error = model.forward(&[segment]).unwrap_err().to_string();
     assert!(error.contains("a tree of drafts that needs more than 2 pages"), "{error}");
     assert!(!model.with_scratch(0..0).takes_trees());

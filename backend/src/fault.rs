@@ -8,7 +8,7 @@
 //!   `MODEL.load` the model is being loaded.
 
 use spec_core::runtime::{Runtime, SequenceId};
-use spec_core::testing::batch::{Entry, Executor, LongPrompts, Stepped, Unwanted};
+use spec_core::testing::batch::{Entry, Executor, LongPrompts, PromptBlocks, Stepped, Unwanted};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -57,6 +57,10 @@ impl Executor for Faulty {
 
     fn forget(&mut self, id: SequenceId) {
         self.inner.forget(id);
+    }
+
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        self.inner.prompt_blocks()
     }
 
     fn lookahead(&self) -> usize {

@@ -122,6 +122,7 @@ fn passes(
             tokens,
             first_position,
             pages: &pages,
+            prompt_len: 0,
             num_logits,
             tree: &[],
         }])?;

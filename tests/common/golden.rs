@@ -68,8 +68,14 @@ pub(crate) fn model(engine: &Engine, num_pages: usize) -> cpu::Model {
 /// Logits at every position of a text, from an empty cache.
 pub(crate) fn all_logits(model: &mut cpu::Model, tokens: &[u32]) -> Logits {
     let pages: Vec<PageId> = (0..pages_for(tokens.len()) as PageId).collect();
-    let segment =
-        Segment { tokens, first_position: 0, pages: &pages, num_logits: tokens.len(), tree: &[] };
+    let segment = Segment {
+        tokens,
+        first_position: 0,
+        pages: &pages,
+        prompt_len: 0,
+        num_logits: tokens.len(),
+        tree: &[],
+    };
     model.forward(&[segment]).expect("a forward pass")
 }
 

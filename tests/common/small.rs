@@ -18,12 +18,28 @@ pub(crate) fn tokens(count: usize) -> Vec<u32> {
 
 /// Logits of all rows, computed in parts.
 pub(crate) fn in_parts(model: &mut dyn Forward, tokens: &[u32], parts: &[usize]) -> Vec<Vec<f32>> {
+    in_parts_of_prompt(model, tokens, parts, 0)
+}
+
+/// The same of a prompt of this length, where a device may compute it in blocks.
+pub(crate) fn in_parts_of_prompt(
+    model: &mut dyn Forward,
+    tokens: &[u32],
+    parts: &[usize],
+    prompt_len: usize,
+) -> Vec<Vec<f32>> {
     let pages: Vec<PageId> = (0..tokens.len().div_ceil(16) as u32).rev().collect();
     let (mut first, mut rows) = (0, Vec::new());
     for len in parts {
         let tokens = &tokens[first..first + len];
-        let segment =
-            Segment { tokens, first_position: first, pages: &pages, num_logits: *len, tree: &[] };
+        let segment = Segment {
+            tokens,
+            first_position: first,
+            pages: &pages,
+            prompt_len,
+            num_logits: *len,
+            tree: &[],
+        };
         let logits: Logits = model.forward(&[segment]).expect("a pass");
         rows.extend((0..*len).map(|row| logits.row(row).to_vec()));
         first += len;

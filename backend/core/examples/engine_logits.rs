@@ -41,8 +41,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let tokens = &behind[..len];
         let pages: Vec<PageId> = (0..pages_for(len) as PageId).collect();
-        let segment =
-            Segment { tokens, first_position: 0, pages: &pages, num_logits: len, tree: &[] };
+        let segment = Segment {
+            tokens,
+            first_position: 0,
+            pages: &pages,
+            prompt_len: 0,
+            num_logits: len,
+            tree: &[],
+        };
         for value in model.forward(&[segment])?.values {
             output.write_all(&value.to_le_bytes())?;
         }

@@ -149,6 +149,33 @@ impl Default for LongPrompts {
     }
 }
 
+/// Which positions of a prompt a device computes in blocks: many at a time, faster than others and with other bits. It
+/// follows from the prompt's length alone, and so do the bits, since a row has its place in its block whatever else is
+/// computed with it: a text depends neither on how prompts are cut into chunks nor on what is cached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromptBlocks {
+    /// Positions of a block. Blocks begin at multiples of it.
+    pub len: usize,
+    /// A prompt's last block has at least so many positions; fewer are better computed as others are.
+    pub least: usize,
+}
+
+impl PromptBlocks {
+    /// The positions before this one are in blocks: never the last one of a prompt, whose logits are wanted.
+    pub fn end(&self, prompt_len: usize) -> usize {
+        let before_last = prompt_len.saturating_sub(1);
+        let rest = before_last % self.len;
+        if rest < self.least { before_last - rest } else { before_last }
+    }
+
+    /// Of the rows `first .. first + len` of a prompt those up to the last end of a block, if there is one, or all where
+    /// they go on behind the last block. A block that is cut takes as long as a whole one, and again for its rest.
+    pub fn whole(&self, first: usize, len: usize, prompt_len: usize) -> usize {
+        let (end, last) = (self.end(prompt_len), first + len);
+        if last >= end { len } else { (last / self.len * self.len).saturating_sub(first) }
+    }
+}
+
 /// Says whether what is being computed is no longer wanted.
 pub type Unwanted<'a> = &'a dyn Fn() -> bool;
 
@@ -169,6 +196,11 @@ pub trait Executor: Send {
         LongPrompts::default()
     }
 
+    /// What of a prompt it computes in blocks, if anything.
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        None
+    }
+
     /// Positions beyond a step's own that an executor writes to when it begins the next step before it has told of
     /// this one. What it writes there is behind whatever is valid.
     fn lookahead(&self) -> usize {
@@ -185,6 +217,8 @@ pub struct Segment<'a> {
     pub first_position: usize,
     /// The sequence's pages, in order, enough for every row.
     pub pages: &'a [PageId],
+    /// How long the prompt is whose rows these are, where a device may compute it in [blocks](PromptBlocks); else 0.
+    pub prompt_len: usize,
     /// The last `num_logits` rows get logits.
     pub num_logits: usize,
     /// The parents of the last `tree.len()` rows, if these are a tree of drafts: each another of these rows before it, or
@@ -215,6 +249,11 @@ pub trait Forward: Send {
     /// A row attends to every position of its sequence up to its own. Its result does not depend on
     /// the other segments, bit for bit.
     fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits>;
+
+    /// What of a prompt it computes in blocks, if anything.
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        None
+    }
 
     /// Whether rows may be a tree; a model that cannot do that is given chains alone.
     fn takes_trees(&self) -> bool {
@@ -258,5 +297,38 @@ pub trait Forward: Send {
         _unwanted: &dyn Fn() -> bool,
     ) -> Result<Option<Logits>> {
         self.forward(segments).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const BLOCKS: PromptBlocks = PromptBlocks { len: 512, least: 129 };
+
+    #[test]
+    fn blocks_end_before_a_prompts_last_position_and_none_is_short() {
+        let ends = [0, 1, 129, 130, 512, 513, 514, 641, 642, 1025].map(|len| BLOCKS.end(len));
+        assert_eq!(ends, [0, 0, 0, 129, 511, 512, 512, 512, 641, 1024]);
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_end_where_blocks_do_or_behind_them_all(
+            prompt_len in 1usize..40, first in 0usize..40, len in 0usize..40,
+            size in 1usize..9, least in 1usize..9,
+        ) {
+            let blocks = PromptBlocks { len: size, least: least.min(size) };
+            let end = blocks.end(prompt_len);
+            prop_assert!(end < prompt_len);
+            prop_assert!(end.is_multiple_of(size) || (end % size >= least && end == prompt_len - 1));
+            let whole = blocks.whole(first, len, prompt_len);
+            prop_assert!(whole <= len);
+            let last = first + whole;
+            prop_assert!(whole == 0 || last >= end || last.is_multiple_of(size));
+            // No block more would have fitted.
+            prop_assert!(whole == len || len - whole < size || first + len < first / size * size + size);
+        }
     }
 }

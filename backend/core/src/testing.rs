@@ -10,7 +10,8 @@ pub use crate::tokenizer::decode::Detokenizer;
 /// What goes into a step, and what comes out of it.
 pub mod batch {
     pub use crate::batch::{
-        Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted, WANTED,
+        Entry, Executor, Forward, Logits, LongPrompts, Outcome, PromptBlocks, Segment, Stepped,
+        Unwanted, WANTED,
     };
     pub use crate::draft_source::{DraftLens, DraftSource, PerSource};
 }

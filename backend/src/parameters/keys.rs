@@ -182,11 +182,12 @@ pub(crate) static KEYS: &[Key] = &[
     ),
     key(
         "prefill",
-        "`exact`, `cublaslt`",
-        "`exact`",
+        "`auto`, `exact`, `cublaslt`",
+        "`auto`",
         prefill,
-        "how chunks of more than 192 prompt tokens are computed on a GPU: `exact` as in decoding; `cublaslt`, faster, \
-         needs cuBLASLt of CUDA 13, and a text may depend on how its prompt was cut into chunks",
+        "how long prompts are computed on a GPU: `exact`, as in decoding; `cublaslt`, faster, in blocks of 512 positions by \
+         cuBLASLt of CUDA 13; `auto`, in blocks where that library is there and a step has 512 rows. A text is the same \
+         whatever else is computed or cached; the two ways may give different ones",
     ),
     key(
         "launch_ahead",
@@ -471,9 +472,10 @@ fn isa(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
 
 fn prefill(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
     settings.prefill = match value {
-        "exact" => Prefill::Exact,
-        "cublaslt" => Prefill::CublasLt,
-        _ => return Err("exact or cublaslt"),
+        "auto" => None,
+        "exact" => Some(Prefill::Exact),
+        "cublaslt" => Some(Prefill::CublasLt),
+        _ => return Err("auto, exact or cublaslt"),
     };
     Ok(())
 }

@@ -111,8 +111,8 @@ pub struct Settings {
     pub gpus: Vec<usize>,
     /// The drafter's GPU, where it is not that of the instance.
     pub draft_gpu: Option<usize>,
-    /// Who multiplies the rows of long chunks of prompts on a GPU.
-    pub prefill: Prefill,
+    /// Who multiplies the rows of long prompts on a GPU; none is a library where there is one.
+    pub prefill: Option<Prefill>,
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
     /// Whether the output leaves out the prompt, where a request does not say.
@@ -184,7 +184,7 @@ impl Default for Settings {
             max_num_tokens: None,
             gpus: Vec::new(),
             draft_gpu: None,
-            prefill: Prefill::default(),
+            prefill: None,
             launch_ahead: true,
             exclude_prompt: None,
             default_max_tokens: None,

@@ -90,7 +90,7 @@ fn every_setting_is_read() {
         max_num_tokens: Some(512),
         gpus: vec![2, 0],
         draft_gpu: Some(1),
-        prefill: Prefill::CublasLt,
+        prefill: Some(Prefill::CublasLt),
         launch_ahead: false,
         exclude_prompt: Some(false),
         default_max_tokens: Some(32),

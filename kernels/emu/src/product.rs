@@ -1,5 +1,5 @@
-//! What a library of products computes, by the definition: every sum in f32, its terms in order. The terms themselves
-//! are exact in f32.
+//! What a library of products computes: every sum in f32, its terms in an order of its own for each row, since no library
+//! promises more than that a row at its place has the same bits again. The terms themselves are exact in f32.
 
 use crate::arena::Arena;
 use half::f16;
@@ -29,9 +29,11 @@ pub(crate) fn multiply(arena: &Arena, product: &Product) {
     };
     let (weights, input) = (read(weights, n * k), read(input, m * k));
     let mut sums = Vec::with_capacity(m * n * size_of::<f32>());
-    for row in input.chunks_exact(k) {
+    for (place, row) in input.chunks_exact(k).enumerate() {
+        let first = place % k;
         for of_output in weights.chunks_exact(k) {
-            let sum = row.iter().zip(of_output).fold(0f32, |sum, (x, w)| sum + x * w);
+            let terms = row.iter().zip(of_output).cycle().skip(first).take(k);
+            let sum = terms.fold(0f32, |sum, (x, w)| sum + x * w);
             sums.extend(sum.to_le_bytes());
         }
     }

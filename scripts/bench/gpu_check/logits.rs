@@ -31,7 +31,7 @@ const MEAN_SHARE: f64 = 0.25;
 /// Where a library multiplies rows in e4m3 too, with 4 bits, each of a few products a layer adds its share.
 const FP8_ROWS_TOLERANCE: f32 = 0.5;
 
-/// A chunk of so many rows goes to the library; a shorter one behind it does not.
+/// So many tokens of a prompt go to the library; fewer behind them do not.
 const LONG: usize = 200;
 
 /// Passes in which a wrong kernel is looked for: an emulator takes seconds for each.
@@ -57,6 +57,9 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
         report.check(&format!("bits of two runs: {name}"), |_| the_same_again(&pair.cuda, bed));
         report.check(&format!("logits by the library for many rows: {name}"), |_| {
             near_the_cpu_by_library(&pair, case, bed)
+        });
+        report.check(&format!("bits of a row by the library, any passes: {name}"), |_| {
+            the_same_in_any_passes_by_library(&pair.cuda, bed)
         });
         if report.has_failed(&against) {
             report.check_within(
@@ -90,7 +93,7 @@ fn near_the_cpu(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
     distance.verdict(tolerance(case))
 }
 
-/// A long chunk through the library and a short one behind it, twice.
+/// A block through the library and rows behind it, twice.
 fn near_the_cpu_by_library(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
     if let Some(missing) = prefill::missing(bed.machine) {
         return Ok(Verdict::Skipped(missing));
@@ -186,6 +189,21 @@ fn sequence(idx: usize, bed: Bed) -> Vec<u32> {
     tokens(9 + 7 * idx + length(bed) / 8).split_off(idx)
 }
 
+/// A row of a block has its bits from its place there, and those behind it too.
+fn the_same_in_any_passes_by_library(engine: &Engine, bed: Bed) -> Outcome {
+    if let Some(missing) = prefill::missing(bed.machine) {
+        return Ok(Verdict::Skipped(missing));
+    }
+    let tokens = tokens(LONG + length(bed));
+    let run = |parts: &[usize]| in_parts_by(engine, bed, Prefill::CublasLt, &tokens, parts);
+    let whole = run(&[LONG, length(bed)])?;
+    for cut in [1, 50, 129] {
+        let parts = [cut, LONG - cut, length(bed)];
+        same(&run(&parts)?, &whole, &format!("passes of {parts:?}"))?;
+    }
+    Ok(Verdict::Passed(format!("{} rows in 4 ways", tokens.len())))
+}
+
 fn the_same_beside_others(engine: &Engine, bed: Bed) -> Outcome {
     let sequences: Vec<Vec<u32>> = (0..BATCH).map(|idx| sequence(idx, bed)).collect();
     let most_pages = sequences.iter().map(|tokens| tokens.len().div_ceil(PAGE_TOKENS)).max();
@@ -200,6 +218,7 @@ fn the_same_beside_others(engine: &Engine, bed: Bed) -> Outcome {
             tokens,
             first_position: 0,
             pages,
+            prompt_len: 0,
             num_logits: tokens.len(),
             tree: &[],
         })
@@ -268,7 +287,7 @@ fn in_parts_by(
     on(Box::new(bed.machine.open()?), engine, prefill, tokens, parts)
 }
 
-/// The same on a device.
+/// The same on a device. The prompt ends behind [`LONG`] tokens.
 pub(crate) fn on(
     device: Box<dyn Device>,
     engine: &Engine,
@@ -282,8 +301,14 @@ pub(crate) fn on(
     let (mut first, mut found) = (0, Vec::new());
     for &len in parts {
         let tokens = &tokens[first..first + len];
-        let segment =
-            Segment { tokens, first_position: first, pages: &pages, num_logits: len, tree: &[] };
+        let segment = Segment {
+            tokens,
+            first_position: first,
+            pages: &pages,
+            prompt_len: LONG + 1,
+            num_logits: len,
+            tree: &[],
+        };
         found.extend(rows(&model.forward(&[segment])?));
         first += len;
     }

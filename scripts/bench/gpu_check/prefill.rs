@@ -76,8 +76,14 @@ fn time(
     let pages: Vec<PageId> = (0..num_pages as PageId).collect();
     let vocab_size = model.config().vocab_size as u32;
     let tokens: Vec<u32> = random_words(num_rows).iter().map(|word| word % vocab_size).collect();
-    let segment =
-        Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 0, tree: &[] };
+    let segment = Segment {
+        tokens: &tokens,
+        first_position: 0,
+        pages: &pages,
+        prompt_len: num_rows + 1,
+        num_logits: 0,
+        tree: &[],
+    };
     let mut run = || -> spec_core::Result<f64> {
         let start = Instant::now();
         model.run_without_logits(&[segment], &mut device)?;

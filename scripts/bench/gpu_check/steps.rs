@@ -281,12 +281,9 @@ impl Layers {
     }
 }
 
-/// Prompts take the fast way: their keys are as good as any to time steps with.
 fn options(plan: Plan, machine: Machine) -> Options {
-    let prefill = match prefill::missing(machine) {
-        None => Prefill::CublasLt,
-        Some(_) => Prefill::Exact,
-    };
+    // The emulated driver has no library, and need not say so each time.
+    let prefill = prefill::missing(machine).map(|_| Prefill::Exact);
     let most = plan.batches.iter().max().copied().unwrap_or(1);
     // Twice the prompts: room for what is generated, and pages are whole.
     let kv_tokens = Some((2 * most * plan.context).max(MIN_KV_TOKENS));

@@ -86,13 +86,7 @@ fn with_drafts(request: &Request, draft_len: usize) -> Request {
 }
 
 fn options(policy: DraftPolicy, prefill: Prefill) -> Options {
-    Options {
-        kv_tokens: Some(KV_TOKENS),
-        prefill,
-        // Pages of another prompt would cut a prompt elsewhere, which the library's bits depend on.
-        kv_reuse: prefill == Prefill::Exact,
-        ..running::options(policy)
-    }
+    Options { kv_tokens: Some(KV_TOKENS), prefill: Some(prefill), ..running::options(policy) }
 }
 
 fn load(engine: &Engine, options: Options, bed: Bed) -> spec_core::Result<Runtime> {
@@ -103,8 +97,7 @@ fn load(engine: &Engine, options: Options, bed: Bed) -> spec_core::Result<Runtim
 fn requests(prefill: Prefill, bed: Bed) -> Vec<Request> {
     let sampling = running::kinds_of_sampling();
     let max_tokens = if bed.small { 8 } else { 64 };
-    // More long prompts than fit into one step would be cut, which the library's bits depend on.
-    let rounds = if bed.small || prefill == Prefill::CublasLt { 1 } else { 4 };
+    let rounds = if bed.small { 1 } else { 4 };
     // The end repeats the beginning, so that there is something to look up.
     let longer = if prefill == Prefill::Exact { 0 } else { LONG };
     let prompt = |idx: usize| [tokens(longer + 7 + 9 * idx), tokens(4 + idx)].concat();

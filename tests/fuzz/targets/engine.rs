@@ -38,7 +38,7 @@ fn run(engine: &Engine) {
     let Ok(mut model) = Model::load(engine, 1, Isa::detect(), Arc::new(Pool::new(1))) else {
         return;
     };
-    let segment = Segment { tokens: &[0], first_position: 0, pages: &[0], num_logits: 1, tree: &[] };
+    let segment = Segment { tokens: &[0], first_position: 0, pages: &[0], prompt_len: 0, num_logits: 1, tree: &[] };
     let _ = model.forward(&[segment]);
 }
 

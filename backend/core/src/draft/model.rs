@@ -37,6 +37,7 @@ impl Model {
             tokens,
             first_position: entry.draft_computed,
             pages: entry.pages,
+            prompt_len: entry.prompt_len,
             num_logits: usize::from(entry.draft_lens.model > 0),
             tree: &[],
         });
@@ -59,6 +60,7 @@ impl Model {
                 tokens: &drafted[drafted.len() - 1..],
                 first_position: entries[idx].tokens.len() + drafted.len() - 1,
                 pages: entries[idx].pages,
+                prompt_len: 0,
                 num_logits: 1,
                 tree: &[],
             }

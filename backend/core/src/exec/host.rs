@@ -2,7 +2,8 @@
 //! the pure functions of `sampling` and `verify` do the rest.
 
 use crate::batch::{
-    Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, Segment, Stepped, Unwanted,
+    Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, PromptBlocks, Segment,
+    Stepped, Unwanted,
 };
 use crate::draft::{Drafter, Proposal, Verified};
 use crate::sampling::{self, Context};
@@ -87,6 +88,7 @@ impl Host {
                 tokens,
                 first_position: entry.computed,
                 pages: entry.pages,
+                prompt_len: entry.prompt_len,
                 num_logits: num_logits(entry, proposal),
                 tree: if proposal.is_chain() { &[] } else { &proposal.parents },
             })
@@ -147,6 +149,10 @@ impl Executor for Host {
 
     fn long_prompts(&self) -> LongPrompts {
         LongPrompts { rows_beside_others: ROWS_BESIDE_OTHERS, give_way: self.target.gives_up() }
+    }
+
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        self.target.prompt_blocks()
     }
 
     fn forget(&mut self, id: SequenceId) {

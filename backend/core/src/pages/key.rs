@@ -1,6 +1,6 @@
 //! What a full page holds, as a name: its tokens and all that came before them, since keys and values
-//! depend on both. 256 bits of a cryptographic hash, so that no two texts share a name, by chance or
-//! by design.
+//! depend on both, and which of these were computed in blocks of a prompt, since their bits depend on
+//! that. 256 bits of a cryptographic hash, so that no two texts share a name, by chance or by design.
 
 use super::PAGE_TOKENS;
 
@@ -31,8 +31,9 @@ impl PageKey {
         u64::from_le_bytes(first)
     }
 
-    /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text.
-    fn new(parent: Option<&PageKey>, tokens: &[u32]) -> Self {
+    /// The key of a page of `tokens` behind the page of `parent`, or at the start of a text. The first `in_blocks` of
+    /// them are computed in blocks.
+    fn new(parent: Option<&PageKey>, tokens: &[u32], in_blocks: usize) -> Self {
         assert_eq!(tokens.len(), PAGE_TOKENS, "only full pages have keys");
         let mut hasher = blake3::Hasher::new();
         if let Some(PageKey(parent)) = parent {
@@ -41,13 +42,21 @@ impl PageKey {
         for token in tokens {
             hasher.update(&token.to_le_bytes());
         }
+        hasher.update(&[in_blocks as u8]);
         Self(*hasher.finalize().as_bytes())
     }
 
-    /// Extends the keys of a text's first pages to all of its full ones. `root` is that of its salt.
-    pub(crate) fn extend(keys: &mut Vec<PageKey>, root: Option<&PageKey>, tokens: &[u32]) {
-        for page in tokens.chunks_exact(PAGE_TOKENS).skip(keys.len()) {
-            keys.push(Self::new(keys.last().or(root), page));
+    /// Extends the keys of a text's first pages to all of its full ones. `root` is that of its salt; positions before
+    /// `blocks_end` are computed in blocks.
+    pub(crate) fn extend(
+        keys: &mut Vec<PageKey>,
+        root: Option<&PageKey>,
+        tokens: &[u32],
+        blocks_end: usize,
+    ) {
+        for (idx, page) in tokens.chunks_exact(PAGE_TOKENS).enumerate().skip(keys.len()) {
+            let in_blocks = blocks_end.saturating_sub(idx * PAGE_TOKENS).min(PAGE_TOKENS);
+            keys.push(Self::new(keys.last().or(root), page, in_blocks));
         }
     }
 }
@@ -59,13 +68,13 @@ mod tests {
 
     fn keys(tokens: &[u32]) -> Vec<PageKey> {
         let mut keys = Vec::new();
-        PageKey::extend(&mut keys, None, tokens);
+        PageKey::extend(&mut keys, None, tokens, 0);
         keys
     }
 
     fn salted(salt: &[u8], tokens: &[u32]) -> Vec<PageKey> {
         let mut keys = Vec::new();
-        PageKey::extend(&mut keys, PageKey::of_salt(salt).as_ref(), tokens);
+        PageKey::extend(&mut keys, PageKey::of_salt(salt).as_ref(), tokens, 0);
         keys
     }
 
@@ -89,8 +98,24 @@ mod tests {
             text in prop::collection::vec(any::<u32>(), 0..100), split in 0usize..100,
         ) {
             let mut grown = keys(&text[..split.min(text.len())]);
-            PageKey::extend(&mut grown, None, &text);
+            PageKey::extend(&mut grown, None, &text, 0);
             prop_assert_eq!(grown, keys(&text));
+        }
+
+        #[test]
+        fn keys_agree_as_far_as_the_same_positions_are_computed_in_blocks(
+            len in 0usize..100, ends in prop::array::uniform2(0usize..100),
+        ) {
+            let text = vec![7; len];
+            let [a, b] = ends.map(|end| {
+                let mut keys = Vec::new();
+                PageKey::extend(&mut keys, None, &text, end);
+                keys
+            });
+            for idx in 0..a.len() {
+                let in_blocks = ends.map(|end| end.min((idx + 1) * PAGE_TOKENS));
+                prop_assert_eq!(a[idx] == b[idx], in_blocks[0] == in_blocks[1]);
+            }
         }
     }
 

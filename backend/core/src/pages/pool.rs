@@ -201,7 +201,7 @@ mod tests {
 
     fn key(name: u32) -> PageKey {
         let mut keys = Vec::new();
-        PageKey::extend(&mut keys, None, &[name; PAGE_TOKENS]);
+        PageKey::extend(&mut keys, None, &[name; PAGE_TOKENS], 0);
         keys[0]
     }
 
@@ -285,7 +285,7 @@ mod tests {
         ) {
             let text: Vec<u32> = (0..9 * PAGE_TOKENS as u32).collect();
             let mut keys = Vec::new();
-            PageKey::extend(&mut keys, None, &text);
+            PageKey::extend(&mut keys, None, &text, 0);
             let mut pool = PagePool::new(20);
             let mut tables = vec![Vec::new(); 4];
             for (owner, size, keeps) in actions {

@@ -96,8 +96,8 @@ pub struct Options {
     pub gpu: usize,
     /// Number of the GPU of the drafter; `None` is that of the target.
     pub draft_gpu: Option<usize>,
-    /// Who multiplies the rows of long chunks of prompts on a GPU.
-    pub prefill: Prefill,
+    /// Who multiplies the rows of long prompts on a GPU; `None` is a library where there is one.
+    pub prefill: Option<Prefill>,
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,
 }
@@ -121,7 +121,7 @@ impl Default for Options {
             isa: None,
             gpu: 0,
             draft_gpu: None,
-            prefill: Prefill::default(),
+            prefill: None,
             launch_ahead: true,
         }
     }
@@ -275,6 +275,7 @@ impl Runtime {
             usual_draft_rows,
             lookahead: executor.lookahead(),
             long_prompts: executor.long_prompts(),
+            prompt_blocks: executor.prompt_blocks(),
         };
         let pass = match draft.as_ref().map(|engine| &engine.manifest().costs) {
             None => PassCost::Free,

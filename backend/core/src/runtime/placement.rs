@@ -88,7 +88,7 @@ impl<'a> Placement<'a> {
             engines.push((engine, place));
         }
         let has_gpu = engines.iter().any(|(_, place)| place.number().is_some());
-        if options.prefill == Prefill::CublasLt && !has_gpu {
+        if options.prefill == Some(Prefill::CublasLt) && !has_gpu {
             let message = "prefill = cublaslt on an engine that was built for the cpu";
             return Err(Error::Unsupported(message.into()));
         }
@@ -97,16 +97,17 @@ impl<'a> Placement<'a> {
             true => Pool::on_machine(options.threads, options.pinning),
             false => Pool::new(1),
         };
+        let bounds = step_bounds(target.manifest(), draft.map(Engine::manifest), options);
         Ok(Self {
+            prefill: options.prefill.unwrap_or_else(|| prefill(&engines, &bounds)),
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
             pool: Arc::new(pool),
-            prefill: options.prefill,
             launch_ahead: options.launch_ahead,
             ngram_branches: options.ngram_branches.max(1),
             lookup: options.lookup,
             open,
-            bounds: step_bounds(target.manifest(), draft.map(Engine::manifest), options),
+            bounds,
         })
     }
 
@@ -278,11 +279,15 @@ impl Footprint {
                 }
             }
             Built::Cuda { min_driver, .. } => {
-                // Of what a device is, only this matters where no library multiplies.
-                let (name, capability) = (String::new(), (0, 0));
+                // One that multiplies FP8.
+                let (name, capability) = (String::new(), (9, 0));
                 let device = Description { name, capability, driver: min_driver, num_sms };
-                let passes = engines
-                    .map(|engine| cuda::Model::working_bytes(engine, Prefill::Exact, &device));
+                let prefill = match bounds.rows < cuda::BLOCKS.len {
+                    true => Prefill::Exact,
+                    false => Prefill::CublasLt,
+                };
+                let passes =
+                    engines.map(|engine| cuda::Model::working_bytes(engine, prefill, &device));
                 let vocab_on_gpu =
                     draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
                 let steps = cuda::Steps::bytes(target, vocab_on_gpu);
@@ -294,6 +299,23 @@ impl Footprint {
             }
         }
     }
+}
+
+/// Who multiplies the rows of long prompts where nothing is said: the library, if it can for all engines on GPUs, and if
+/// a step has the rows of a block.
+fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
+    if bounds.rows < cuda::BLOCKS.len {
+        return Prefill::Exact;
+    }
+    for (engine, place) in engines {
+        let Place::Gpu(_, gpu) = place else { continue };
+        let enabled = cuda::Model::enable_blocks(engine.manifest(), &mut **gpu.lock());
+        if let Err(error) = enabled {
+            eprintln!("{error}; prompts are computed a few rows at a time, which is slower");
+            return Prefill::Exact;
+        }
+    }
+    Prefill::CublasLt
 }
 
 /// Rows of a pass of an engine, the target's being the first.

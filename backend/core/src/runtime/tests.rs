@@ -41,6 +41,7 @@ fn config() -> SchedulerConfig {
         usual_draft_rows: 2,
         lookahead: 0,
         long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
+        prompt_blocks: None,
     }
 }
 

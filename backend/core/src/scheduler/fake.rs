@@ -3,7 +3,9 @@
 //! read: a page given to two sequences, or rows left out, are found at once.
 
 use crate::Result;
-use crate::batch::{Emitted, Entry, Executor, LongPrompts, Outcome, Stepped, Unwanted};
+use crate::batch::{
+    Emitted, Entry, Executor, LongPrompts, Outcome, PromptBlocks, Stepped, Unwanted,
+};
 use crate::draft_source::DraftSource;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
@@ -47,8 +49,9 @@ pub(crate) fn emitted(token: u32) -> Emitted {
 }
 
 /// What the model generates, without caches, drafts or batches.
-pub(crate) fn expected(sequence: &Sequence) -> Vec<u32> {
-    let mut context = sequence.tokens.iter().fold(0, |context, &token| mix(context, token));
+pub(crate) fn expected(sequence: &Sequence, blocks: Option<PromptBlocks>) -> Vec<u32> {
+    let contexts = contexts(&sequence.tokens, sequence.prompt_len, blocks);
+    let mut context = contexts.last().copied().unwrap_or_default();
     let mut generated = Vec::new();
     while generated.len() < sequence.limits.max_tokens {
         let token = next(context);
@@ -61,6 +64,9 @@ pub(crate) fn expected(sequence: &Sequence) -> Vec<u32> {
     generated
 }
 
+/// No token.
+const IN_BLOCK: u32 = 1000;
+
 /// The hash of no context, as good as.
 const SCRIBBLE: u64 = 0xbad;
 
@@ -69,6 +75,20 @@ fn mix(context: u64, token: u32) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
+}
+
+/// The context behind each token. One that is computed in a block is another.
+fn contexts(tokens: &[u32], prompt_len: usize, blocks: Option<PromptBlocks>) -> Vec<u64> {
+    let blocks_end = blocks.map_or(0, |blocks| blocks.end(prompt_len));
+    let mut context = 0;
+    let contexts = tokens.iter().enumerate().map(|(position, &token)| {
+        context = mix(context, token);
+        if position < blocks_end {
+            context = mix(context, IN_BLOCK);
+        }
+        context
+    });
+    contexts.collect()
 }
 
 fn next(context: u64) -> u32 {
@@ -106,6 +126,7 @@ pub(crate) struct Fake {
     draft: Option<Cache>,
     /// How far each sequence was computed.
     remembered: BTreeMap<SequenceId, usize>,
+    blocks: Option<PromptBlocks>,
     pub(crate) num_steps: u64,
 }
 
@@ -117,8 +138,14 @@ impl Fake {
             target: Cache::default(),
             draft: drafter_caches.then(Cache::default),
             remembered: BTreeMap::new(),
+            blocks: None,
             num_steps: 0,
         }
+    }
+
+    /// Prompts are computed in these blocks.
+    pub(crate) fn with_blocks(self, blocks: Option<PromptBlocks>) -> Self {
+        Self { blocks, ..self }
     }
 
     /// Sequences that it was not told to forget.
@@ -177,11 +204,7 @@ impl Fake {
             None => assert_eq!(entry.computed % PAGE_TOKENS, 0, "only full pages are shared"),
         }
         let end = entry.computed + entry.chunk;
-        let hash = |context: &mut u64, &token: &u32| {
-            *context = mix(*context, token);
-            Some(*context)
-        };
-        let contexts: Vec<u64> = entry.tokens[..end].iter().scan(0, hash).collect();
+        let contexts = contexts(&entry.tokens[..end], entry.prompt_len, self.blocks);
         self.target.check(entry.pages, &contexts[..entry.computed], "target");
         (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
         let source = self.source(entry);
@@ -264,6 +287,10 @@ impl Executor for Fake {
 
     fn long_prompts(&self) -> LongPrompts {
         LongPrompts { rows_beside_others: 4, give_way: true }
+    }
+
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        self.blocks
     }
 
     fn forget(&mut self, id: SequenceId) {

@@ -20,7 +20,7 @@ mod tests;
 use order::Key;
 use reuse::NamedPrompt;
 
-use crate::batch::{Emitted, Entry, LongPrompts};
+use crate::batch::{Emitted, Entry, LongPrompts, PromptBlocks};
 use crate::draft_len::Tuner;
 use crate::draft_source::DraftLens;
 use crate::pages::{PagePool, pages_for};
@@ -66,6 +66,8 @@ pub(crate) struct SchedulerConfig {
     pub lookahead: usize,
     /// How long prompts leave room to others.
     pub long_prompts: LongPrompts,
+    /// What of a prompt is computed in blocks, if anything.
+    pub prompt_blocks: Option<PromptBlocks>,
 }
 
 /// One sequence's part in a step.
@@ -185,7 +187,7 @@ impl Scheduler {
                 "{waiting} requests wait and max_queue is {max_queue}"
             )));
         }
-        self.last_named.name(&mut sequence);
+        self.last_named.name(&mut sequence, self.config.prompt_blocks);
         let key = self.next_key(&sequence);
         let before = self.keys.insert(sequence.id, key);
         assert!(before.is_none(), "sequence {} is added twice", sequence.id);

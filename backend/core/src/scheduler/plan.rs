@@ -282,7 +282,11 @@ impl Scheduler {
             self.preempt_last(plan);
         }
         let room = room(self.pool.free_pages());
-        chunk = chunk.min(room);
+        let Some(sequence) = self.running.get(&key) else { return };
+        chunk = self.in_whole_blocks(plan, sequence, computed, chunk.min(room));
+        if chunk == 0 {
+            return;
+        }
         let num_given = match chunk == pending {
             true => given_len.min(plan.rows_left - chunk).min(room - chunk),
             false => 0,
@@ -295,11 +299,43 @@ impl Scheduler {
         plan.push(part);
     }
 
+    /// Of the rows of a prompt from `first` on those that end a block of it, where blocks are computed. Without such rows
+    /// it waits if the step has another prompt to compute; else it goes on with part of a block.
+    fn in_whole_blocks(
+        &self,
+        plan: &Plan,
+        sequence: &Sequence,
+        first: usize,
+        chunk: usize,
+    ) -> usize {
+        let Some(blocks) = self.config.prompt_blocks else { return chunk };
+        let whole = blocks.whole(first, chunk, sequence.prompt_len);
+        // One that tells of its prompt gets fewer rows than a block has.
+        let can_wait = !sequence.tells_of_prompt() && plan.parts.iter().any(|part| part.chunk > 1);
+        if whole > 0 || can_wait { whole } else { chunk }
+    }
+
+    /// Whether a waiting sequence would get rows of the step.
+    fn gets_rows(&self, plan: &Plan, next: &Sequence) -> bool {
+        let speculates = next.limits.draft_len > 0;
+        let is_heard = plan.prompt_rows_left > 0 || !next.tells_of_prompt();
+        let rows = match speculates {
+            true => plan.rows_left.min(plan.draft_rows_left),
+            false => plan.rows_left,
+        };
+        if !is_heard || rows == 0 {
+            return false;
+        }
+        let Some(_) = self.config.prompt_blocks else { return true };
+        let first = self.beginning(next).pages.len() * PAGE_TOKENS;
+        self.in_whole_blocks(plan, next, first, rows.min(next.tokens.len() - first)) > 0
+    }
+
     /// Rows of a step that a running sequence's prompt gets at most.
     fn most_of_prompt(&self, plan: &mut Plan, sequence: &Sequence) -> usize {
         let budget = self.config.max_num_tokens;
         let LongPrompts { rows_beside_others, give_way } = self.config.long_prompts;
-        if !self.is_long(sequence) {
+        let most = if !self.is_long(sequence) {
             budget
         } else if self.has_short(plan) {
             rows_beside_others.min(budget.div_ceil(PART_OF_LONG))
@@ -307,7 +343,9 @@ impl Scheduler {
             budget
         } else {
             budget.div_ceil(PART_OF_LONG)
-        }
+        };
+        // With fewer rows than a block has a step is not shorter.
+        most.max(self.config.prompt_blocks.map_or(0, |blocks| blocks.len))
     }
 
     /// Whether there are others than long prompts that take part in this step or could.
@@ -330,10 +368,7 @@ impl Scheduler {
 
     /// Lets a waiting sequence in, if it may start; else those behind it wait as well.
     fn let_in(&mut self, plan: &mut Plan, key: Key) {
-        let next = &self.waiting[&key];
-        let speculates = next.limits.draft_len > 0;
-        let is_heard = plan.prompt_rows_left > 0 || !next.tells_of_prompt();
-        let has_rows = is_heard && (!speculates || plan.draft_rows_left > 0);
+        let has_rows = self.gets_rows(plan, &self.waiting[&key]);
         let fits = |scheduler: &Self| scheduler.admits(&scheduler.waiting[&key]);
         let may_start =
             has_rows && (fits(self) || (self.take_back_lookahead(&plan.parts) && fits(self)));

@@ -7,6 +7,7 @@
 //! leave the sequence without good drafts until it has caught up.)
 
 use super::{Key, Scheduler, lookahead};
+use crate::batch::PromptBlocks;
 use crate::draft_len::Reading;
 use crate::pages::{Kept, PAGE_TOKENS, PageId, PageKey, pages_for};
 use crate::sequence::{Sequence, Shares};
@@ -39,7 +40,7 @@ pub(super) struct NamedPrompt {
 
 impl NamedPrompt {
     /// Names the full pages of a sequence that arrives.
-    pub(super) fn name(&mut self, sequence: &mut Sequence) {
+    pub(super) fn name(&mut self, sequence: &mut Sequence, blocks: Option<PromptBlocks>) {
         // No other prompt can be in its place in memory as long as it is remembered.
         let is_same = ptr::eq(self.tokens.as_ptr(), Arc::as_ptr(&sequence.tokens));
         match self.page_keys.upgrade() {
@@ -47,7 +48,7 @@ impl NamedPrompt {
                 sequence.page_keys = page_keys;
             }
             _ => {
-                name_pages(sequence);
+                name_pages(sequence, blocks);
                 let (tokens, page_keys) = (&sequence.tokens, &sequence.page_keys);
                 *self = Self {
                     tokens: Arc::downgrade(tokens),
@@ -60,15 +61,16 @@ impl NamedPrompt {
 }
 
 /// Names the full pages of a sequence.
-fn name_pages(sequence: &mut Sequence) {
-    let Sequence { page_keys, shares, tokens, .. } = sequence;
+fn name_pages(sequence: &mut Sequence, blocks: Option<PromptBlocks>) {
+    let Sequence { page_keys, shares, tokens, prompt_len, .. } = sequence;
     let root = match shares {
         Shares::NoOne => return,
         Shares::All => None,
         Shares::Behind(key) => Some(&*key),
     };
     if page_keys.len() < tokens.len() / PAGE_TOKENS {
-        PageKey::extend(Arc::make_mut(page_keys), root, tokens);
+        let blocks_end = blocks.map_or(0, |blocks| blocks.end(*prompt_len));
+        PageKey::extend(Arc::make_mut(page_keys), root, tokens, blocks_end);
     }
 }
 
@@ -160,7 +162,7 @@ impl Scheduler {
 
     /// Keeps the full pages of a sequence's first `end` positions.
     fn keep(&mut self, sequence: &mut Sequence, end: usize) {
-        name_pages(sequence);
+        name_pages(sequence, self.config.prompt_blocks);
         let mut upgrades = Vec::new();
         let end = (end / PAGE_TOKENS).min(sequence.page_keys.len());
         for idx in sequence.kept_pages..end {

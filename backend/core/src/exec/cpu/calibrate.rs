@@ -22,6 +22,7 @@ pub fn kv_peaks(engine: &Engine, texts: &[Vec<u32>]) -> Result<KvPeaks> {
             tokens,
             first_position: 0,
             pages: &pages,
+            prompt_len: 0,
             num_logits: 0,
             tree: &[],
         }])?;

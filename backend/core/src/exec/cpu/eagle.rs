@@ -239,7 +239,14 @@ fn plain<'a>(segment: &HeadSegment<'a>, width: usize) -> Segment<'a> {
     let HeadSegment { tokens, states, first_position, pages, has_logits } = *segment;
     assert!(first_position > 0, "a row without a state before it");
     assert_eq!(states.len(), tokens.len() * width, "a state a row");
-    Segment { tokens, first_position, pages, num_logits: usize::from(has_logits), tree: &[] }
+    Segment {
+        tokens,
+        first_position,
+        pages,
+        prompt_len: 0,
+        num_logits: usize::from(has_logits),
+        tree: &[],
+    }
 }
 
 /// `[row][a b]`

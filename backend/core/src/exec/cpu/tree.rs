@@ -50,7 +50,7 @@ impl<'a> Inputs<'a> {
     }
 
     fn add(&mut self, segment: &Segment<'a>) {
-        let Segment { tokens, first_position, pages, num_logits, tree } = *segment;
+        let Segment { tokens, first_position, pages, num_logits, tree, .. } = *segment;
         let num_known = tokens.len() - tree.len();
         let (first_draft, own_branches) = (first_position + num_known, self.branches.len());
         let on_first_branch =
@@ -171,6 +171,7 @@ mod tests {
             tokens: &[1, 2, 3, 4],
             first_position: 14,
             pages: &[5, 6],
+            prompt_len: 0,
             num_logits: 3,
             tree: &[None, Some(0)],
         };
@@ -189,6 +190,7 @@ mod tests {
             tokens: &[0; 8],
             first_position: 18,
             pages: &[7, 8],
+            prompt_len: 0,
             num_logits: 7,
             tree: &tree,
         };

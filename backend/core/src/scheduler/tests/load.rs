@@ -73,8 +73,12 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 }
 
 /// What a request generates, as many tokens, up to one that is wrong.
-fn given(sequence: &Sequence, (len, wrong_at): (usize, usize)) -> Vec<u32> {
-    let mut given: Vec<u32> = fake::expected(sequence).into_iter().take(len).collect();
+fn given(
+    sequence: &Sequence,
+    blocks: Option<PromptBlocks>,
+    (len, wrong_at): (usize, usize),
+) -> Vec<u32> {
+    let mut given: Vec<u32> = fake::expected(sequence, blocks).into_iter().take(len).collect();
     if let Some(token) = given.get_mut(wrong_at) {
         *token = (*token + 1) % fake::VOCAB_SIZE;
     }
@@ -86,8 +90,11 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
     let lookahead = prop_oneof![Just(0usize), 1usize..40];
     let flags = any::<[bool; 2]>();
-    (sizes, lookahead, long_prompts, flags).prop_map(
-        |(sizes, lookahead, long, [drafter_caches, guaranteed])| {
+    let blocks = (1usize..30, 1usize..30)
+        .prop_map(|(len, least)| PromptBlocks { len, least: least.min(len) });
+    let blocks = prop::option::of(blocks);
+    (sizes, lookahead, long_prompts, blocks, flags).prop_map(
+        |(sizes, lookahead, long, prompt_blocks, [drafter_caches, guaranteed])| {
             let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
                 sizes;
             SchedulerConfig {
@@ -105,6 +112,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
                 usual_draft_rows: 1 + max_draft_len,
                 lookahead,
                 long_prompts: LongPrompts { rows_beside_others: long.0, give_way: long.1 },
+                prompt_blocks,
             }
         },
     )
@@ -122,6 +130,7 @@ proptest! {
         percent in prop_oneof![Just(0u64), Just(100), 0u64..100],
     ) {
         let policy = if adaptive { DraftPolicy::Adaptive } else { DraftPolicy::Fixed };
+        let blocks = config.prompt_blocks;
         let mut world = World::new(config, policy, percent);
         world.forced = forced;
         world.hurried = hurried;
@@ -150,7 +159,7 @@ proptest! {
                     if told {
                         sequence.sampler = fake::telling();
                     }
-                    sequence.given = given.map_or_else(Vec::new, |kind| self::given(&sequence, kind));
+                    sequence.given = given.map_or_else(Vec::new, |kind| self::given(&sequence, blocks, kind));
                     // Refused where it cannot fit; what is admitted must finish.
                     let _ = world.add_sequence(sequence);
                 }
@@ -189,8 +198,10 @@ proptest! {
             let mut expected = Vec::new();
             match shares[kind] {
                 Shares::NoOne => {}
-                Shares::All => PageKey::extend(&mut expected, None, &prompts[idx]),
-                Shares::Behind(key) => PageKey::extend(&mut expected, Some(&key), &prompts[idx]),
+                Shares::All => PageKey::extend(&mut expected, None, &prompts[idx], 0),
+                Shares::Behind(key) => {
+                    PageKey::extend(&mut expected, Some(&key), &prompts[idx], 0);
+                },
             }
             prop_assert_eq!(&*added.page_keys, &expected);
             let page_keys = added.page_keys.clone();

@@ -391,7 +391,7 @@ fn whether_a_request_may_have_to_go_again_is_a_matter_of_policy() {
 #[test]
 fn a_given_draft_is_verified_behind_the_prompt_and_never_changes_a_text() {
     let request = || fake::sequence(1, world::prompt(1, 20), limits(10, 0));
-    let right = fake::expected(&request())[..6].to_vec();
+    let right = fake::expected(&request(), None)[..6].to_vec();
     let wrong: Vec<u32> = right.iter().map(|token| (token + 1) % fake::VOCAB_SIZE).collect();
     let half = [&right[..3], &wrong[3..]].concat();
     for (given, accepted) in [(right, 6), (wrong, 0), (half, 3)] {
@@ -419,7 +419,7 @@ fn a_given_draft_waits_for_the_prompt_to_be_computed() {
     // The second prompt is computed up to its last token when it starts.
     for id in 1..=2 {
         let mut sequence = fake::sequence(id, world::prompt(1, 17), limits(10, 0));
-        sequence.given = fake::expected(&sequence)[..4].to_vec();
+        sequence.given = fake::expected(&sequence, None)[..4].to_vec();
         world.add_sequence(sequence).unwrap();
         world.run();
         assert_eq!(world.finished[&id].counters.accepted, 4);

@@ -46,6 +46,7 @@ pub(super) fn config() -> SchedulerConfig {
         usual_draft_rows: 2,
         lookahead: 0,
         long_prompts: LongPrompts { rows_beside_others: 4, give_way: true },
+        prompt_blocks: None,
     }
 }
 
@@ -68,7 +69,8 @@ impl World {
     pub(super) fn with_tuner(config: SchedulerConfig, tuner: Tuner, percent: u64) -> Self {
         Self {
             scheduler: Scheduler::new(config.clone(), tuner),
-            executor: Fake::new(percent, 7, config.drafter_caches),
+            executor: Fake::new(percent, 7, config.drafter_caches)
+                .with_blocks(config.prompt_blocks),
             config,
             expected: BTreeMap::new(),
             texts: BTreeMap::new(),
@@ -103,7 +105,7 @@ impl World {
         let id = sequence.id;
         let twin = sequence.clone();
         self.scheduler.add(sequence)?;
-        self.expected.insert(id, fake::expected(&twin));
+        self.expected.insert(id, fake::expected(&twin, self.config.prompt_blocks));
         Ok(())
     }
 
@@ -185,6 +187,21 @@ impl World {
             assert!(!left_out.any(decoding), "a prompt was preferred to a sequence that decodes");
         }
         self.check_order(schedule);
+        self.check_blocks(schedule);
+    }
+
+    /// Blocks are cut only where a step has no other prompt to go on with, or tells of one.
+    fn check_blocks(&self, schedule: &Schedule) {
+        let Some(blocks) = self.config.prompt_blocks else { return };
+        for (idx, part) in schedule.parts.iter().enumerate() {
+            let sequence = &self.scheduler.running[&part.key];
+            let end = sequence.computed + part.chunk;
+            let is_cut = end < blocks.end(sequence.prompt_len) && !end.is_multiple_of(blocks.len);
+            if is_cut && !sequence.tells_of_prompt() {
+                let before = &schedule.parts[..idx];
+                assert!(before.iter().all(|part| part.chunk == 1), "{} is cut", sequence.id);
+            }
+        }
     }
 
     /// Nothing that waits has its turn before what is let in, unless what it begins with is being computed.
@@ -215,8 +232,14 @@ impl World {
         let idx = self.scheduler.prefix(sequence, needs_both).len();
         let end = (idx + 1) * PAGE_TOKENS;
         let computes = |other: &Sequence| {
-            let is_same =
-                other.tokens.len() >= end && other.tokens[..end] == sequence.tokens[..end];
+            let blocks_end = |sequence: &Sequence| {
+                self.config
+                    .prompt_blocks
+                    .map_or(0, |blocks| blocks.end(sequence.prompt_len).min(end))
+            };
+            let is_same = other.tokens.len() >= end
+                && other.tokens[..end] == sequence.tokens[..end]
+                && blocks_end(other) == blocks_end(sequence);
             let shares = other.shares == sequence.shares && other.shares != Shares::NoOne;
             // A page of generated tokens has no name before it is kept: nobody waits for one.
             let is_named = idx < other.page_keys.len();

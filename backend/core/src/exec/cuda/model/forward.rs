@@ -4,7 +4,7 @@ use super::Model;
 use super::tables::passes;
 use super::taps::Taps;
 use super::trees::Chains;
-use crate::batch::{Forward, Logits, Segment};
+use crate::batch::{Forward, Logits, PromptBlocks, Segment};
 use crate::exec::cuda::device::{Address, Device, Gpu};
 use crate::pages::PageId;
 use crate::{Error, Result};
@@ -49,6 +49,10 @@ impl OnHost {
 }
 
 impl Forward for OnHost {
+    fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        self.model.prompt_blocks()
+    }
+
     fn takes_trees(&self) -> bool {
         !self.scratch.is_empty()
     }

@@ -1,17 +1,18 @@
-//! Products of many rows, which a library computes: those of prompts, or chunks of them.
+//! Products of many rows, which a library computes: those of prompts' blocks.
 //!
 //! Each matrix is unpacked, multiplied as it is with rows that were written for it, and its plain sums go on through
 //! the kernels here. FP8 weights meet rows in FP8, each with a scale of its own, where the GPU multiplies FP8; else both
-//! are widened to FP16. The head stays with the few-row products. A pass has rows of one segment alone and is padded to
-//! one of a few sizes, so its bits do not depend on what else is computed; they differ from those of few-row products,
-//! and from one library or GPU to another. Which rows come here depends on the length of their chunk alone.
+//! are widened to FP16. The head stays with the few-row products. A pass has rows of one block, each at its place among as
+//! many as a block has, whether the others are there or not: all products with a matrix have one shape, so the bits of a
+//! row depend on nothing but its input and its place. They differ from those of few-row products, and from one library
+//! or GPU to another.
 
 use super::code::ManyCode;
 use super::format_code;
 use super::many_params::{FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams};
 use super::params::Scaling;
 use super::pass::{Input, Output, PassOps};
-use super::shape;
+use super::shape::{self, BLOCKS};
 use super::weights::Matrix;
 use super::workspace::Workspace;
 use crate::Result;
@@ -25,14 +26,21 @@ use crate::model::decoder::Layer;
 use crate::model::image::{TILE, unit_len};
 use crate::model::{Dtype, ModelConfig};
 
-/// Who multiplies the rows of long chunks of prompts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Who multiplies the rows of long prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefill {
-    /// The few-row products, a few rows at a time: a row has the same bits in any chunk.
-    #[default]
+    /// The few-row products, a few rows at a time: a row has the same bits as in decoding.
     Exact,
-    /// cuBLASLt: faster, and a row's bits depend on how its prompt was cut.
+    /// cuBLASLt, in [blocks](PromptBlocks): faster.
     CublasLt,
+}
+
+/// A pass over rows of one block of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InBlock<'a> {
+    pub(super) many: &'a Many,
+    /// Place of the pass's first row in the block.
+    pub(super) first: usize,
 }
 
 /// What passes of many rows take besides the workspace of all passes.
@@ -72,7 +80,8 @@ fn matrices(model: &ModelConfig, packed: Dtype) -> [[usize; 2]; 4] {
 }
 
 /// Bytes of the buffers, in the order of the fields.
-fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usize; 5] {
+fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype) -> [usize; 5] {
+    let rows = BLOCKS.len;
     let shapes = || matrices(model, packed).into_iter();
     let largest = shapes().map(|[n, k]| n * k).max().unwrap_or(0);
     let [widest, deepest] = [0, 1].map(|side| shapes().map(|shape| shape[side]).max().unwrap_or(0));
@@ -85,11 +94,9 @@ fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usi
     ]
 }
 
-/// Of all products that passes of up to `rows` rows have.
-fn shapes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> Vec<ProductShape> {
-    let of_matrix =
-        |[n, k]: [usize; 2]| shape::many_rows(rows).map(move |m| ProductShape { format, m, n, k });
-    matrices(model, packed).into_iter().flat_map(of_matrix).collect()
+/// Of all products.
+fn shapes(model: &ModelConfig, packed: Dtype, format: Dtype) -> [ProductShape; 4] {
+    matrices(model, packed).map(|[n, k]| ProductShape { format, m: BLOCKS.len, n, k })
 }
 
 /// Outputs and inputs as the image has them.
@@ -98,14 +105,20 @@ fn padded([n, k]: [usize; 2], packed: Dtype) -> [usize; 2] {
 }
 
 impl Many {
-    /// Loads the kernels and allocates for passes of up to `rows` rows, one of the padded numbers.
-    pub(super) fn load(engine: &Engine, rows: usize, device: &mut dyn Device) -> Result<Self> {
-        let manifest = engine.manifest();
+    /// Gets the library, and a way to compute each product: who serves does not find out later that there is none.
+    pub(super) fn enable(manifest: &Manifest, device: &mut dyn Device) -> Result<()> {
         let packed = manifest.precision.weights;
         let format = product_format(packed, device.describe());
-        // Who serves does not find out on the way that there is no way to compute something.
-        device.enable_products(&shapes(&manifest.model, packed, format, rows))?;
-        let sizes = sizes(&manifest.model, packed, format, rows);
+        device.enable_products(&shapes(&manifest.model, packed, format))
+    }
+
+    /// Loads the kernels, and allocates.
+    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+        let manifest = engine.manifest();
+        Self::enable(manifest, device)?;
+        let packed = manifest.precision.weights;
+        let format = product_format(packed, device.describe());
+        let sizes = sizes(&manifest.model, packed, format);
         let [weights, input, scales, activated_scales, sums] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { weights, input, scales, activated_scales, sums };
         Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
@@ -118,64 +131,10 @@ impl Many {
     }
 
     /// Bytes that [`load`](Self::load) takes.
-    pub(super) fn bytes(manifest: &Manifest, rows: usize, device: &Description) -> usize {
+    pub(super) fn bytes(manifest: &Manifest, device: &Description) -> usize {
         let packed = manifest.precision.weights;
         let format = product_format(packed, device);
-        PRODUCT_BYTES + arrays::total(&sizes(&manifest.model, packed, format, rows))
-    }
-
-    /// Multiplies all rows of a pass.
-    pub(super) fn multiply(
-        &self,
-        ops: &mut PassOps<'_>,
-        matrix: &Matrix,
-        input: Input,
-        output: Output<'_>,
-    ) {
-        let (rows, scales) = self.prepare(ops, matrix, input);
-        self.unpack(ops, matrix);
-        let [n, k] = padded([matrix.n, matrix.k], self.packed);
-        let m = shape::padded_rows(ops.pass.num_rows);
-        // Rows beyond the pass hold what they held: nobody reads their sums.
-        ops.push(Op::Product(Product {
-            shape: ProductShape { format: self.format, m, n, k },
-            weights: self.buffers.weights,
-            input: rows,
-            output: self.buffers.sums,
-        }));
-        self.finish(ops, matrix, scales, output);
-    }
-
-    /// The rows in the format that is multiplied: where they are, and where their scales.
-    fn prepare(&self, ops: &mut PassOps<'_>, matrix: &Matrix, input: Input) -> (Address, Address) {
-        let Buffers { input: rows, scales, activated_scales, .. } = self.buffers;
-        let (work, num_rows, k) = (ops.model.workspace, num_rows(ops), matrix.k as u32);
-        match (input, self.code.quantise) {
-            (Input::Normed(weight), _) => {
-                let params = NormaliseParams {
-                    input: work.residual,
-                    squares: work.squares,
-                    weight,
-                    output: self.operand(matrix, scales),
-                    eps: ops.model.config.rms_norm_eps,
-                    num_rows,
-                    k,
-                    unused: 0,
-                };
-                by_row(ops, self.code.normalise, params);
-                (rows, scales)
-            }
-            // FP16 weights are multiplied with what there is.
-            (Input::Attended, None) => (work.attended, scales),
-            (Input::Attended, Some(quantise)) => {
-                let output = self.operand(matrix, scales);
-                let input = work.attended;
-                by_row(ops, quantise, QuantiseParams { input, output, num_rows, k });
-                (rows, scales)
-            }
-            // Written so by the product before.
-            (Input::Activated, _) => (rows, activated_scales),
-        }
+        PRODUCT_BYTES + arrays::total(&sizes(&manifest.model, packed, format))
     }
 
     /// The matrix, row by row.
@@ -194,12 +153,69 @@ impl Many {
         let grid = (ops.model.num_sms * shape::UNPACK_BLOCKS).min(num_units as u32);
         ops.launch(self.code.unpack, grid, shape::ROW_THREADS, 0, params);
     }
+}
+
+impl InBlock<'_> {
+    /// Multiplies all rows of a pass.
+    pub(super) fn multiply(
+        self,
+        ops: &mut PassOps<'_>,
+        matrix: &Matrix,
+        input: Input,
+        output: Output<'_>,
+    ) {
+        let (rows, scales) = self.prepare(ops, matrix, input);
+        let Many { format, packed, buffers, .. } = self.many;
+        self.many.unpack(ops, matrix);
+        let [n, k] = padded([matrix.n, matrix.k], *packed);
+        // Rows of the block that are not of this pass hold what they held: nobody reads their sums.
+        ops.push(Op::Product(Product {
+            shape: ProductShape { format: *format, m: BLOCKS.len, n, k },
+            weights: buffers.weights,
+            input: rows,
+            output: buffers.sums,
+        }));
+        self.finish(ops, matrix, scales, output);
+    }
+
+    /// The block's rows in the format that is multiplied: where they are, and where the scales of those of the pass.
+    fn prepare(self, ops: &mut PassOps<'_>, matrix: &Matrix, input: Input) -> (Address, Address) {
+        let Buffers { input: rows, scales, activated_scales, .. } = self.many.buffers;
+        let (work, num_rows, k) = (ops.model.workspace, num_rows(ops), matrix.k as u32);
+        match (input, self.many.code.quantise) {
+            (Input::Normed(weight), _) => {
+                let params = NormaliseParams {
+                    input: work.residual,
+                    squares: work.squares,
+                    weight,
+                    output: self.operand(matrix, scales),
+                    eps: ops.model.config.rms_norm_eps,
+                    num_rows,
+                    k,
+                    unused: 0,
+                };
+                by_row(ops, self.many.code.normalise, params);
+                (rows, scales)
+            }
+            // FP16 weights are multiplied with what there is.
+            (Input::Attended, None) => (work.attended, scales),
+            (Input::Attended, Some(quantise)) => {
+                let output = self.operand(matrix, scales);
+                let input = ops.attended();
+                by_row(ops, quantise, QuantiseParams { input, output, num_rows, k });
+                (rows, scales)
+            }
+            // Written so by the product before.
+            (Input::Activated, _) => (rows, activated_scales),
+        }
+    }
 
     /// What comes behind the sums of rows that have these scales.
-    fn finish(&self, ops: &mut PassOps<'_>, matrix: &Matrix, scales: Address, output: Output<'_>) {
+    fn finish(self, ops: &mut PassOps<'_>, matrix: &Matrix, scales: Address, output: Output<'_>) {
         let Workspace { residual, squares, .. } = ops.model.workspace;
+        let [n, _] = padded([matrix.n, matrix.k], self.many.packed);
         let params = FinishParams {
-            sums: self.buffers.sums,
+            sums: self.placed(self.many.buffers.sums, n * size_of::<f32>()),
             scaling: self.scaling(matrix, scales),
             residual: 0,
             squares: 0,
@@ -209,33 +225,39 @@ impl Many {
         };
         match output {
             Output::Heads { part, cache } => {
-                ops.rotate(part, cache, self.buffers.sums, params.scaling);
+                ops.rotate(part, cache, params.sums, params.scaling);
             }
             Output::Residual => {
-                by_row(ops, self.code.residual, FinishParams { residual, squares, ..params });
+                by_row(ops, self.many.code.residual, FinishParams { residual, squares, ..params });
             }
             Output::Activated { next } => {
-                let output = self.operand(next, self.buffers.activated_scales);
-                by_row(ops, self.code.swiglu, FinishParams { output, ..params });
+                let output = self.operand(next, self.many.buffers.activated_scales);
+                by_row(ops, self.many.code.swiglu, FinishParams { output, ..params });
             }
             Output::Logits => unreachable!("few rows want logits"),
         }
     }
 
-    /// Rows of `k` elements as a product with this matrix reads them.
-    fn operand(&self, matrix: &Matrix, scales: Address) -> Operand {
-        let [_, stride] = padded([matrix.n, matrix.k], self.packed);
+    /// The pass's rows of `k` elements as a product with this matrix reads them.
+    fn operand(self, matrix: &Matrix, scales: Address) -> Operand {
+        let Many { format, packed, buffers, .. } = self.many;
+        let [_, stride] = padded([matrix.n, matrix.k], *packed);
         Operand {
-            values: self.buffers.input,
+            values: self.placed(buffers.input, stride * format.bytes()),
             scales,
             stride: stride as u32,
-            format: format_code(self.format),
+            format: format_code(*format),
         }
     }
 
+    /// Where the pass's rows begin among the block's.
+    fn placed(self, rows: Address, row_bytes: usize) -> Address {
+        rows + (self.first * row_bytes) as Address
+    }
+
     /// What the sums of a product with this matrix lack.
-    fn scaling(&self, matrix: &Matrix, scales: Address) -> Scaling {
-        let rows = if self.format == Dtype::Fp8 { scales } else { 0 };
+    fn scaling(self, matrix: &Matrix, scales: Address) -> Scaling {
+        let rows = if self.many.format == Dtype::Fp8 { scales } else { 0 };
         Scaling { outputs: matrix.scales, rows, bias: matrix.bias }
     }
 }

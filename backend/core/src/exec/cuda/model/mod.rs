@@ -22,11 +22,12 @@ mod workspace;
 pub use forward::OnHost;
 pub use many::Prefill;
 pub use outline::{Outline, Planned, PlannedPass};
+pub(crate) use shape::BLOCKS;
 pub(crate) use weights::{Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
 
 use crate::Result;
-use crate::batch::Segment;
+use crate::batch::{PromptBlocks, Segment};
 use crate::engine::{Engine, Manifest, Precision};
 use crate::exec::cuda::device::pod::bytes_of;
 use crate::exec::cuda::device::{Address, Description, Device, Op, upload};
@@ -34,7 +35,7 @@ use crate::model::{Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use code::Code;
 use kv::Cache;
-use many::Many;
+use many::{InBlock, Many};
 use pass::PassOps;
 use shape::{TILE_OUTPUTS, Tiling};
 use std::sync::Arc;
@@ -56,7 +57,7 @@ pub struct Model {
     num_sms: u32,
     /// Of the GPU.
     capability: (u32, u32),
-    /// For passes of many rows, where a library multiplies those.
+    /// For blocks of prompts, where a library multiplies those.
     many: Option<Many>,
     /// Whose memory the weights are in, where that is not the device's own.
     _owner: Option<Arc<Uploaded>>,
@@ -122,7 +123,7 @@ impl Model {
         let max_seq_len = manifest.limits.max_seq_len;
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
         let capacity = Capacity::of(manifest, prefill);
-        let many = capacity.many.map(|rows| Many::load(engine, rows, device)).transpose()?;
+        let many = capacity.blocks.map(|_| Many::load(engine, device)).transpose()?;
         let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
         let cache = Cache::alloc(manifest, num_pages, device)?;
         Ok(Self {
@@ -165,7 +166,17 @@ impl Model {
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
         let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
         let scales = Cache::scale_bytes(manifest);
-        passes + rope + scales + capacity.many.map_or(0, |rows| Many::bytes(manifest, rows, device))
+        passes + rope + scales + capacity.blocks.map_or(0, |_| Many::bytes(manifest, device))
+    }
+
+    /// Gets what blocks of prompts of an engine's model take, beside their memory. The error says what is missing.
+    pub(crate) fn enable_blocks(manifest: &Manifest, device: &mut dyn Device) -> Result<()> {
+        Many::enable(manifest, device)
+    }
+
+    /// What of a prompt is computed in blocks, if anything.
+    pub(crate) fn prompt_blocks(&self) -> Option<PromptBlocks> {
+        self.capacity.blocks
     }
 
     /// Runs segments for their keys and values alone; does not wait.
@@ -182,9 +193,9 @@ impl Model {
 
     /// How large the tables of a pass may be.
     fn bounds(&self) -> Bounds {
-        let Capacity { few: rows, many, sequences, .. } = self.capacity;
+        let Capacity { few: rows, blocks, sequences, .. } = self.capacity;
         let group = self.config.num_heads / self.config.num_kv_heads;
-        Bounds { rows, many, sequences, group }
+        Bounds { rows, blocks, sequences, group }
     }
 
     /// Uploads the tables of a pass and runs it, and keeps hidden states in `taps`; does not wait.
@@ -202,8 +213,14 @@ impl Model {
             pages: work.pages,
             max_pages: tables.max_pages,
         };
-        let many = self.many.as_ref().filter(|_| tables.is_many);
-        PassOps::new(self, &pass, many, taps).all().iter().try_for_each(|op| device.issue(op))
+        let block = self.in_block(tables.place);
+        PassOps::new(self, &pass, block, taps).all().iter().try_for_each(|op| device.issue(op))
+    }
+
+    /// Who multiplies a pass whose first row has this place in its block.
+    fn in_block(&self, place: Option<usize>) -> Option<InBlock<'_>> {
+        let (many, first) = self.many.as_ref().zip(place)?;
+        Some(InBlock { many, first })
     }
 
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.

@@ -3,6 +3,7 @@
 
 use super::code::{Code, LoadKernel, ManyCode};
 use super::kv::Cache;
+use super::many::InBlock;
 use super::params::GemmParams;
 use super::pass::PassOps;
 use super::shape::{self, Tiling};
@@ -18,6 +19,7 @@ use crate::model::decoder::{Decoder, Linear, Load, Vector};
 use crate::model::{Dtype, ModelConfig};
 use crate::pages::pages_for;
 use spec_kernels::Variant;
+use std::ops::Range;
 
 /// A model of which nothing is loaded.
 #[derive(Debug)]
@@ -81,7 +83,7 @@ impl Outline {
         let capacity = Capacity::new(config, limits, prefill);
         let packed = precision.weights;
         let device = Description { name: String::new(), capability, driver: 0, num_sms };
-        let many = match capacity.many {
+        let many = match capacity.blocks {
             Some(_) => Some(Many::outline(ManyCode::of(&kernels, &mut loader)?, packed, &device)),
             None => None,
         };
@@ -116,20 +118,26 @@ impl Outline {
         self.planned(&of_rows(sequences * places, num_tiles, tiling, num_logits), None)
     }
 
-    /// The passes of a prompt of `len` tokens that is alone, up to its first logits.
+    /// The passes of a prompt of `len` tokens that is alone, up to its first logits: those ahead of the step that its last
+    /// token is computed in, and that one's.
     pub fn prompt(&self, len: usize) -> Vec<PlannedPass> {
         let tokens = vec![0; len];
         let pages = vec![0; pages_for(len)];
-        let segment =
-            Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &[] };
+        let segment = |rows: Range<usize>, num_logits| Segment {
+            tokens: &tokens[rows.clone()],
+            first_position: rows.start,
+            pages: &pages,
+            prompt_len: len,
+            num_logits,
+            tree: &[],
+        };
+        let known = tables::passes(&[segment(0..len - 1, 0)], &self.model.bounds());
+        let last = tables::passes(&[segment(len - 1..len, 1)], &self.model.bounds());
         let mut first = 0;
         let mut passes = Vec::new();
-        for Tables { is_many, rows, tiles, tiling, logit_rows, .. } in
-            tables::passes(&[segment], &self.model.bounds())
-        {
+        for Tables { place, rows, tiles, tiling, logit_rows, .. } in known.into_iter().chain(last) {
             let pass = of_rows(rows.len(), tiles.len(), tiling, logit_rows.len());
-            let many = self.model.many.as_ref().filter(|_| is_many);
-            let operations = self.planned(&pass, many);
+            let operations = self.planned(&pass, self.model.in_block(place));
             passes.push(PlannedPass { first, rows: rows.len(), operations });
             first += rows.len();
         }
@@ -141,8 +149,8 @@ impl Outline {
         &self.variants
     }
 
-    fn planned(&self, pass: &Pass, many: Option<&Many>) -> Vec<Planned> {
-        let ops = PassOps::new(&self.model, pass, many, None).all();
+    fn planned(&self, pass: &Pass, block: Option<InBlock<'_>>) -> Vec<Planned> {
+        let ops = PassOps::new(&self.model, pass, block, None).all();
         let planned = ops.iter().filter_map(|op| match op {
             Op::Launch(launch) => Some(self.kernel(launch, pass.num_rows)),
             Op::Product(product) => {

@@ -1,5 +1,6 @@
 //! Launch shapes of the kernels: what `kernels/*.cu` assume about grids, blocks, shared memory and workspaces.
 
+use crate::batch::PromptBlocks;
 use crate::model::Dtype;
 use crate::pages::PAGE_TOKENS;
 use spec_kernels::{GEMM_ROWS, MAX_GROUP};
@@ -100,35 +101,15 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// Rows from which on a library multiplies, where it may: those that take a fourth launch of a few-row product. By what
-/// an H100's memory moves in a millisecond, each gigabyte of FP8 matrices takes 0.3 ms a launch and 0.12 ms for each 64
-/// rows of activations; a library waits 0.9 ms until it is unpacked and read, and takes 0.22 ms for each 100 rows. So three
-/// launches, 1.3 ms, are better than a library's 256 rows, 1.5 ms, to which fewer are padded, and four, 1.6 to 1.7 ms, are
-/// not. In FP16 the two part in the same place.
-pub(crate) const MANY_ROWS: usize = 3 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1;
-/// Rows that it multiplies at a time: more would cost memory and save little.
-pub(crate) const MOST_MANY_ROWS: usize = 512;
+/// What of a prompt a library multiplies, where it may: 512 rows at a time, since more would cost memory and save little.
+/// A last block has more rows than two launches of a few-row product take: three are predicted to take 17.5 ms of an 8B model in
+/// FP8 on an H100, a block 13.9 ms, whatever is in it (`scripts/gpu-predict`).
+pub(crate) const BLOCKS: PromptBlocks =
+    PromptBlocks { len: 512, least: 2 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1 };
 /// Shared memory of the kernels that write what it multiplies.
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
 /// Unpacking blocks of a multiprocessor.
 pub(crate) const UNPACK_BLOCKS: u32 = 4;
-
-/// Rows that `rows` are padded to where a library multiplies them: few different numbers, so that few ways of computing
-/// are chosen.
-pub(crate) fn padded_rows(rows: usize) -> usize {
-    rows.max(MANY_ROWS).next_power_of_two()
-}
-
-/// The numbers that up to `most` rows, one of them, are padded to.
-pub(crate) fn many_rows(most: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(Some(padded_rows(MANY_ROWS)), |rows| Some(2 * rows))
-        .take_while(move |&rows| rows <= most)
-}
-
-/// The largest of them for chunks of up to so many rows; none where no chunk is ever long enough.
-pub(crate) fn most_many_rows(chunk: usize) -> Option<usize> {
-    (chunk >= MANY_ROWS).then(|| padded_rows(chunk).min(MOST_MANY_ROWS))
-}
 
 /// Attention blocks of a multiprocessor where there is little to do.
 const FEW_BLOCKS: usize = 2;
@@ -187,22 +168,6 @@ pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn many_rows_are_padded_to_one_of_a_few_numbers() {
-        assert_eq!(many_rows(MOST_MANY_ROWS).collect::<Vec<_>>(), [256, 512]);
-        for most in many_rows(MOST_MANY_ROWS) {
-            for rows in 1..=most {
-                assert!(many_rows(most).any(|padded| padded == padded_rows(rows)), "{rows} rows");
-            }
-        }
-    }
-
-    #[test]
-    fn a_library_is_needed_where_chunks_are_long_enough_for_it() {
-        let most = [1, 192, 193, 256, 257, 8192].map(most_many_rows);
-        assert_eq!(most, [None, None, Some(256), Some(256), Some(512), Some(512)]);
-    }
 
     #[test]
     fn sums_of_attention_take_less_than_64_mib_of_an_h100_at_any_length() {

@@ -1,36 +1,39 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
-use super::shape::{self, Tiling};
-use crate::batch::Segment;
+use super::shape::Tiling;
+use crate::batch::{PromptBlocks, Segment};
 use crate::pages::{PageId, pages_for};
 
 /// How much a pass may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub rows: usize,
-    /// Rows of a pass that a library multiplies, where one does.
-    pub many: Option<usize>,
+    /// What of a prompt a library multiplies, where one does.
+    pub blocks: Option<PromptBlocks>,
     pub sequences: usize,
     /// Query heads of a key head.
     pub group: usize,
 }
 
 impl Bounds {
-    /// Rows that the rest of a segment gives to a library's pass, if any: it depends on nothing but the segment. No more
-    /// rows get logits there than in another pass.
-    fn many(&self, segment: &Segment<'_>, rest: usize) -> Option<usize> {
-        let most = self.many?;
-        let most = if segment.num_logits > self.rows { most.min(self.rows) } else { most };
-        Some(rest.min(most)).filter(|&len| len >= shape::MANY_ROWS)
+    /// The next pass of a segment from its row `first` on, if that row is in a block of its prompt: the row's place there,
+    /// and how many rows there are. No more of them get logits than in another pass.
+    fn in_block(&self, segment: &Segment<'_>, first: usize) -> Option<(usize, usize)> {
+        let blocks = self.blocks?;
+        let position = segment.first_position + first;
+        let place = position % blocks.len;
+        let rest = blocks.end(segment.prompt_len).checked_sub(position).filter(|&rest| rest > 0)?;
+        let most = if segment.num_logits > self.rows { self.rows } else { blocks.len };
+        Some((place, rest.min(blocks.len - place).min(segment.tokens.len() - first).min(most)))
     }
 }
 
 /// The rows of one pass.
 #[derive(Debug, PartialEq)]
 pub(super) struct Tables {
-    /// Whether a library multiplies.
-    pub is_many: bool,
+    /// Where a library multiplies: the place of the first row in its block.
+    pub place: Option<usize>,
     /// In segment order.
     pub rows: Vec<Row>,
     /// Rows of one sequence that attend together.
@@ -54,7 +57,7 @@ struct Part<'a> {
 }
 
 /// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes that a library multiplies
-/// hold rows of one segment alone, so that what they compute does not depend on the others.
+/// hold rows of one block alone, so that what they compute does not depend on the others.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();
@@ -62,11 +65,11 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     for segment in segments {
         let mut first = 0;
         while first < segment.tokens.len() {
-            if let Some(len) = bounds.many(segment, segment.tokens.len() - first) {
+            if let Some((place, len)) = bounds.in_block(segment, first) {
                 flush(&mut passes, &mut parts, bounds);
                 num_rows = 0;
                 let tables = Tables::new(&[Part { segment, first, len }], bounds.group);
-                passes.push(Tables { is_many: true, ..tables });
+                passes.push(Tables { place: Some(place), ..tables });
                 first += len;
                 continue;
             }
@@ -99,8 +102,8 @@ impl Tables {
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
         let tiling = Tiling::of(most, group);
         let (rows, tiles, logit_rows, pages) = Default::default();
-        let is_many = false;
-        let mut tables = Self { rows, tiles, tiling, is_many, logit_rows, pages, max_pages };
+        let place = None;
+        let mut tables = Self { rows, tiles, tiling, place, logit_rows, pages, max_pages };
         for (sequence, part) in parts.iter().enumerate() {
             tables.add(sequence, part, tiling.rows(group));
         }
@@ -108,7 +111,7 @@ impl Tables {
     }
 
     fn add(&mut self, sequence: usize, part: &Part<'_>, tile_rows: usize) {
-        let Segment { tokens, first_position, pages, num_logits, tree } = *part.segment;
+        let Segment { tokens, first_position, pages, num_logits, tree, .. } = *part.segment;
         assert!(tree.is_empty(), "a tree of {} drafts, but chains were promised", tree.len());
         let first_row = self.rows.len();
         for idx in part.first..part.first + part.len {
@@ -130,35 +133,46 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::cuda::model::shape::BLOCKS;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn every_row_is_in_one_pass_and_one_tile(
-            lens in prop::collection::vec((1usize..40, 0usize..50, 0usize..3), 1..8),
+            lens in prop::collection::vec((1usize..40, 0usize..50, 0usize..3, 0usize..90), 1..8),
             rows in 1usize..50, sequences in 1usize..4, group in 1usize..17,
+            blocks in prop::option::of((1usize..30, 1usize..30)),
         ) {
+            let blocks = blocks.map(|(len, least)| PromptBlocks { len, least: least.min(len) });
             let tokens: Vec<u32> = (0..40).collect();
             let pages: Vec<PageId> = (100..120).collect();
             let segments: Vec<Segment<'_>> = lens
                 .iter()
-                .map(|&(len, first_position, logits)| Segment {
+                .map(|&(len, first_position, logits, prompt_len)| Segment {
                     tokens: &tokens[..len],
                     first_position,
                     pages: &pages,
+                    prompt_len,
                     num_logits: logits.min(len),
                     tree: &[],
                 })
                 .collect();
-            let passes = passes(&segments, &Bounds { rows, many: None, sequences, group });
+            let passes = passes(&segments, &Bounds { rows, blocks, sequences, group });
             let mut expected = segments.iter().flat_map(|segment| {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
-                    (token, segment.first_position + idx, wants)
+                    let position = segment.first_position + idx;
+                    let is_in = |blocks: PromptBlocks| position < blocks.end(segment.prompt_len);
+                    let place = blocks.filter(|&blocks| is_in(blocks)).map(|blocks| position % blocks.len);
+                    (token, position, wants, place)
                 })
             });
             for pass in &passes {
-                prop_assert!(pass.rows.len() <= rows);
+                match (pass.place, blocks) {
+                    (Some(place), Some(blocks)) => prop_assert!(place + pass.rows.len() <= blocks.len),
+                    (place, _) => prop_assert!(place.is_none() && pass.rows.len() <= rows),
+                }
+                prop_assert!(pass.logit_rows.len() <= rows);
                 prop_assert_eq!(pass.pages.len() % pass.max_pages, 0);
                 prop_assert!(pass.pages.len() / pass.max_pages <= sequences);
                 let tiled = pass.tiles.iter().map(|tile| tile.num_rows as usize).sum::<usize>();
@@ -169,9 +183,10 @@ mod tests {
                     prop_assert!(rows.iter().all(|row| row.sequence == rows[0].sequence));
                 }
                 for (idx, row) in pass.rows.iter().enumerate() {
-                    let (token, position, wants) = expected.next().unwrap();
+                    let (token, position, wants, place) = expected.next().unwrap();
                     prop_assert_eq!((row.token, row.slot, row.base), (token, position as u32, position as u32 + 1));
                     prop_assert_eq!(pass.logit_rows.contains(&(idx as u32)), wants);
+                    prop_assert_eq!(pass.place.map(|first| first + idx), place);
                     let page = pass.pages[row.sequence as usize * pass.max_pages + position / 16];
                     prop_assert_eq!(page, pages[position / 16]);
                 }
@@ -181,37 +196,50 @@ mod tests {
     }
 
     #[test]
-    fn long_chunks_are_cut_by_their_own_length_alone_into_passes_of_their_own() {
-        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: Some(512), sequences: 8, group: 4 };
-        let segment = |len: usize, num_logits| Segment {
+    fn prompts_are_cut_where_their_blocks_end() {
+        let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..1100).collect(), (0..100).collect());
+        let bounds = Bounds { rows: 256, blocks: Some(BLOCKS), sequences: 8, group: 4 };
+        let segment = |first_position: usize, len: usize, prompt_len, num_logits| Segment {
             tokens: &tokens[..len],
-            first_position: 0,
+            first_position,
             pages: &pages,
+            prompt_len,
             num_logits,
             tree: &[],
         };
-        let cut = |segments: &[Segment<'_>]| -> Vec<(usize, bool)> {
-            passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.is_many)).collect()
+        let cut = |segments: &[Segment<'_>]| -> Vec<(usize, Option<usize>)> {
+            passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.place)).collect()
         };
-        assert_eq!(cut(&[segment(192, 1)]), [(192, false)]);
-        assert_eq!(cut(&[segment(193, 1)]), [(193, true)]);
-        // What is left over is computed as short chunks are, beside others.
-        assert_eq!(cut(&[segment(600, 1)]), [(512, true), (88, false)]);
-        assert_eq!(cut(&[segment(700, 0)]), [(512, true), (188, false)]);
-        let mixed = [segment(5, 5), segment(600, 1), segment(9, 9), segment(230, 1)];
-        assert_eq!(cut(&mixed), [(5, false), (512, true), (97, false), (230, true)]);
+        assert_eq!(cut(&[segment(0, 129, 129, 1)]), [(129, None)]);
+        assert_eq!(cut(&[segment(0, 130, 130, 1)]), [(129, Some(0)), (1, None)]);
+        assert_eq!(cut(&[segment(0, 600, 600, 1)]), [(512, Some(0)), (88, None)]);
+        // What was computed before does not matter, nor what comes later.
+        assert_eq!(cut(&[segment(500, 30, 1100, 0)]), [(12, Some(500)), (18, Some(0))]);
+        assert_eq!(cut(&[segment(500, 100, 600, 1)]), [(12, Some(500)), (88, None)]);
+        let mixed = [
+            segment(700, 5, 700, 5),
+            segment(0, 600, 600, 1),
+            segment(9, 9, 9, 9),
+            segment(0, 230, 230, 1),
+        ];
+        assert_eq!(cut(&mixed), [(5, None), (512, Some(0)), (97, None), (229, Some(0)), (1, None)]);
         // No more logits than there is room for.
-        assert_eq!(cut(&[segment(700, 700)]), [(256, true), (256, true), (188, false)]);
+        assert_eq!(cut(&[segment(0, 700, 1100, 700)])[..2], [(256, Some(0)), (256, Some(256))]);
     }
 
     #[test]
     fn without_a_library_no_pass_is_large() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, many: None, sequences: 8, group: 4 };
-        let segment =
-            Segment { tokens: &tokens, first_position: 0, pages: &pages, num_logits: 1, tree: &[] };
+        let bounds = Bounds { rows: 256, blocks: None, sequences: 8, group: 4 };
+        let segment = Segment {
+            tokens: &tokens,
+            first_position: 0,
+            pages: &pages,
+            prompt_len: 700,
+            num_logits: 1,
+            tree: &[],
+        };
         let passes = passes(&[segment], &bounds);
-        assert!(passes.iter().all(|pass| !pass.is_many && pass.rows.len() <= 256));
+        assert!(passes.iter().all(|pass| pass.place.is_none() && pass.rows.len() <= 256));
     }
 }

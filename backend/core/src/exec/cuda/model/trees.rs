@@ -30,6 +30,7 @@ struct Chain {
     tokens: Vec<u32>,
     first_position: usize,
     pages: Vec<PageId>,
+    prompt_len: usize,
     num_logits: usize,
 }
 
@@ -113,7 +114,7 @@ impl Chains {
         free: &mut Range<PageId>,
         scratch: &Range<PageId>,
     ) -> Result<usize> {
-        let Segment { tokens, first_position, num_logits, tree, .. } = *segment;
+        let Segment { tokens, first_position, prompt_len, num_logits, tree, .. } = *segment;
         let branch = &mut self.branches[idx];
         let Branch { first_own, first_draft, num_own, .. } = *branch;
         let num_pages = pages_for(first_draft + branch.path.len() - first_own);
@@ -134,7 +135,7 @@ impl Chains {
         let tokens: Vec<u32> = known.iter().copied().chain(path).collect();
         let pages = [&branch.sequence[..first_own / PAGE_TOKENS], &branch.own].concat();
         let (num_logits, num_rows) = (wanted.count().min(num_own), tokens.len());
-        self.chains.push(Chain { tokens, first_position: start, pages, num_logits });
+        self.chains.push(Chain { tokens, first_position: start, pages, prompt_len, num_logits });
         Ok(num_rows)
     }
 
@@ -153,6 +154,7 @@ impl Chains {
             tokens: &chain.tokens,
             first_position: chain.first_position,
             pages: &chain.pages,
+            prompt_len: chain.prompt_len,
             num_logits: chain.num_logits,
             tree: &[],
         });
@@ -197,7 +199,7 @@ mod tests {
 
     fn segment<'a>(tokens: &'a [u32], pages: &'a [PageId]) -> Segment<'a> {
         let num_logits = TREE.len() + 1;
-        Segment { tokens, first_position: 18, pages, num_logits, tree: &TREE }
+        Segment { tokens, first_position: 18, pages, prompt_len: 0, num_logits, tree: &TREE }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use super::many::Prefill;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
+use crate::batch::PromptBlocks;
 use crate::engine::{Limits, Manifest};
 use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device};
@@ -22,8 +23,8 @@ pub(crate) struct Capacity {
     pub rows: usize,
     /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
     pub few: usize,
-    /// Rows of a pass that a library multiplies, where one does.
-    pub many: Option<usize>,
+    /// What of a prompt a library multiplies, where one does.
+    pub blocks: Option<PromptBlocks>,
     /// Sequences of a pass.
     pub sequences: usize,
     /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
@@ -42,16 +43,16 @@ impl Capacity {
     pub(crate) fn new(model: &ModelConfig, limits: &Limits, prefill: Prefill) -> Self {
         let verify = limits.max_batch_size * (limits.max_draft_len + 1);
         let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
-        let many = match prefill {
+        let blocks = match prefill {
             Prefill::Exact => None,
-            Prefill::CublasLt => shape::most_many_rows(limits.max_num_tokens),
+            Prefill::CublasLt => Some(shape::BLOCKS),
         };
-        let rows = few.max(many.unwrap_or(0));
+        let rows = few.max(blocks.map_or(0, |blocks| blocks.len));
         let group = model.num_heads / model.num_kv_heads;
         Self {
             rows,
             few,
-            many,
+            blocks,
             sequences: limits.max_batch_size,
             tiles: TILINGS.map(|tiling| limits.max_batch_size + rows.div_ceil(tiling.rows(group))),
             max_pages: pages_for(limits.max_seq_len),

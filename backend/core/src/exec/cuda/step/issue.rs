@@ -106,13 +106,24 @@ impl Steps {
             let segments = segments.filter(|segment| !segment.tokens.is_empty());
             drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
         }
-        let segments = parts.iter().map(|part| {
+        let blocks = self.on.target.prompt_blocks();
+        let known_rows = |part: &StepEntry<'_>| {
             let entry = part.entry;
             let end = entry.computed + entry.chunk - usize::from(entry.samples());
-            known(entry, entry.computed..end)
+            let blocks_end = blocks.map_or(0, |blocks| blocks.end(entry.prompt_len));
+            (entry.computed..end, blocks_end.clamp(entry.computed, end))
+        };
+        // Blocks first: rows behind them then share passes with those of others.
+        let in_blocks = parts.iter().map(|part| {
+            let (rows, blocks_end) = known_rows(part);
+            known(part.entry, rows.start..blocks_end)
         });
-        let segments: Vec<_> = segments.filter(|segment| !segment.tokens.is_empty()).collect();
-        self.on.target.run_without_logits(&segments, &mut **device)
+        let behind = parts.iter().map(|part| {
+            let (rows, blocks_end) = known_rows(part);
+            known(part.entry, blocks_end..rows.end)
+        });
+        let segments = in_blocks.chain(behind).filter(|segment| !segment.tokens.is_empty());
+        self.on.target.run_without_logits(&segments.collect::<Vec<_>>(), &mut **device)
     }
 
     /// Tells a step what it is about.
@@ -183,6 +194,7 @@ fn known<'a>(entry: &Entry<'a>, rows: Range<usize>) -> Segment<'a> {
         tokens: &entry.tokens[rows.clone()],
         first_position: rows.start,
         pages: entry.pages,
+        prompt_len: entry.prompt_len,
         num_logits: 0,
         tree: &[],
     }

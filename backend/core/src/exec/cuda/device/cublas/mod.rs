@@ -39,14 +39,19 @@ struct Plan {
 }
 
 impl Cublas {
-    /// Finds and loads the library for the current device.
-    pub(super) fn open(places: &SearchPath, workspace: Address) -> Result<Self> {
+    /// Finds and loads the library for the current device; it is to be told [where to work](Self::work_in).
+    pub(super) fn open(places: &SearchPath) -> Result<Self> {
         calls::open(places).map_err(missing)?;
         let mut handle = ptr::null_mut();
         // SAFETY: a pointer to a local.
         let created = unsafe { calls::cublasLtCreate(&mut handle) };
         check(created).map_err(|error| impossible("cublasLtCreate", &error))?;
-        Ok(Self { handle, workspace, plans: HashMap::new() })
+        Ok(Self { handle, workspace: 0, plans: HashMap::new() })
+    }
+
+    /// Gives it memory of the device, [`PRODUCT_BYTES`].
+    pub(super) fn work_in(&mut self, workspace: Address) {
+        self.workspace = workspace;
     }
 
     /// Chooses how products of a shape are computed. The error says that there is no way.
@@ -178,7 +183,7 @@ mod tests {
     fn a_missing_library_is_named_with_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let places = SearchPath { named: Some(dir.path().into()), ..SearchPath::default() };
-        let error = Cublas::open(&places, 0).err().unwrap().to_string();
+        let error = Cublas::open(&places).err().unwrap().to_string();
         for part in ["prefill = cublaslt", LIBRARY, "pip install nvidia-cublas", "prefill = exact"]
         {
             assert!(error.contains(part), "{error}");
@@ -191,7 +196,7 @@ mod tests {
         let path = dir.path().join(LIBRARY);
         std::fs::write(&path, "no library").unwrap();
         let places = SearchPath { named: Some(dir.path().into()), ..SearchPath::default() };
-        let error = Cublas::open(&places, 0).err().unwrap().to_string();
+        let error = Cublas::open(&places).err().unwrap().to_string();
         assert!(error.contains(&path.display().to_string()), "{error}");
     }
 
@@ -201,7 +206,7 @@ mod tests {
         if is_present() || !matches!(places.folder(LIBRARY), Ok(Some(_))) {
             return eprintln!("skipped: there is a GPU, or no {LIBRARY}");
         }
-        let error = Cublas::open(&places, 0).err().unwrap().to_string();
+        let error = Cublas::open(&places).err().unwrap().to_string();
         for part in ["cublasLtCreate: CUBLAS_STATUS_NOT_INITIALIZED", "prefill = exact"] {
             assert!(error.contains(part), "{error}");
         }

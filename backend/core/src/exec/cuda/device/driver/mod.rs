@@ -365,8 +365,9 @@ impl Device for Driver {
     fn enable_products(&mut self, shapes: &[ProductShape]) -> Result<()> {
         self.enter()?;
         if self.products.is_none() {
-            let workspace = self.alloc(PRODUCT_BYTES)?;
-            self.products = Some(Cublas::open(&SearchPath::of_process(None), workspace)?);
+            let mut products = Cublas::open(&SearchPath::of_process(None))?;
+            products.work_in(self.alloc(PRODUCT_BYTES)?);
+            self.products = Some(products);
         }
         let products = self.products.as_mut().expect("they are there by now");
         shapes.iter().try_for_each(|shape| products.enable(shape))
