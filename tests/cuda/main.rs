@@ -136,6 +136,14 @@ fn bits_of_a_prompts_row_do_not_depend_on_what_is_computed_with_it() {
         for parts in [&[230][..], &[1, 209, 20], &[50, 96, 64, 3, 17]] {
             assert_eq!(run(Prefill::CublasLt, 211, parts), whole, "{dtype}: {parts:?}");
         }
+        if dtype == Dtype::Fp8 {
+            let tokens = common::small::tokens(650);
+            let run = |parts: &[usize]| {
+                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 41, Prefill::CublasLt);
+                in_parts_of_prompt(&mut model, &tokens, parts, 651).split_off(600)
+            };
+            assert_eq!(run(&[650]), run(&[300, 240, 110]), "two blocks");
+        }
         let exact = run(Prefill::Exact, 211, &[230]);
         assert_eq!(
             run(Prefill::CublasLt, 129, &[230]),
@@ -246,11 +254,10 @@ fn requests() -> Vec<Request> {
     sampling.iter().enumerate().map(request).collect()
 }
 
-/// The same with prompts that are long enough for blocks. The odd ones begin alike, with more than one; each has another
-/// length.
+/// The same with prompts that are long enough for blocks. The odd ones begin alike, with two; each has another length.
 fn long_requests() -> Vec<Request> {
     let longer = |(idx, request): (usize, Request)| {
-        let len = if idx % 2 == 0 { 130 + 20 * idx } else { 560 };
+        let len = if idx % 2 == 0 { 130 + 20 * idx } else { 690 };
         Request { prompt: [tokens(len), request.prompt.to_vec()].concat().into(), ..request }
     };
     requests().into_iter().enumerate().map(longer).collect()

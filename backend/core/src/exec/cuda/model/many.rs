@@ -2,10 +2,10 @@
 //!
 //! Each matrix is unpacked, multiplied as it is with rows that were written for it, and its plain sums go on through
 //! the kernels here. FP8 weights meet rows in FP8, each with a scale of its own, where the GPU multiplies FP8; else both
-//! are widened to FP16. The head stays with the few-row products. A pass has rows of one block, each at its place among as
-//! many as a block has, whether the others are there or not: all products with a matrix have one shape, so the bits of a
-//! row depend on nothing but its input and its place. They differ from those of few-row products, and from one library
-//! or GPU to another.
+//! are widened to FP16. The head stays with the few-row products. A pass has rows of one prompt, each at its place in its
+//! block, whether the others are there or not. Each block is multiplied by itself, so all products with a matrix have one
+//! shape, and the bits of a row depend on nothing but its input and its place. They differ from those of few-row
+//! products, and from one library or GPU to another.
 
 use super::code::ManyCode;
 use super::format_code;
@@ -35,11 +35,11 @@ pub enum Prefill {
     CublasLt,
 }
 
-/// A pass over rows of one block of a prompt.
+/// A pass over rows of blocks that follow each other in a prompt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct InBlock<'a> {
+pub(super) struct InBlocks<'a> {
     pub(super) many: &'a Many,
-    /// Place of the pass's first row in the block.
+    /// Place of the pass's first row in its block.
     pub(super) first: usize,
 }
 
@@ -80,8 +80,7 @@ fn matrices(model: &ModelConfig, packed: Dtype) -> [[usize; 2]; 4] {
 }
 
 /// Bytes of the buffers, in the order of the fields.
-fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype) -> [usize; 5] {
-    let rows = BLOCKS.len;
+fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usize; 5] {
     let shapes = || matrices(model, packed).into_iter();
     let largest = shapes().map(|[n, k]| n * k).max().unwrap_or(0);
     let [widest, deepest] = [0, 1].map(|side| shapes().map(|shape| shape[side]).max().unwrap_or(0));
@@ -112,13 +111,13 @@ impl Many {
         device.enable_products(&shapes(&manifest.model, packed, format))
     }
 
-    /// Loads the kernels, and allocates.
-    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
+    /// Loads the kernels, and allocates for passes of up to `rows` rows, those of whole blocks.
+    pub(super) fn load(engine: &Engine, rows: usize, device: &mut dyn Device) -> Result<Self> {
         let manifest = engine.manifest();
         Self::enable(manifest, device)?;
         let packed = manifest.precision.weights;
         let format = product_format(packed, device.describe());
-        let sizes = sizes(&manifest.model, packed, format);
+        let sizes = sizes(&manifest.model, packed, format, rows);
         let [weights, input, scales, activated_scales, sums] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { weights, input, scales, activated_scales, sums };
         Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
@@ -131,10 +130,10 @@ impl Many {
     }
 
     /// Bytes that [`load`](Self::load) takes.
-    pub(super) fn bytes(manifest: &Manifest, device: &Description) -> usize {
+    pub(super) fn bytes(manifest: &Manifest, rows: usize, device: &Description) -> usize {
         let packed = manifest.precision.weights;
         let format = product_format(packed, device);
-        PRODUCT_BYTES + arrays::total(&sizes(&manifest.model, packed, format))
+        PRODUCT_BYTES + arrays::total(&sizes(&manifest.model, packed, format, rows))
     }
 
     /// The matrix, row by row.
@@ -155,7 +154,7 @@ impl Many {
     }
 }
 
-impl InBlock<'_> {
+impl InBlocks<'_> {
     /// Multiplies all rows of a pass.
     pub(super) fn multiply(
         self,
@@ -168,17 +167,20 @@ impl InBlock<'_> {
         let Many { format, packed, buffers, .. } = self.many;
         self.many.unpack(ops, matrix);
         let [n, k] = padded([matrix.n, matrix.k], *packed);
-        // Rows of the block that are not of this pass hold what they held: nobody reads their sums.
-        ops.push(Op::Product(Product {
-            shape: ProductShape { format: *format, m: BLOCKS.len, n, k },
-            weights: buffers.weights,
-            input: rows,
-            output: buffers.sums,
-        }));
+        let shape = ProductShape { format: *format, m: BLOCKS.len, n, k };
+        // Rows of the blocks that are not of this pass hold what they held: nobody reads their sums.
+        for first in (0..self.first + ops.pass.num_rows).step_by(BLOCKS.len) {
+            ops.push(Op::Product(Product {
+                shape,
+                weights: buffers.weights,
+                input: rows + (first * k * format.bytes()) as Address,
+                output: buffers.sums + (first * n * size_of::<f32>()) as Address,
+            }));
+        }
         self.finish(ops, matrix, scales, output);
     }
 
-    /// The block's rows in the format that is multiplied: where they are, and where the scales of those of the pass.
+    /// The blocks' rows in the format that is multiplied: where they are, and where the scales of those of the pass.
     fn prepare(self, ops: &mut PassOps<'_>, matrix: &Matrix, input: Input) -> (Address, Address) {
         let Buffers { input: rows, scales, activated_scales, .. } = self.many.buffers;
         let (work, num_rows, k) = (ops.model.workspace, num_rows(ops), matrix.k as u32);
@@ -250,7 +252,7 @@ impl InBlock<'_> {
         }
     }
 
-    /// Where the pass's rows begin among the block's.
+    /// Where the pass's rows begin among the blocks'.
     fn placed(self, rows: Address, row_bytes: usize) -> Address {
         rows + (self.first * row_bytes) as Address
     }

@@ -35,7 +35,7 @@ use crate::model::{Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use code::Code;
 use kv::Cache;
-use many::{InBlock, Many};
+use many::{InBlocks, Many};
 use pass::PassOps;
 use shape::{TILE_OUTPUTS, Tiling};
 use std::sync::Arc;
@@ -123,7 +123,7 @@ impl Model {
         let max_seq_len = manifest.limits.max_seq_len;
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
         let capacity = Capacity::of(manifest, prefill);
-        let many = capacity.blocks.map(|_| Many::load(engine, device)).transpose()?;
+        let many = capacity.blocks.map(|rows| Many::load(engine, rows, device)).transpose()?;
         let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
         let cache = Cache::alloc(manifest, num_pages, device)?;
         Ok(Self {
@@ -166,7 +166,10 @@ impl Model {
         let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
         let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
         let scales = Cache::scale_bytes(manifest);
-        passes + rope + scales + capacity.blocks.map_or(0, |_| Many::bytes(manifest, device))
+        passes
+            + rope
+            + scales
+            + capacity.blocks.map_or(0, |rows| Many::bytes(manifest, rows, device))
     }
 
     /// Gets what blocks of prompts of an engine's model take, beside their memory. The error says what is missing.
@@ -176,7 +179,7 @@ impl Model {
 
     /// What of a prompt is computed in blocks, if anything.
     pub(crate) fn prompt_blocks(&self) -> Option<PromptBlocks> {
-        self.capacity.blocks
+        self.capacity.blocks.map(|_| BLOCKS)
     }
 
     /// Runs segments for their keys and values alone; does not wait.
@@ -213,14 +216,14 @@ impl Model {
             pages: work.pages,
             max_pages: tables.max_pages,
         };
-        let block = self.in_block(tables.place);
-        PassOps::new(self, &pass, block, taps).all().iter().try_for_each(|op| device.issue(op))
+        let blocks = self.in_blocks(tables.place);
+        PassOps::new(self, &pass, blocks, taps).all().iter().try_for_each(|op| device.issue(op))
     }
 
     /// Who multiplies a pass whose first row has this place in its block.
-    fn in_block(&self, place: Option<usize>) -> Option<InBlock<'_>> {
+    fn in_blocks(&self, place: Option<usize>) -> Option<InBlocks<'_>> {
         let (many, first) = self.many.as_ref().zip(place)?;
-        Some(InBlock { many, first })
+        Some(InBlocks { many, first })
     }
 
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.

@@ -3,7 +3,7 @@
 
 use super::code::{Code, LoadKernel, ManyCode};
 use super::kv::Cache;
-use super::many::InBlock;
+use super::many::InBlocks;
 use super::params::GemmParams;
 use super::pass::PassOps;
 use super::shape::{self, Tiling};
@@ -137,7 +137,7 @@ impl Outline {
         let mut passes = Vec::new();
         for Tables { place, rows, tiles, tiling, logit_rows, .. } in known.into_iter().chain(last) {
             let pass = of_rows(rows.len(), tiles.len(), tiling, logit_rows.len());
-            let operations = self.planned(&pass, self.model.in_block(place));
+            let operations = self.planned(&pass, self.model.in_blocks(place));
             passes.push(PlannedPass { first, rows: rows.len(), operations });
             first += rows.len();
         }
@@ -149,8 +149,8 @@ impl Outline {
         &self.variants
     }
 
-    fn planned(&self, pass: &Pass, block: Option<InBlock<'_>>) -> Vec<Planned> {
-        let ops = PassOps::new(&self.model, pass, block, None).all();
+    fn planned(&self, pass: &Pass, blocks: Option<InBlocks<'_>>) -> Vec<Planned> {
+        let ops = PassOps::new(&self.model, pass, blocks, None).all();
         let planned = ops.iter().filter_map(|op| match op {
             Op::Launch(launch) => Some(self.kernel(launch, pass.num_rows)),
             Op::Product(product) => {

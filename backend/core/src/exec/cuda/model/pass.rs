@@ -3,7 +3,7 @@
 
 use super::few;
 use super::kv::LayerCache;
-use super::many::InBlock;
+use super::many::InBlocks;
 use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
 use super::shape;
 use super::taps::Taps;
@@ -41,7 +41,7 @@ pub(super) struct PassOps<'a> {
     pub(super) model: &'a Model,
     pub(super) pass: &'a Pass,
     /// Who multiplies, where that is a library.
-    block: Option<InBlock<'a>>,
+    blocks: Option<InBlocks<'a>>,
     /// Hidden states to keep.
     taps: Option<&'a Taps>,
     ops: Vec<Op>,
@@ -51,10 +51,10 @@ impl<'a> PassOps<'a> {
     pub(super) fn new(
         model: &'a Model,
         pass: &'a Pass,
-        block: Option<InBlock<'a>>,
+        blocks: Option<InBlocks<'a>>,
         taps: Option<&'a Taps>,
     ) -> Self {
-        Self { model, pass, block, taps, ops: Vec::new() }
+        Self { model, pass, blocks, taps, ops: Vec::new() }
     }
 
     /// Embedding, layers, head.
@@ -98,8 +98,8 @@ impl<'a> PassOps<'a> {
     }
 
     fn multiply(&mut self, matrix: &Matrix, input: Input, output: Output<'_>) {
-        match self.block {
-            Some(block) => block.multiply(self, matrix, input, output),
+        match self.blocks {
+            Some(blocks) => blocks.multiply(self, matrix, input, output),
             None => few::multiply(self, matrix, input, output),
         }
     }
@@ -149,9 +149,9 @@ impl<'a> PassOps<'a> {
         self.launch(model.code.rope, self.pass.num_rows as u32, shape::ROW_THREADS, 0, params);
     }
 
-    /// Where the attention's rows go: in a block to their places.
+    /// Where the attention's rows go: in blocks to their places.
     pub(super) fn attended(&self) -> Address {
-        let first = self.block.map_or(0, |block| block.first);
+        let first = self.blocks.map_or(0, |blocks| blocks.first);
         let bytes = first * self.model.config.q_size() * size_of::<u16>();
         self.model.workspace.attended + bytes as Address
     }

@@ -101,11 +101,18 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// What of a prompt a library multiplies, where it may: 512 rows at a time, since more would cost memory and save little.
-/// A last block has more rows than two launches of a few-row product take: three are predicted to take 17.5 ms of an 8B model in
+/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of a few-row product take: three are predicted to take 17.5 ms of an 8B model in
 /// FP8 on an H100, a block 13.9 ms, whatever is in it (`scripts/gpu-predict`).
 pub(crate) const BLOCKS: PromptBlocks =
     PromptBlocks { len: 512, least: 2 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1 };
+/// Blocks of a prompt in a pass, at most: matrices are unpacked for all of them together, which takes a third of the time
+/// of one. More would cost memory and save little.
+const BLOCKS_AT_ONCE: usize = 4;
+
+/// Rows of a pass through blocks where steps have up to so many rows: those of whole blocks.
+pub(crate) fn block_rows(step_rows: usize) -> usize {
+    (step_rows / BLOCKS.len).clamp(1, BLOCKS_AT_ONCE) * BLOCKS.len
+}
 /// Shared memory of the kernels that write what it multiplies.
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
 /// Unpacking blocks of a multiprocessor.
@@ -168,6 +175,12 @@ pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pass_has_as_many_blocks_as_a_step_has_room_for_up_to_four() {
+        let rows = [1, 512, 1023, 1024, 2047, 8192].map(block_rows);
+        assert_eq!(rows, [512, 512, 512, 1024, 1536, 2048]);
+    }
 
     #[test]
     fn sums_of_attention_take_less_than_64_mib_of_an_h100_at_any_length() {

@@ -1,16 +1,16 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
-use super::shape::Tiling;
-use crate::batch::{PromptBlocks, Segment};
+use super::shape::{BLOCKS, Tiling};
+use crate::batch::Segment;
 use crate::pages::{PageId, pages_for};
 
 /// How much a pass may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub rows: usize,
-    /// What of a prompt a library multiplies, where one does.
-    pub blocks: Option<PromptBlocks>,
+    /// Rows of a pass through blocks of prompts, where a library multiplies those.
+    pub blocks: Option<usize>,
     pub sequences: usize,
     /// Query heads of a key head.
     pub group: usize,
@@ -19,13 +19,13 @@ pub(super) struct Bounds {
 impl Bounds {
     /// The next pass of a segment from its row `first` on, if that row is in a block of its prompt: the row's place there,
     /// and how many rows there are. No more of them get logits than in another pass.
-    fn in_block(&self, segment: &Segment<'_>, first: usize) -> Option<(usize, usize)> {
-        let blocks = self.blocks?;
+    fn in_blocks(&self, segment: &Segment<'_>, first: usize) -> Option<(usize, usize)> {
+        let block_rows = self.blocks?;
         let position = segment.first_position + first;
-        let place = position % blocks.len;
-        let rest = blocks.end(segment.prompt_len).checked_sub(position).filter(|&rest| rest > 0)?;
-        let most = if segment.num_logits > self.rows { self.rows } else { blocks.len };
-        Some((place, rest.min(blocks.len - place).min(segment.tokens.len() - first).min(most)))
+        let place = position % BLOCKS.len;
+        let rest = BLOCKS.end(segment.prompt_len).checked_sub(position).filter(|&rest| rest > 0)?;
+        let most = if segment.num_logits > self.rows { self.rows } else { block_rows };
+        Some((place, rest.min(block_rows - place).min(segment.tokens.len() - first).min(most)))
     }
 }
 
@@ -57,7 +57,7 @@ struct Part<'a> {
 }
 
 /// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes that a library multiplies
-/// hold rows of one block alone, so that what they compute does not depend on the others.
+/// hold rows of one prompt alone.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();
@@ -65,7 +65,7 @@ pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     for segment in segments {
         let mut first = 0;
         while first < segment.tokens.len() {
-            if let Some((place, len)) = bounds.in_block(segment, first) {
+            if let Some((place, len)) = bounds.in_blocks(segment, first) {
                 flush(&mut passes, &mut parts, bounds);
                 num_rows = 0;
                 let tables = Tables::new(&[Part { segment, first, len }], bounds.group);
@@ -133,19 +133,25 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exec::cuda::model::shape::BLOCKS;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
         fn every_row_is_in_one_pass_and_one_tile(
-            lens in prop::collection::vec((1usize..40, 0usize..50, 0usize..3, 0usize..90), 1..8),
+            lens in prop::collection::vec(
+                // A few rows, or about as many as blocks have.
+                prop_oneof![
+                    (1usize..40, 0usize..50, 0usize..3, 0usize..90),
+                    (1usize..1700, 0usize..1500, 0usize..3, 0usize..3000),
+                ],
+                1..6,
+            ),
             rows in 1usize..50, sequences in 1usize..4, group in 1usize..17,
-            blocks in prop::option::of((1usize..30, 1usize..30)),
+            blocks in prop::option::of(1usize..5),
         ) {
-            let blocks = blocks.map(|(len, least)| PromptBlocks { len, least: least.min(len) });
-            let tokens: Vec<u32> = (0..40).collect();
-            let pages: Vec<PageId> = (100..120).collect();
+            let blocks = blocks.map(|num| num * BLOCKS.len);
+            let tokens: Vec<u32> = (0..1700).collect();
+            let pages: Vec<PageId> = (100..400).collect();
             let segments: Vec<Segment<'_>> = lens
                 .iter()
                 .map(|&(len, first_position, logits, prompt_len)| Segment {
@@ -162,14 +168,13 @@ mod tests {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
                     let position = segment.first_position + idx;
-                    let is_in = |blocks: PromptBlocks| position < blocks.end(segment.prompt_len);
-                    let place = blocks.filter(|&blocks| is_in(blocks)).map(|blocks| position % blocks.len);
-                    (token, position, wants, place)
+                    let is_in = blocks.is_some() && position < BLOCKS.end(segment.prompt_len);
+                    (token, position, wants, is_in.then_some(position % BLOCKS.len))
                 })
             });
             for pass in &passes {
                 match (pass.place, blocks) {
-                    (Some(place), Some(blocks)) => prop_assert!(place + pass.rows.len() <= blocks.len),
+                    (Some(place), Some(rows)) => prop_assert!(place + pass.rows.len() <= rows),
                     (place, _) => prop_assert!(place.is_none() && pass.rows.len() <= rows),
                 }
                 prop_assert!(pass.logit_rows.len() <= rows);
@@ -186,7 +191,7 @@ mod tests {
                     let (token, position, wants, place) = expected.next().unwrap();
                     prop_assert_eq!((row.token, row.slot, row.base), (token, position as u32, position as u32 + 1));
                     prop_assert_eq!(pass.logit_rows.contains(&(idx as u32)), wants);
-                    prop_assert_eq!(pass.place.map(|first| first + idx), place);
+                    prop_assert_eq!(pass.place.map(|first| (first + idx) % BLOCKS.len), place);
                     let page = pass.pages[row.sequence as usize * pass.max_pages + position / 16];
                     prop_assert_eq!(page, pages[position / 16]);
                 }
@@ -198,7 +203,7 @@ mod tests {
     #[test]
     fn prompts_are_cut_where_their_blocks_end() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..1100).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, blocks: Some(BLOCKS), sequences: 8, group: 4 };
+        let bounds = Bounds { rows: 256, blocks: Some(512), sequences: 8, group: 4 };
         let segment = |first_position: usize, len: usize, prompt_len, num_logits| Segment {
             tokens: &tokens[..len],
             first_position,
@@ -223,8 +228,16 @@ mod tests {
             segment(0, 230, 230, 1),
         ];
         assert_eq!(cut(&mixed), [(5, None), (512, Some(0)), (97, None), (229, Some(0)), (1, None)]);
+        let wide = Bounds { blocks: Some(1024), ..bounds };
+        let cut = |segment| {
+            passes(&[segment], &wide)
+                .iter()
+                .map(|pass| (pass.rows.len(), pass.place))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(cut(segment(500, 1000, 3000, 0)), [(524, Some(500)), (476, Some(0))]);
         // No more logits than there is room for.
-        assert_eq!(cut(&[segment(0, 700, 1100, 700)])[..2], [(256, Some(0)), (256, Some(256))]);
+        assert_eq!(cut(segment(0, 700, 1100, 700))[..2], [(256, Some(0)), (256, Some(256))]);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use super::many::Prefill;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
 use crate::Result;
-use crate::batch::PromptBlocks;
 use crate::engine::{Limits, Manifest};
 use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device};
@@ -23,8 +22,8 @@ pub(crate) struct Capacity {
     pub rows: usize,
     /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
     pub few: usize,
-    /// What of a prompt a library multiplies, where one does.
-    pub blocks: Option<PromptBlocks>,
+    /// Rows of a pass through blocks of prompts, where a library multiplies those.
+    pub blocks: Option<usize>,
     /// Sequences of a pass.
     pub sequences: usize,
     /// Tiles of a pass, narrow and wide ones: each sequence may have one that is not full.
@@ -45,9 +44,9 @@ impl Capacity {
         let few = verify.max(MIN_PASS_ROWS.min(limits.max_num_tokens));
         let blocks = match prefill {
             Prefill::Exact => None,
-            Prefill::CublasLt => Some(shape::BLOCKS),
+            Prefill::CublasLt => Some(shape::block_rows(limits.max_num_tokens)),
         };
-        let rows = few.max(blocks.map_or(0, |blocks| blocks.len));
+        let rows = few.max(blocks.unwrap_or(0));
         let group = model.num_heads / model.num_kv_heads;
         Self {
             rows,
