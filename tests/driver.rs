@@ -11,7 +11,7 @@ use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{
-    Memory, MemoryType, Options, Request, Runtime, SharedWeights, TARGET_FILE,
+    Memory, MemoryType, Options, Prefill, Request, Runtime, SharedWeights, TARGET_FILE,
 };
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::cuda::Driver;
@@ -351,6 +351,27 @@ fn texts_are_the_same_where_kernels_of_graphs_do_not_overlap() {
     let test = "texts_are_the_same_where_kernels_of_graphs_do_not_overlap";
     let says = "kernels of a graph begin one after the other";
     writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2@1"), &[says]);
+}
+
+/// A library that cannot do its work is as good as none.
+#[test]
+fn without_a_library_long_prompts_are_computed_as_others_are_and_that_is_said() {
+    let test = "without_a_library_long_prompts_are_computed_as_others_are_and_that_is_said";
+    let says = ["prompts are computed a few rows at a time"];
+    let Some(emulated) = Emulated::run_saying(test, &[], &[], &says) else { return };
+    let engine = emulated.target("cuda:sm_90a");
+    let named = Options { prefill: Some(Prefill::CublasLt), ..options(Fixed) };
+    let refused = error(Runtime::load(&engine, &named));
+    assert!(refused.contains("prefill = cublaslt"), "{refused}");
+    let open = |_| Ok(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)) as _);
+    let exact = Options { prefill: Some(Prefill::Exact), ..options(Fixed) };
+    let mut expected = Runtime::load_on(&engine, &exact, &open).unwrap();
+    let mut found = Runtime::load(&engine, &options(Fixed)).unwrap();
+    let tokens = (0..200).map(|i| (i * i + 7 * i + 3) % tiny::VOCAB as u32);
+    let prompt = tokens.collect::<Vec<_>>().into();
+    let requests = [Request { prompt, max_tokens: 30, ..Request::default() }];
+    let expected = running::run(&mut expected, &requests);
+    assert_eq!(texts(&running::run(&mut found, &requests)), texts(&expected));
 }
 
 #[test]
