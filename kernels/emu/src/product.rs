@@ -30,9 +30,10 @@ pub(crate) fn multiply(arena: &Arena, product: &Product) {
     let (weights, input) = (read(weights, n * k), read(input, m * k));
     let mut sums = Vec::with_capacity(m * n * size_of::<f32>());
     for (place, row) in input.chunks_exact(k).enumerate() {
-        let first = place % k;
+        let (behind, first) = row.split_at(place % k);
         for of_output in weights.chunks_exact(k) {
-            let terms = row.iter().zip(of_output).cycle().skip(first).take(k);
+            let (of_behind, of_first) = of_output.split_at(place % k);
+            let terms = first.iter().zip(of_first).chain(behind.iter().zip(of_behind));
             let sum = terms.fold(0f32, |sum, (x, w)| sum + x * w);
             sums.extend(sum.to_le_bytes());
         }
