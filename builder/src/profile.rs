@@ -1,21 +1,26 @@
-//! `spec-build profile`: what passes of a target and of its drafter take on this machine, into their manifests.
+//! `spec-build profile`: what passes of a target and of its drafter take on this machine, and what the drafts are worth, into
+//! their manifests.
 //!
 //! Everything runs through a runtime, as when served. Verification is measured with drafts that requests bring along, which
-//! take no drafter; what drafting adds is what is left of steps with it.
+//! take no drafter; what drafting adds is what is left of steps with it, and so is what reading prompts adds. What drafts
+//! are worth is seen over the first tokens of answers to built-in prompts.
 
 use crate::checkpoint::{BuiltTarget, Target};
 use crate::cli::ProfileArgs;
 use crate::copy;
 use crate::folder::write_tokenizer;
+use crate::prompts;
 use crate::staging::Staging;
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
 use spec_core::engine::{CostTable, Engine, Manifest, commit_pair};
 use spec_core::runtime::{
-    DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime, max_given_len,
+    Counters, DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime,
+    max_given_len,
 };
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Instant;
 
 /// Sequences at a time.
 const BATCHES: [usize; 13] = [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64];
@@ -29,6 +34,11 @@ const DRAFT_LEN: usize = 4;
 const STEPS: usize = 6;
 /// Positions of a long text.
 const LONG: usize = 1024;
+/// Tokens of a prompt that is read.
+const READ: usize = 256;
+/// Built-in prompts that are answered, and tokens of an answer.
+const ANSWERS: usize = 12;
+const ANSWER_TOKENS: usize = 32;
 
 /// What runs at a time: so many sequences that have so many positions in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,18 +68,33 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
         ..Options::default()
     };
     let cases = cases(&folder.target, draft.is_some());
-    let times = {
+    let (times, drafts) = {
         let mut runtime = Runtime::load(&folder.target, &options)?;
         let _pinned = runtime.pin_caller();
         let vocab_size = folder.target.manifest().model.vocab_size;
-        measure(&mut runtime, vocab_size, &cases, args.rounds)?
+        let times = measure(&mut runtime, vocab_size, &cases, args.rounds)?;
+        let drafts = match draft {
+            None => None,
+            Some(_) => Some(Drafts {
+                prompt_token_ms: prompt_token_ms(&mut runtime, vocab_size, args.rounds)?,
+                acceptance: acceptance(&mut runtime, prompts::built_in(&folder.tokenizer))?,
+            }),
+        };
+        (times, drafts)
     };
     let target_costs = target_costs(&times)?;
-    let draft_costs = draft.is_some().then(|| draft_costs(&times, &target_costs)).transpose()?;
+    let draft_costs =
+        drafts.map(|drafts| draft_costs(&times, &target_costs, drafts)).transpose()?;
     if !args.quiet {
         print!("{}", report(&target_costs, draft_costs.as_ref()));
     }
     store(&folder, target_costs, draft.as_ref().zip(draft_costs))
+}
+
+/// What drafts of a model take besides passes, and what they are worth.
+struct Drafts {
+    prompt_token_ms: f64,
+    acceptance: Vec<f64>,
 }
 
 /// What is measured of an engine.
@@ -151,6 +176,70 @@ fn run(runtime: &mut Runtime, vocab_size: usize, case: Case) -> Result<Vec<StepT
     Ok(steps)
 }
 
+/// What a drafter adds to a prompt that it reads, a token: of prompts that it reads and others that it does not, in turn.
+fn prompt_token_ms(runtime: &mut Runtime, vocab_size: usize, rounds: u16) -> Result<f64> {
+    let len = READ.min(runtime.limits().max_seq_len / 2);
+    let mut added: Vec<f64> = Vec::new();
+    // No two are alike: none is found in the cache.
+    for round in 0..2 * u64::from(rounds).max(2) {
+        let mut took = [0.0; 2];
+        for draft_len in [0, 1] {
+            runtime.add(Request {
+                prompt: tokens(vocab_size, 1000 + 2 * round + draft_len, len).into(),
+                draft_len: Some(draft_len as usize),
+                max_tokens: 1,
+                ..Request::default()
+            })?;
+            let start = Instant::now();
+            drain(runtime, |_| ())?;
+            took[draft_len as usize] = 1e3 * start.elapsed().as_secs_f64();
+        }
+        added.push((took[1] - took[0]).max(1e-3 * took[0]) / len as f64);
+    }
+    added.sort_by(f64::total_cmp);
+    Ok(added[added.len() / 2])
+}
+
+/// The share of drafts that is accepted at each position where those before it were, as far as any were tried there.
+fn acceptance(runtime: &mut Runtime, prompts: Vec<Vec<u32>>) -> Result<Vec<f64>> {
+    let limits = runtime.limits().clone();
+    let draft_len = DRAFT_LEN.min(limits.max_draft_len);
+    let fits = |prompt: &Vec<u32>| prompt.len() + ANSWER_TOKENS <= limits.max_seq_len;
+    for prompt in prompts.into_iter().filter(fits).take(ANSWERS) {
+        runtime.add(Request {
+            prompt: prompt.into(),
+            draft_len: Some(draft_len),
+            max_tokens: ANSWER_TOKENS,
+            ..Request::default()
+        })?;
+    }
+    // Drafts, then those whose first tokens were accepted.
+    let mut reached = vec![0; draft_len + 1];
+    drain(runtime, |counters| {
+        reached[0] += counters.drafts;
+        for (reached, accepted) in reached[1..].iter_mut().zip(&counters.accepted_per_position) {
+            *reached += accepted;
+        }
+    })?;
+    // Neither never nor always: so few drafts do not tell that.
+    let rate = |pair: &[u64]| (pair[1] as f64 + 0.5) / (pair[0] as f64 + 1.0);
+    let tried = reached.windows(2).take_while(|pair| pair[0] > 0);
+    Ok(tried.map(rate).collect())
+}
+
+/// Runs all that there is to its end, and tells what each sequence has counted.
+fn drain(runtime: &mut Runtime, mut ended: impl FnMut(&Counters)) -> Result<()> {
+    while !runtime.is_idle() {
+        let step = runtime.step();
+        if let Some(error) = step.failure {
+            return Err(error.into());
+        }
+        let finished = step.events.iter().filter_map(|event| event.finished.as_ref());
+        finished.for_each(|sequence| ended(&sequence.counters));
+    }
+    Ok(())
+}
+
 /// Tokens as if drawn: what they are does not matter, only that sequences differ.
 fn tokens(vocab_size: usize, seed: u64, len: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
@@ -195,10 +284,14 @@ fn target_costs(times: &BTreeMap<Case, Vec<StepTime>>) -> Result<CostTable> {
     ensure!(by_rows.contains_key(&1), "no step told what it took");
     let mean = |ms: Vec<f64>| ms.iter().sum::<f64>() / ms.len() as f64;
     let (rows, step_ms) = by_rows.into_iter().map(|(rows, ms)| (rows, mean(ms))).unzip();
-    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms })
+    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms, ..CostTable::default() })
 }
 
-fn draft_costs(times: &BTreeMap<Case, Vec<StepTime>>, target: &CostTable) -> Result<CostTable> {
+fn draft_costs(
+    times: &BTreeMap<Case, Vec<StepTime>>,
+    target: &CostTable,
+    drafts: Drafts,
+) -> Result<CostTable> {
     // What one pass took, and where.
     let passes = times.iter().filter_map(|(case, times)| {
         let Work::Draft(len) = case.work else { return None };
@@ -216,7 +309,8 @@ fn draft_costs(times: &BTreeMap<Case, Vec<StepTime>>, target: &CostTable) -> Res
         long.map_or(0.0, |(case, ms)| (ms - first_ms).max(0.0) / case.positions as f64);
     let short = passes.iter().filter(|(case, _)| case.positions == PAGE_TOKENS + 1);
     let (rows, step_ms) = short.map(|(case, ms)| (case.batch, *ms)).unzip();
-    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms })
+    let Drafts { prompt_token_ms, acceptance } = drafts;
+    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms, prompt_token_ms, acceptance })
 }
 
 fn report(target: &CostTable, draft: Option<&CostTable>) -> String {
@@ -230,6 +324,16 @@ fn report(target: &CostTable, draft: Option<&CostTable>) -> String {
         }
         let per_row = format!("{:.3}", 1e-3 * costs.position_ns);
         table.row(["".into(), "1000 positions of the cache, a row".into(), per_row, String::new()]);
+        if costs.prompt_token_ms > 0.0 {
+            let ms = format!("{:.3}", costs.prompt_token_ms);
+            table.row(["".into(), "reading a token of a prompt".into(), ms, String::new()]);
+        }
+        if !costs.acceptance.is_empty() {
+            let rates = costs.acceptance.iter().map(|rate| format!("{rate:.2}"));
+            let rates = rates.collect::<Vec<_>>().join(", ");
+            let what = format!("drafts accepted, by position: {rates}");
+            table.row(["".into(), what, String::new(), String::new()]);
+        }
         text += &table.to_string();
     }
     text

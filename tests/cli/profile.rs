@@ -58,6 +58,11 @@ fn a_pair_gets_the_times_of_both_and_stays_what_it_was() {
     // Rows of one sequence that verifies up to 8 drafts, of up to five sequences, and of four with drafts.
     assert_eq!(measured_rows(&engines[0]), [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 28, 32, 36]);
     assert_eq!(measured_rows(&engines[1]), [1, 4]);
+    let costs = &manifest(&engines[1])["costs"];
+    assert!(costs["prompt_token_ms"].as_f64().unwrap() > 0.0, "{costs}");
+    let rates = costs["acceptance"].as_array().unwrap();
+    assert!(rates.iter().all(|rate| (0.0..1.0).contains(&rate.as_f64().unwrap())), "{costs}");
+    assert!(!rates.is_empty() && rates.len() <= 4, "{costs}");
     succeeds(&["verify".as_ref(), model.as_os_str()]);
     let inspected = succeeds(&["inspect".as_ref(), model.as_os_str()]);
     assert!(inspected.contains("ms for 1 row(s), "), "{inspected}");

@@ -13,17 +13,21 @@ const MAX_PRIOR_RATE: f64 = 0.98;
 pub(super) struct Acceptance {
     counts: Vec<Count>,
     decay: f64,
+    /// Of an engine: the rates that it was measured to have.
+    measured: Vec<f64>,
 }
 
 impl Acceptance {
     /// Of one sequence, nothing seen.
     pub(super) fn of_sequence(max_draft_len: usize) -> Self {
-        Self { counts: vec![Count::default(); max_draft_len], decay: SEQUENCE_DECAY }
+        let counts = vec![Count::default(); max_draft_len];
+        Self { counts, decay: SEQUENCE_DECAY, measured: Vec::new() }
     }
 
-    /// Of all sequences together, nothing seen.
-    pub(super) fn of_engine(max_draft_len: usize) -> Self {
-        Self { counts: vec![Count::default(); max_draft_len], decay: ENGINE_DECAY }
+    /// Of all sequences together, nothing seen; `measured` is what was measured at the first positions.
+    pub(super) fn of_engine(max_draft_len: usize, measured: &[f64]) -> Self {
+        let counts = vec![Count::default(); max_draft_len];
+        Self { counts, decay: ENGINE_DECAY, measured: measured.to_vec() }
     }
 
     /// Takes in a verified draft. Every position fades, tried or not, so that a position no longer
@@ -40,14 +44,17 @@ impl Acceptance {
         }
     }
 
-    /// The rate at each position where those before it were accepted. A position that was not tried is taken for one as
-    /// good as the one before.
+    /// The rate at each position where those before it were accepted. A position that was not tried is taken for as much
+    /// better or worse than it was measured as the one before it is; where nothing was measured, for as good as that one.
     pub(super) fn rates(&self) -> Vec<f64> {
-        let next = |prior: &mut f64, count: &Count| {
-            *prior = count.rate(*prior);
-            Some(*prior)
+        let last = self.measured.last().copied().unwrap_or(PRIOR_RATE);
+        let measured = self.measured.iter().copied().chain(std::iter::repeat(last));
+        let next = |better: &mut f64, (count, measured): (&Count, f64)| {
+            let own = count.rate((measured * *better).min(MAX_PRIOR_RATE));
+            *better = own / measured;
+            Some(own)
         };
-        self.counts.iter().scan(PRIOR_RATE, next).collect()
+        self.counts.iter().zip(measured).scan(1.0, next).collect()
     }
 
     /// The expected gain of each position, which is the chance that it and all before it are
@@ -100,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_new_sequence_starts_from_what_is_usual_at_each_position() {
-        let mut engine = Acceptance::of_engine(3);
+        let mut engine = Acceptance::of_engine(3, &[]);
         (0..400).for_each(|round| engine.record(3, [0, 1, 1, 1][round % 4]));
         let usual = engine.rates();
         assert!((usual[0] - 0.75).abs() < 0.05 && usual[1] < 0.05, "{usual:?}");
@@ -112,6 +119,15 @@ mod tests {
         let before = gains(&acceptance)[2];
         (0..4).for_each(|_| acceptance.record(1, 0));
         assert!(gains(&acceptance)[0] < 0.5 * usual[0] && gains(&acceptance)[2] < 0.2 * before);
+    }
+
+    #[test]
+    fn an_engine_starts_from_what_it_was_measured_to_have() {
+        let mut engine = Acceptance::of_engine(4, &[0.5, 0.6]);
+        assert_eq!(engine.rates(), [0.5, 0.6, 0.6, 0.6]);
+        (0..400).for_each(|_| engine.record(1, 1));
+        let rates = engine.rates();
+        assert!(rates[0] > 0.95 && rates[1] == MAX_PRIOR_RATE, "as much better: {rates:?}");
     }
 
     #[test]

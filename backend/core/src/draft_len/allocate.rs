@@ -318,11 +318,11 @@ mod tests {
             draft_ms in 0.01f64..1.5,
             position_ns in 0.0f64..500.0,
         ) {
-            let target = CostTable { rows: vec![1, 4, 12], step_ms: vec![step_ms.0, step_ms.1, step_ms.2], position_ns };
+            let target = CostTable { rows: vec![1, 4, 12], step_ms: vec![step_ms.0, step_ms.1, step_ms.2], position_ns, ..CostTable::default() };
             // A drafter pass must cost the same for any number of sequences here: how many draft
             // is not told by the longest draft and the sum, and `best` takes the ones of most gain.
             // And every sequence has as much in the cache.
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0 };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0, ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![2000; outlooks.len()];
             let base_rows = outlooks.len() + prefill;
@@ -345,8 +345,8 @@ mod tests {
             draft_ms in 0.01f64..1.5,
         ) {
             let step_ms = vec![2.0, 2.0 + 63.0 * row_ms];
-            let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 0.0 };
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0 };
+            let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 0.0, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0, ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![0; outlooks.len()];
             let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra };
@@ -379,8 +379,8 @@ mod tests {
             row_ms in 0.0f64..0.5,
         ) {
             let step_ms = vec![2.0, 2.0 + 63.0 * row_ms];
-            let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 300.0 };
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.4], position_ns: 0.0 };
+            let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 300.0, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.4], position_ns: 0.0, ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions: Vec<usize> = (1..=outlooks.len()).map(|idx| 700 * idx).collect();
             let lens: Vec<DraftLens> = outlooks.iter().zip(&asked).map(|(outlook, &(lookup, drafts))| DraftLens {
@@ -402,8 +402,8 @@ mod tests {
             model in 0usize..5,
             max_extra in 0usize..20,
         ) {
-            let target = CostTable { rows: vec![1, 8, 64], step_ms: vec![2.0, 3.0, 20.0], position_ns: 300.0 };
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.9], position_ns: 40.0 };
+            let target = CostTable { rows: vec![1, 8, 64], step_ms: vec![2.0, 3.0, 20.0], position_ns: 300.0, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.9], position_ns: 40.0, ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let own = DraftLens { lookup: lookup.min(outlook.gains.lookup.len()), model: model.min(outlook.gains.model.len()) };
             let (outlooks, positions) = (vec![outlook.clone(); num], vec![700; num]);
@@ -446,7 +446,7 @@ mod tests {
         let table = CostTable {
             rows: vec![1, 512],
             step_ms: vec![first_ms, first_ms + 511.0 * row_ms],
-            position_ns: 0.0,
+            ..CostTable::default()
         };
         let costs = Costs::new(Some(&table), PassCost::Free);
         let gains = PerSource { lookup: vec![gain], model: Vec::new() };

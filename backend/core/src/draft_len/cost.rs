@@ -59,6 +59,8 @@ pub(super) struct Costs {
     /// By sequences that draft: a row each. None where drafting takes no passes.
     draft: Option<Curve>,
     draft_position_ms: f64,
+    /// Of a prompt that a model reads before it drafts; 0 where that was not measured.
+    prompt_token_ms: f64,
     /// Steps take so many times what the curves say.
     pace: f64,
     pace_variance: f64,
@@ -76,6 +78,7 @@ impl Costs {
             target_position_ms: position_ms(target),
             draft: (!matches!(pass, PassCost::Free)).then(|| Curve::new(table)),
             draft_position_ms: position_ms(table),
+            prompt_token_ms: table.map_or(0.0, |table| table.prompt_token_ms),
             pace: 1.0,
             pace_variance: NOISE_VARIANCE,
         }
@@ -104,6 +107,15 @@ impl Costs {
                 draft.at(drafting) + self.draft_position_ms * positions as f64
             }
             Some(_) => ASSUMED_DRAFT_SHARE * self.target.at(drafting),
+        }
+    }
+
+    /// What a model takes to read so many tokens of a prompt. Where that was not measured, a row of the model is to one of
+    /// the target as a pass is to a step, which is too much where a pass does not fill the device.
+    pub(super) fn prompt_ms(&self, num_tokens: usize) -> f64 {
+        match self.prompt_token_ms {
+            0.0 => self.pass_ms(1, 0) / self.target_ms(1) * self.target_ms(num_tokens),
+            token_ms => token_ms * num_tokens as f64,
         }
     }
 
@@ -233,8 +245,18 @@ mod tests {
 
     #[test]
     fn a_table_twice_too_low_is_left_behind() {
-        let table = CostTable { rows: vec![1, 16], step_ms: vec![2.5, 4.0], position_ns: 0.0 };
-        let draft = CostTable { rows: vec![1], step_ms: vec![0.2], position_ns: 0.0 };
+        let table = CostTable {
+            rows: vec![1, 16],
+            step_ms: vec![2.5, 4.0],
+            position_ns: 0.0,
+            ..CostTable::default()
+        };
+        let draft = CostTable {
+            rows: vec![1],
+            step_ms: vec![0.2],
+            position_ns: 0.0,
+            ..CostTable::default()
+        };
         let mut costs = Costs::new(Some(&table), PassCost::Measured(&draft));
         (0..60).for_each(|round| costs.observe(one(round % 5), true_ms(one(round % 5))));
         assert!(off(&costs, one(0)) < 0.05 && off(&costs, one(4)) < 0.05);
@@ -273,8 +295,18 @@ mod tests {
 
     #[test]
     fn what_lies_in_the_cache_costs_each_row_that_reads_it() {
-        let table = CostTable { rows: vec![1, 2], step_ms: vec![4.0, 5.0], position_ns: 1000.0 };
-        let draft = CostTable { rows: vec![1], step_ms: vec![0.5], position_ns: 100.0 };
+        let table = CostTable {
+            rows: vec![1, 2],
+            step_ms: vec![4.0, 5.0],
+            position_ns: 1000.0,
+            ..CostTable::default()
+        };
+        let draft = CostTable {
+            rows: vec![1],
+            step_ms: vec![0.5],
+            position_ns: 100.0,
+            ..CostTable::default()
+        };
         let costs = Costs::new(Some(&table), PassCost::Measured(&draft));
         let step = StepShape {
             rows: 2,

@@ -140,11 +140,15 @@ impl Tuner {
                 DraftLens { lookup: 0, model: max_draft_len }
             }
         };
+        let measured = match pass {
+            PassCost::Measured(table) => &table.acceptance[..],
+            PassCost::Free | PassCost::Unknown => &[],
+        };
         Self {
             policy,
             max_lens,
             costs: Costs::new(target, pass),
-            engine: Record::of_engine(max_draft_len),
+            engine: Record::of_engine(max_draft_len, measured),
             states: BTreeMap::new(),
             steps: 0,
             plain_at: BTreeMap::new(),
@@ -174,7 +178,6 @@ impl Tuner {
         base_rows: usize,
         max_extra: usize,
     ) -> Vec<DraftLens> {
-        self.save_for_readings(base_rows);
         let fixed = self.fixed(candidates, max_extra);
         let num_fixed: usize = fixed.iter().sum();
         let adaptive = self.adapt(candidates, base_rows + num_fixed, max_extra - num_fixed);

@@ -54,10 +54,10 @@ impl Record {
         Self { acceptance, hits: HitRate::of_sequence() }
     }
 
-    /// Of all sequences together, nothing seen.
-    pub(super) fn of_engine(max_draft_len: usize) -> Self {
-        let acceptance = || Acceptance::of_engine(max_draft_len);
-        let acceptance = PerSource { lookup: acceptance(), model: acceptance() };
+    /// Of all sequences together, nothing seen; `measured` is what was measured of the model's drafts.
+    pub(super) fn of_engine(max_draft_len: usize, measured: &[f64]) -> Self {
+        let acceptance = |measured| Acceptance::of_engine(max_draft_len, measured);
+        let acceptance = PerSource { lookup: acceptance(&[]), model: acceptance(measured) };
         Self { acceptance, hits: HitRate::of_engine() }
     }
 
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn acceptance_is_kept_apart_by_source() {
         let mut record = Record::of_sequence(4);
-        let usual = Record::of_engine(4).usual();
+        let usual = Record::of_engine(4, &[]).usual();
         let fresh = record.outlook(&usual, ASKED).gains;
         (0..100).for_each(|_| record.add(ASKED, verified(DraftSource::Lookup, 4)));
         let gains = record.outlook(&usual, ASKED).gains;
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn hits_count_where_the_look_up_is_asked() {
         let mut record = Record::of_sequence(4);
-        let usual = Record::of_engine(4).usual();
+        let usual = Record::of_engine(4, &[]).usual();
         let rate = |record: &Record| record.outlook(&usual, ASKED).hit_rate;
         (0..100).for_each(|_| record.add(ASKED, verified(DraftSource::Lookup, 0)));
         let high = rate(&record);
@@ -145,7 +145,7 @@ mod tests {
     fn a_look_up_alone_is_worth_what_it_was_when_it_was_asked() {
         let record = Record::of_sequence(4);
         let limits = DraftLens { lookup: 4, model: 0 };
-        let outlook = record.outlook(&Record::of_engine(4).usual(), limits);
+        let outlook = record.outlook(&Record::of_engine(4, &[]).usual(), limits);
         assert_eq!((outlook.hit_rate, outlook.gains.model.len()), (1.0, 0));
     }
 }

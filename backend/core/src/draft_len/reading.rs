@@ -78,20 +78,17 @@ impl Tuner {
         }
     }
 
-    /// Sets aside what a step of so many rows may add to the time for trials.
-    pub(super) fn save_for_readings(&mut self, rows: usize) {
+    /// A step took so many milliseconds, of which a share may go into trials.
+    pub(crate) fn save_for_readings(&mut self, took_ms: f64) {
         let most = MAX_SAVED_STEPS * self.costs.target_ms(1);
-        let saved_ms = self.readings.saved_ms + TRIAL_SHARE * self.costs.target_ms(rows);
+        let saved_ms = self.readings.saved_ms + TRIAL_SHARE * took_ms / self.costs.pace();
         self.readings.saved_ms = saved_ms.min(most);
     }
 
-    /// Milliseconds for reading. A row of the model is to one of the target as a pass is to a step, which is too much where
-    /// a pass does not fill the device.
     fn reading_ms(&self, reading: &Reading) -> f64 {
         let again =
             if reading.num_again > 0 { self.costs.target_ms(reading.num_again) } else { 0.0 };
-        let share = self.costs.pass_ms(1, 0) / self.costs.target_ms(1);
-        again + share * self.costs.target_ms(reading.num_unread)
+        again + self.costs.prompt_ms(reading.num_unread)
     }
 
     /// Milliseconds that drafts of the model save over a usual answer, in a batch of such sequences: each token of it comes
@@ -120,8 +117,10 @@ impl Tuner {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PassCost;
     use super::super::tests::{MEMORY_BOUND, Run};
     use super::*;
+    use crate::engine::CostTable;
 
     const PROMPT: Reading =
         Reading { num_unread: 100, num_again: 0, is_fixed: false, max_tokens: 200, batch_size: 1 };
@@ -142,6 +141,24 @@ mod tests {
         assert!(!tuner.reads(&Reading { num_again: 20_000, ..PROMPT }), "pages without its half");
         assert!(!engine(0.0).tuner.reads(&PROMPT));
         assert!(engine(0.0).tuner.reads(&Reading { is_fixed: true, ..PROMPT }));
+    }
+
+    #[test]
+    fn what_was_measured_of_a_model_settles_whether_it_reads_the_first_prompts() {
+        let target =
+            CostTable { rows: vec![1, 8], step_ms: vec![10.0, 11.0], ..CostTable::default() };
+        let reads = |acceptance: f64, prompt_token_ms| {
+            let draft = CostTable {
+                rows: vec![1],
+                step_ms: vec![1.0],
+                prompt_token_ms,
+                acceptance: vec![acceptance],
+                ..CostTable::default()
+            };
+            let pass = PassCost::Measured(&draft);
+            Tuner::new(DraftPolicy::Adaptive, 4, Some(&target), pass).reads(&PROMPT)
+        };
+        assert!(reads(0.7, 0.1) && !reads(0.02, 0.1) && !reads(0.7, 100.0));
     }
 
     #[test]
@@ -195,7 +212,7 @@ mod tests {
     #[test]
     fn time_that_is_saved_up_has_a_bound() {
         let mut run = engine(0.0);
-        (0..100_000).for_each(|_| run.tuner.save_for_readings(1));
+        (0..100_000).for_each(|_| run.tuner.save_for_readings(10.0));
         let most = MAX_SAVED_STEPS * run.tuner.costs.target_ms(1);
         assert!((run.tuner.readings.saved_ms / most - 1.0).abs() < 1e-9);
     }

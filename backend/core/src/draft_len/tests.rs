@@ -104,6 +104,7 @@ impl Run {
         }
         let ms = self.world.ms(step);
         self.tuner.observe(step, ms);
+        self.tuner.save_for_readings(ms);
         self.ms += ms;
     }
 

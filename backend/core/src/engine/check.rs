@@ -194,7 +194,7 @@ fn check_tokens<'a>(tokens: impl Iterator<Item = &'a u32>, model: &ModelConfig) 
 }
 
 fn check_costs(costs: &CostTable) -> Result<()> {
-    let CostTable { rows, step_ms, position_ns } = costs;
+    let CostTable { rows, step_ms, position_ns, prompt_token_ms, acceptance } = costs;
     if rows.is_empty() || rows.len() != step_ms.len() {
         return Err(format!("costs: {} rows for {} times", rows.len(), step_ms.len()));
     }
@@ -206,6 +206,16 @@ fn check_costs(costs: &CostTable) -> Result<()> {
     }
     if !(*position_ns >= 0.0 && position_ns.is_finite()) {
         return Err(format!("costs: a position takes {position_ns} ns, expected 0 or more"));
+    }
+    if !(*prompt_token_ms >= 0.0 && prompt_token_ms.is_finite()) {
+        return Err(format!(
+            "costs: a prompt's token takes {prompt_token_ms} ms, expected 0 or more"
+        ));
+    }
+    if let Some(rate) = acceptance.iter().find(|rate| !(**rate > 0.0 && **rate < 1.0)) {
+        return Err(format!(
+            "costs: {rate} of drafts are accepted, expected a share between 0 and 1"
+        ));
     }
     Ok(())
 }

@@ -100,7 +100,8 @@ pub struct Limits {
     pub max_num_tokens: usize,
 }
 
-/// Measured times of passes: `step_ms[i]` for a pass of `rows[i]` rows, and what reading the cache adds.
+/// Measured times of passes: `step_ms[i]` for a pass of `rows[i]` rows, and what reading the cache adds; of a drafter also
+/// what reading prompts takes, and what its drafts are worth.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostTable {
@@ -111,6 +112,13 @@ pub struct CostTable {
     /// Nanoseconds that a row takes for every position of the cache before it.
     #[serde(default)]
     pub position_ns: f64,
+    /// Milliseconds that a drafter takes for each token of a prompt before its first draft; 0 where that was not measured.
+    #[serde(default)]
+    pub prompt_token_ms: f64,
+    /// Of a drafter: the share of its drafts that was accepted at each position where those before it were. Of those
+    /// positions that were measured.
+    #[serde(default)]
+    pub acceptance: Vec<f64>,
 }
 
 /// What a section holds.

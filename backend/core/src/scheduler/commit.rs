@@ -47,6 +47,9 @@ impl Scheduler {
         assert_eq!(schedule.parts.len(), outcomes.len(), "one outcome a part");
         let shape = cost.and_then(|_| self.shape(schedule, &outcomes));
         let time = shape.zip(cost).map(|(shape, took)| StepTime { shape, took });
+        if let Some(cost) = cost {
+            self.tuner.save_for_readings(cost.as_secs_f64() * 1e3);
+        }
         if let Some(StepTime { shape, took }) = time {
             self.tuner.observe(shape, took.as_secs_f64() * 1e3);
         }

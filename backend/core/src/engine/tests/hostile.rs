@@ -195,7 +195,9 @@ fn scales_must_be_those_of_an_fp8_cache_of_the_model() {
 fn cost_tables_must_be_sane() {
     let message_of = |rows: &[usize], step_ms: &[f64], position_ns: f64| {
         let (rows, step_ms) = (rows.to_vec(), step_ms.to_vec());
-        refusal(|m| m.costs = Some(CostTable { rows, step_ms, position_ns }))
+        refusal(|m| {
+            m.costs = Some(CostTable { rows, step_ms, position_ns, ..CostTable::default() })
+        })
     };
     let message = |rows: &[usize], step_ms: &[f64]| message_of(rows, step_ms, 0.0);
     assert_eq!(message(&[1, 2], &[1.0]), "costs: 2 rows for 1 times");
@@ -206,6 +208,15 @@ fn cost_tables_must_be_sane() {
     assert_eq!(
         message_of(&[1], &[1.0], -0.5),
         "costs: a position takes -0.5 ns, expected 0 or more"
+    );
+    let table = CostTable { rows: vec![1], step_ms: vec![1.0], ..CostTable::default() };
+    assert_eq!(
+        refusal(|m| m.costs = Some(CostTable { prompt_token_ms: -1.0, ..table.clone() })),
+        "costs: a prompt's token takes -1 ms, expected 0 or more"
+    );
+    assert_eq!(
+        refusal(|m| m.costs = Some(CostTable { acceptance: vec![0.5, 1.0], ..table.clone() })),
+        "costs: 1 of drafts are accepted, expected a share between 0 and 1"
     );
 }
 

@@ -3,6 +3,7 @@
 use super::world::{World, config, prompt};
 use crate::draft_len::{DraftPolicy, PassCost, Tuner};
 use crate::engine::CostTable;
+use crate::scheduler::SchedulerConfig;
 use crate::scheduler::fake::limits;
 use std::collections::BTreeSet;
 
@@ -64,8 +65,18 @@ fn who_is_not_read_begins_with_any_pages_and_leaves_such_pages() {
 #[test]
 fn who_comes_with_others_is_read_only_if_it_pays_beside_them() {
     let rows = vec![1, 8, 16, 64];
-    let target = CostTable { rows, step_ms: vec![10.0, 10.0, 20.0, 80.0], position_ns: 0.0 };
-    let pass = CostTable { rows: vec![1, 64], step_ms: vec![1.0, 8.0], position_ns: 0.0 };
+    let target = CostTable {
+        rows,
+        step_ms: vec![10.0, 10.0, 20.0, 80.0],
+        position_ns: 0.0,
+        ..CostTable::default()
+    };
+    let pass = CostTable {
+        rows: vec![1, 64],
+        step_ms: vec![1.0, 8.0],
+        position_ns: 0.0,
+        ..CostTable::default()
+    };
     for (num_requests, is_read) in [(1, true), (8, false)] {
         let measured = PassCost::Measured(&pass);
         let tuner = Tuner::new(DraftPolicy::Adaptive, 6, Some(&target), measured);
@@ -77,6 +88,28 @@ fn who_comes_with_others_is_read_only_if_it_pays_beside_them() {
         let read = parts.iter().filter(|part| part.draft_rows > 0).count();
         assert_eq!(read, if is_read { parts.len() } else { 0 }, "{num_requests} requests");
     }
+}
+
+/// Where steps are shorter than the prompts that wait would have them be, trials take no more than their share of the time.
+#[test]
+fn trials_beside_long_prompts_cost_their_share_of_the_time() {
+    let sizes =
+        SchedulerConfig { max_num_tokens: 512, max_seq_len: 512, num_pages: 400, ..config() };
+    let mut world = World::new(sizes, DraftPolicy::Adaptive, 0);
+    serve(&mut world, 1..100, 6);
+    let (before, mut read) = (world.ms, 0);
+    for round in 0..60 {
+        world.add(1000 + 2 * round, 300, limits(4, 6)).unwrap();
+        world.add(1001 + 2 * round, 100, limits(10, 6)).unwrap();
+        while world.scheduler.num_waiting() > 0 || world.scheduler.running.len() > 6 {
+            let schedule = world.step();
+            let prompts = schedule.parts.iter().filter(|part| part.chunk > 1);
+            read += prompts.map(|part| part.draft_rows).sum::<usize>();
+        }
+    }
+    world.run();
+    let share = 0.08 * read as f64 / (world.ms - before);
+    assert!(read > 0 && share < 0.01, "{read} rows were read, {share} of the time");
 }
 
 #[test]
