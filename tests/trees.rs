@@ -10,7 +10,7 @@ use common::tiny::{self, Sizes};
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
-use spec_core::runtime::{Isa, TARGET_FILE, pages_for};
+use spec_core::runtime::{Isa, Prefill, TARGET_FILE, pages_for};
 use spec_core::testing::PageId;
 use spec_core::testing::batch::{Forward, Segment};
 use spec_core::testing::cpu::Model;
@@ -43,7 +43,8 @@ fn on_cpu(engine: &Engine, isa: Isa) -> Model {
 
 fn on_gpu(engine: &Engine) -> OnHost {
     let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
-    let model = cuda::Model::load(engine, 2 * NUM_PAGES, &mut **gpu.lock()).unwrap();
+    let prefill = Prefill::CublasLt;
+    let model = cuda::Model::load_with(engine, 2 * NUM_PAGES, prefill, &mut **gpu.lock()).unwrap();
     OnHost::new(Arc::new(model), gpu).with_scratch(64..128)
 }
 
@@ -60,21 +61,26 @@ fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// The logits after every token of a text, computed at once from an empty cache.
-fn chain(model: &mut dyn Forward, text: &[u32], pages: &[PageId]) -> Vec<Vec<u32>> {
+fn chain(
+    model: &mut dyn Forward,
+    text: &[u32],
+    pages: &[PageId],
+    prompt_len: usize,
+) -> Vec<Vec<u32>> {
     let len = text.len();
-    let segment = Segment {
-        tokens: text,
-        first_position: 0,
-        pages,
-        prompt_len: 0,
-        num_logits: len,
-        tree: &[],
-    };
+    let segment =
+        Segment { tokens: text, first_position: 0, pages, prompt_len, num_logits: len, tree: &[] };
     let logits = model.forward(&[segment]).unwrap();
     (0..len).map(|row| bits(logits.row(row))).collect()
 }
 
+/// Behind a text that is no prompt, of which the last token is computed with the tree.
 fn check(model: &mut dyn Forward, known: usize, what: &str) {
+    check_behind(model, known, known - 1, 0, what);
+}
+
+/// Known tokens from `from` on are computed with the tree behind them.
+fn check_behind(model: &mut dyn Forward, known: usize, from: usize, prompt_len: usize, what: &str) {
     let text = tokens(known + TREE.len() + 2);
     let (text, drafts) = text.split_at(known);
     let pages = |first: u32| -> Vec<PageId> {
@@ -84,23 +90,23 @@ fn check(model: &mut dyn Forward, known: usize, what: &str) {
     let expected: Vec<_> = (0..TREE.len())
         .map(|node| {
             let (_, branch) = path_to(node, drafts);
-            chain(model, &[text, &branch].concat(), &twin).pop().unwrap()
+            chain(model, &[text, &branch].concat(), &twin, prompt_len).pop().unwrap()
         })
         .collect();
     for kept in KEPT {
         for pages in [&own, &beside] {
-            chain(model, &text[..known - 1], pages);
+            chain(model, &text[..from], pages, prompt_len);
         }
-        // The last known token and the tree behind it; beside them a chain of another sequence.
-        let rows = [&text[known - 1..], &drafts[..TREE.len()]].concat();
+        // The last known tokens and the tree behind them; beside them a chain of another sequence.
+        let rows = [&text[from..], &drafts[..TREE.len()]].concat();
         let segment = |pages, tokens, tree| {
-            let (first_position, num_logits) = (known - 1, <[u32]>::len(tokens));
-            Segment { tokens, first_position, pages, prompt_len: 0, num_logits, tree }
+            let (first_position, num_logits) = (from, <[u32]>::len(tokens));
+            Segment { tokens, first_position, pages, prompt_len, num_logits, tree }
         };
         let other = segment(&beside[..], &rows[..3], &[]);
         let logits = model.forward(&[other, segment(&own[..], &rows, &TREE)]).unwrap();
         for (node, expected) in expected.iter().enumerate() {
-            let found = bits(logits.row(3 + 1 + node));
+            let found = bits(logits.row(3 + (known - from) + node));
             assert!(found == *expected, "{what}, {known} known: node {node}");
         }
         let (path, kept_tokens) = path_to(kept, drafts);
@@ -110,7 +116,7 @@ fn check(model: &mut dyn Forward, known: usize, what: &str) {
         let first = known + kept_tokens.len();
         let next = Segment { first_position: first, ..segment(&own[..], &follows[first..], &[]) };
         let logits = model.forward(&[next]).unwrap();
-        let expected = chain(model, &follows, &twin);
+        let expected = chain(model, &follows, &twin, prompt_len);
         for row in 0..2 {
             let found = bits(logits.row(row));
             assert!(found == expected[first + row], "{what}, {known} known: behind {kept}");
@@ -136,6 +142,8 @@ fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
         for known in [1, 16, 30] {
             check(&mut model, known, &format!("sm_90a {dtype}"));
         }
+        // The page that the first draft is in begins with the end of a block.
+        check_behind(&mut model, 150, 140, 150, &format!("sm_90a {dtype}, a prompt"));
     }
 }
 

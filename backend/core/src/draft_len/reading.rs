@@ -12,6 +12,9 @@ const ASSUMED_ANSWER: f64 = 128.0;
 /// Weight of one more answer in what is usual.
 const ANSWER_WEIGHT: f64 = 1.0 / 16.0;
 
+/// Weight of one more token in the share of those that no prompt is computed beside.
+const TOKEN_WEIGHT: f64 = 1.0 / 256.0;
+
 /// Share of the time that goes into reading prompts of which nothing is to be gained as far as is known.
 const TRIAL_SHARE: f64 = 0.005;
 
@@ -38,19 +41,28 @@ pub(crate) struct Reading {
 pub(super) struct Readings {
     /// Tokens of a usual answer.
     answer_tokens: f64,
+    /// The share of all tokens that come with steps without prompts. Where a prompt fills a step, a draft that is right
+    /// saves a row of a later one, and hardly any time.
+    decoding_share: f64,
     /// Milliseconds that may be spent on trials now.
     saved_ms: f64,
 }
 
 impl Default for Readings {
     fn default() -> Self {
-        Self { answer_tokens: ASSUMED_ANSWER, saved_ms: 0.0 }
+        Self { answer_tokens: ASSUMED_ANSWER, decoding_share: 1.0, saved_ms: 0.0 }
     }
 }
 
 impl Readings {
     pub(super) fn count_answer(&mut self, num_generated: usize) {
         self.answer_tokens += ANSWER_WEIGHT * (num_generated as f64 - self.answer_tokens);
+    }
+
+    fn count_tokens(&mut self, num_tokens: usize, beside_prompts: bool) {
+        let share = if beside_prompts { 0.0 } else { 1.0 };
+        let kept = (1.0 - TOKEN_WEIGHT).powi(num_tokens as i32);
+        self.decoding_share = share + kept * (self.decoding_share - share);
     }
 }
 
@@ -85,6 +97,11 @@ impl Tuner {
         self.readings.saved_ms = saved_ms.min(most);
     }
 
+    /// So many tokens came with a step, which computed prompts as well or did not.
+    pub(crate) fn count_tokens(&mut self, num_tokens: usize, beside_prompts: bool) {
+        self.readings.count_tokens(num_tokens, beside_prompts);
+    }
+
     fn reading_ms(&self, reading: &Reading) -> f64 {
         let again =
             if reading.num_again > 0 { self.costs.target_ms(reading.num_again) } else { 0.0 };
@@ -99,7 +116,8 @@ impl Tuner {
         let mut without = with.clone();
         without.gains.model.clear();
         let saved = self.ms_per_token(without, reading) - self.ms_per_token(with, reading);
-        saved * self.readings.answer_tokens.min(reading.max_tokens as f64)
+        let num_tokens = self.readings.answer_tokens.min(reading.max_tokens as f64);
+        saved * num_tokens * self.readings.decoding_share
     }
 
     fn ms_per_token(&self, outlook: Outlook, reading: &Reading) -> f64 {
@@ -185,6 +203,16 @@ mod tests {
         assert!(tuner.reads(&long));
         (0..100).for_each(|_| tuner.readings.count_answer(4));
         assert!(!tuner.reads(&long));
+    }
+
+    #[test]
+    fn tokens_that_come_beside_prompts_are_not_worth_a_prompt() {
+        let mut tuner = engine(0.8).tuner;
+        assert!(tuner.reads(&PROMPT));
+        tuner.count_tokens(2000, true);
+        assert!(!tuner.reads(&PROMPT));
+        tuner.count_tokens(2000, false);
+        assert!(tuner.reads(&PROMPT));
     }
 
     #[test]

@@ -311,7 +311,7 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
         let Place::Gpu(_, gpu) = place else { continue };
         let enabled = cuda::Model::enable_blocks(engine.manifest(), &mut **gpu.lock());
         if let Err(error) = enabled {
-            eprintln!("{error}; prompts are computed a few rows at a time, which is slower");
+            eprintln!("prompts are computed a few rows at a time, which is slower: {error}");
             return Prefill::Exact;
         }
     }

@@ -56,6 +56,10 @@ impl Scheduler {
         if !as_asked {
             self.tuner.ask_again();
         }
+        let beside_prompts = schedule.parts.iter().any(|part| part.chunk > 1);
+        let decoded = schedule.parts.iter().zip(&outcomes).filter(|(part, _)| part.chunk == 1);
+        let num_tokens = decoded.map(|(_, outcome)| outcome.tokens.len()).sum();
+        self.tuner.count_tokens(num_tokens, beside_prompts);
         let each = schedule.parts.iter().zip(outcomes);
         (each.filter_map(|(part, outcome)| self.commit_part(part, outcome)).collect(), time)
     }
