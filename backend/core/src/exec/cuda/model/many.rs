@@ -31,7 +31,7 @@ use crate::model::{Dtype, ModelConfig};
 pub enum Prefill {
     /// The few-row products, a few rows at a time: a row has the same bits as in decoding.
     Exact,
-    /// cuBLASLt, in [blocks](PromptBlocks): faster.
+    /// cuBLASLt, in blocks of 512 positions: faster.
     CublasLt,
 }
 
