@@ -136,13 +136,13 @@ fn blocks(names: &[String]) -> ExitCode {
         let reference = behind(logits(&engine(Dtype::Fp32), &texts));
         let on_cpu = behind(logits(&engine(Dtype::Fp8), &texts));
         println!(
-            "| {name} | as tokens are decoded, on a CPU | {}",
+            "| {name} | as tokens are decoded, on a CPU | {} |",
             Divergence::of(&reference, &on_cpu)
         );
         let recipe = Recipe::ngram(checkpoint, Dtype::Fp8).with_kv(Dtype::Fp16).on("cuda:sm_90a");
         let on_gpu = in_blocks(&recipe.engine(&format!("{name}-fp8-fp16-kv-ngram-cuda")), &texts);
         println!(
-            "| {name} | in blocks, on an emulated GPU | {}",
+            "| {name} | in blocks, on an emulated GPU | {} |",
             Divergence::of(&reference, &on_gpu)
         );
     }

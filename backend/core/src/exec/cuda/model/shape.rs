@@ -101,8 +101,9 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of a few-row product take: three are predicted to take 17.5 ms of an 8B model in
-/// FP8 on an H100, a block 13.9 ms, whatever is in it (`scripts/gpu-predict`).
+/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of a few-row product
+/// take: on an H100 three are predicted to take 17.5 ms of an 8B model in FP8, a block 13.6 ms, whatever is in it
+/// (`scripts/gpu-predict`).
 pub(crate) const BLOCKS: PromptBlocks =
     PromptBlocks { len: 512, least: 2 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1 };
 /// Blocks of a prompt in a pass, at most: matrices are unpacked for all of them together, which takes a third of the time
