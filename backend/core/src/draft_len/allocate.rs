@@ -322,7 +322,7 @@ mod tests {
             // A drafter pass must cost the same for any number of sequences here: how many draft
             // is not told by the longest draft and the sum, and `best` takes the ones of most gain.
             // And every sequence has as much in the cache.
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![2000; outlooks.len()];
             let base_rows = outlooks.len() + prefill;
@@ -345,8 +345,8 @@ mod tests {
             draft_ms in 0.01f64..1.5,
         ) {
             let step_ms = vec![2.0, 2.0 + 63.0 * row_ms];
-            let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 0.0, ..CostTable::default() };
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], position_ns: 0.0, ..CostTable::default() };
+            let target = CostTable { rows: vec![1, 64], step_ms, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![0; outlooks.len()];
             let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra };
@@ -380,7 +380,7 @@ mod tests {
         ) {
             let step_ms = vec![2.0, 2.0 + 63.0 * row_ms];
             let target = CostTable { rows: vec![1, 64], step_ms, position_ns: 300.0, ..CostTable::default() };
-            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.4], position_ns: 0.0, ..CostTable::default() };
+            let draft = CostTable { rows: vec![1, 9], step_ms: vec![0.4, 0.4], ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions: Vec<usize> = (1..=outlooks.len()).map(|idx| 700 * idx).collect();
             let lens: Vec<DraftLens> = outlooks.iter().zip(&asked).map(|(outlook, &(lookup, drafts))| DraftLens {

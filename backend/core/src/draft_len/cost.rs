@@ -245,18 +245,9 @@ mod tests {
 
     #[test]
     fn a_table_twice_too_low_is_left_behind() {
-        let table = CostTable {
-            rows: vec![1, 16],
-            step_ms: vec![2.5, 4.0],
-            position_ns: 0.0,
-            ..CostTable::default()
-        };
-        let draft = CostTable {
-            rows: vec![1],
-            step_ms: vec![0.2],
-            position_ns: 0.0,
-            ..CostTable::default()
-        };
+        let table =
+            CostTable { rows: vec![1, 16], step_ms: vec![2.5, 4.0], ..CostTable::default() };
+        let draft = CostTable { rows: vec![1], step_ms: vec![0.2], ..CostTable::default() };
         let mut costs = Costs::new(Some(&table), PassCost::Measured(&draft));
         (0..60).for_each(|round| costs.observe(one(round % 5), true_ms(one(round % 5))));
         assert!(off(&costs, one(0)) < 0.05 && off(&costs, one(4)) < 0.05);

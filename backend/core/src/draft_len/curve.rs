@@ -158,12 +158,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn table() -> CostTable {
-        CostTable {
-            rows: vec![1, 8, 64],
-            step_ms: vec![10.0, 10.0, 24.0],
-            position_ns: 0.0,
-            ..CostTable::default()
-        }
+        CostTable { rows: vec![1, 8, 64], step_ms: vec![10.0, 10.0, 24.0], ..CostTable::default() }
     }
 
     #[test]

@@ -65,18 +65,8 @@ fn who_is_not_read_begins_with_any_pages_and_leaves_such_pages() {
 #[test]
 fn who_comes_with_others_is_read_only_if_it_pays_beside_them() {
     let rows = vec![1, 8, 16, 64];
-    let target = CostTable {
-        rows,
-        step_ms: vec![10.0, 10.0, 20.0, 80.0],
-        position_ns: 0.0,
-        ..CostTable::default()
-    };
-    let pass = CostTable {
-        rows: vec![1, 64],
-        step_ms: vec![1.0, 8.0],
-        position_ns: 0.0,
-        ..CostTable::default()
-    };
+    let target = CostTable { rows, step_ms: vec![10.0, 10.0, 20.0, 80.0], ..CostTable::default() };
+    let pass = CostTable { rows: vec![1, 64], step_ms: vec![1.0, 8.0], ..CostTable::default() };
     for (num_requests, is_read) in [(1, true), (8, false)] {
         let measured = PassCost::Measured(&pass);
         let tuner = Tuner::new(DraftPolicy::Adaptive, 6, Some(&target), measured);

@@ -20,9 +20,7 @@ mod page_table;
 pub mod params;
 mod upload;
 
-use crate::batch::{
-    Entry, Executor, LongPrompts, Outcome, PromptBlocks, Stepped, Unwanted, WANTED,
-};
+use crate::batch::{Entry, Executor, Outcome, PromptBlocks, Stepped, Unwanted, WANTED};
 use crate::draft::{Drafter, Proposal, ask_first};
 use crate::draft_source::{DraftLens, DraftSource};
 use crate::engine::{Engine, Manifest};
@@ -366,13 +364,6 @@ impl Executor for Steps {
             let places = in_flight.places.iter_mut().filter(|place| place.id == id);
             places.for_each(|place| place.len = 0);
         }
-    }
-
-    fn long_prompts(&self) -> LongPrompts {
-        // A block takes as long as some decoding steps, whatever is in it.
-        let usual = LongPrompts::default();
-        let block = self.on.target.prompt_blocks().map(|blocks| blocks.len);
-        LongPrompts { rows_beside_others: block.unwrap_or(usual.rows_beside_others), ..usual }
     }
 
     fn prompt_blocks(&self) -> Option<PromptBlocks> {

@@ -1,0 +1,166 @@
+//! Prompts in blocks, which a library multiplies: near the CPU executor, and the same however they are computed.
+
+use super::common::running::{self, Done};
+use super::common::small::{NORMED, SMALL, in_parts_of_prompt, tokens};
+use super::common::{golden, models};
+use super::{
+    Drafts, FP8_ROWS_TOLERANCE, FP8_TOLERANCE, FP16_TOLERANCE, NUM_SMS, assert_close, both,
+    both_on, emulator, load_bounded, on, requests, target,
+};
+use spec_core::model::Dtype;
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
+use spec_core::runtime::{AdmissionPolicy, Options, Prefill, Request, Runtime};
+use spec_core::testing::PageId;
+use spec_core::testing::batch::{Forward as _, Segment};
+use spec_emu::{Emulator, Schedule};
+
+#[test]
+fn logits_of_blocks_of_prompts_are_those_of_the_cpu_executor() {
+    for (sizes, dtype, capability, tolerance) in [
+        (&SMALL, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
+        (&NORMED, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
+        (&SMALL, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
+        (&NORMED, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
+        (&SMALL, Dtype::Fp8, (8, 0), FP8_TOLERANCE),
+    ] {
+        let archs = "cuda:sm_90a,sm_80";
+        let (_dir, cpu, cuda) = both_on(archs, sizes, dtype, Dtype::Fp16);
+        let tokens = tokens(230);
+        let expected = golden::all_logits(&mut golden::model(&cpu, 16), &tokens);
+        let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
+        let mut by_library = on(device, &cuda, 16, Prefill::CublasLt);
+        let found = in_parts_of_prompt(&mut by_library, &tokens, &[90, 120, 20], 211);
+        assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
+    }
+}
+
+#[test]
+fn bits_of_a_prompts_row_do_not_depend_on_what_is_computed_with_it() {
+    for (sizes, dtype) in [(&SMALL, Dtype::Fp8), (&NORMED, Dtype::Fp16)] {
+        let (_dir, _, cuda) = both(sizes, dtype, Dtype::Fp8);
+        let text = tokens(230);
+        let run = |prefill, prompt_len, parts: &[usize]| {
+            let mut model = on(emulator(Schedule::seeded(1)), &cuda, 16, prefill);
+            in_parts_of_prompt(&mut model, &text, parts, prompt_len)
+        };
+        let whole = run(Prefill::CublasLt, 211, &[210, 20]);
+        for parts in [&[230][..], &[1, 209, 20], &[50, 96, 64, 3, 17]] {
+            assert_eq!(run(Prefill::CublasLt, 211, parts), whole, "{dtype}: {parts:?}");
+        }
+        if dtype == Dtype::Fp8 {
+            let longer = tokens(650);
+            let run = |parts: &[usize]| {
+                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 41, Prefill::CublasLt);
+                in_parts_of_prompt(&mut model, &longer, parts, 651).split_off(600)
+            };
+            assert_eq!(run(&[650]), run(&[300, 240, 110]), "two blocks");
+        }
+        let exact = run(Prefill::Exact, 211, &[230]);
+        assert_eq!(
+            run(Prefill::CublasLt, 129, &[230]),
+            exact,
+            "a short prompt is computed as ever"
+        );
+        assert_ne!(whole[..210], exact[..210]);
+    }
+}
+
+#[test]
+fn bits_of_a_prompt_do_not_depend_on_the_prompts_beside_it() {
+    let (_dir, _, cuda) = both(&SMALL, Dtype::Fp8, Dtype::Fp8);
+    let tokens = tokens(210);
+    let pages: Vec<PageId> = (0..42).collect();
+    let segment = |sequence: usize, len: usize| Segment {
+        tokens: &tokens[..len],
+        first_position: 0,
+        pages: &pages[14 * sequence..][..14],
+        prompt_len: len,
+        num_logits: 2,
+        tree: &[],
+    };
+    let run = |segments: &[Segment<'_>]| {
+        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, Prefill::CublasLt);
+        model.forward(segments).expect("a pass").values
+    };
+    let prompts = [segment(0, 205), segment(1, 7), segment(2, 194)];
+    let alone: Vec<f32> = prompts.iter().flat_map(|&prompt| run(&[prompt])).collect();
+    assert_eq!(run(&prompts), alone);
+}
+
+/// Requests with prompts that are long enough for blocks. The odd ones begin alike, with two; each has another length.
+fn long_requests() -> Vec<Request> {
+    let longer = |(idx, request): (usize, Request)| {
+        let len = if idx % 2 == 0 { 130 + 20 * idx } else { 690 };
+        Request { prompt: [tokens(len), request.prompt.to_vec()].concat().into(), ..request }
+    };
+    requests().into_iter().enumerate().map(longer).collect()
+}
+
+/// However its prompt is cut, whatever runs beside it and is cached, and with any speculation, a text is the same.
+#[test]
+fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
+    let (_dir, engine) = target(Drafts::Model);
+    let runtime = |options: &Options, seed| {
+        let options = Options { kv_tokens: Some(6144), ..options.clone() };
+        load_bounded(&engine, options, Schedule::seeded(seed))
+    };
+    let with_drafts = |draft_len| {
+        // Many tokens, so that texts tell of other bits.
+        let set = |(idx, mut request): (usize, Request)| {
+            // Two of three tell it in all their bits, if by way of the host.
+            if idx % 3 > 0 {
+                request.sampling.logprobs.get_or_insert(0);
+            }
+            let draft_len = Some(draft_len);
+            Request { draft_len, max_tokens: 60, ignore_eos: true, ..request }
+        };
+        long_requests().into_iter().enumerate().map(set).collect::<Vec<_>>()
+    };
+    let told = |done: &[Done]| -> Vec<_> {
+        done.iter().map(|done| (done.tokens.clone(), done.logprobs.clone())).collect()
+    };
+    let run_alone = |options: &Options| {
+        let mut runtime = runtime(options, 1);
+        let run = |request| told(&running::run(&mut runtime, &[request])).remove(0);
+        with_drafts(0).into_iter().map(run).collect::<Vec<_>>()
+    };
+    let [fixed, adaptive] = [Fixed, Adaptive].map(running::options);
+    let alone = Options { kv_reuse: false, prefill: Some(Prefill::CublasLt), ..fixed.clone() };
+    let plain = run_alone(&alone);
+    let exact = Options { prefill: Some(Prefill::Exact), ..fixed.clone() };
+    let exact = run_alone(&exact);
+    let num_other = exact.iter().zip(&plain).filter(|(exact, plain)| exact != plain).count();
+    assert!(num_other >= 5, "{num_other} texts would tell of other bits");
+    // Steps that hold a block and little more, and many.
+    for (options, draft_len, rows) in [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)] {
+        let options = Options { max_num_tokens: Some(rows), ..options.clone() };
+        let mut runtime = runtime(&options, 2);
+        let done = running::run(&mut runtime, &with_drafts(draft_len));
+        assert_eq!(told(&done), plain, "{draft_len} drafts, {rows} rows");
+        // What they left in the cache is found, some of it in the middle of a block.
+        let before = runtime.usage().reused_pages;
+        let again = running::run(&mut runtime, &with_drafts(draft_len));
+        assert_eq!(told(&again), plain, "again, {draft_len} drafts, {rows} rows");
+        assert!(runtime.usage().reused_pages >= before + 3 * 35, "nothing was found");
+    }
+    let narrow = Options {
+        max_num_tokens: Some(200),
+        prefill: Some(Prefill::CublasLt),
+        admission: AdmissionPolicy::MaxUtilization,
+        ..fixed
+    };
+    let options = Options { kv_tokens: Some(1024), ..narrow };
+    let mut runtime = load_bounded(&engine, options, Schedule::seeded(3));
+    let done = running::run(&mut runtime, &with_drafts(2));
+    assert_eq!(told(&done), plain, "in steps that hold no block, preempted");
+    assert!(runtime.usage().preemptions > 0, "nothing was preempted");
+}
+
+#[test]
+fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
+    let (_dir, cpu, _) = both(&SMALL, Dtype::Fp16, Dtype::Fp16);
+    let options = Options { prefill: Some(Prefill::CublasLt), ..running::options(Fixed) };
+    let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
+    let expected = "prefill = cublaslt on an engine that was built for the cpu is not supported";
+    assert_eq!(error, expected);
+}
