@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 /// The folders of `kernels/` that hold CUDA sources.
-const ROOMS: [&str; 6] = ["attention", "common", "gemm", "prefill", "sample", "step"];
+const ROOMS: [&str; 7] = ["attention", "common", "gemm", "head", "prefill", "sample", "step"];
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

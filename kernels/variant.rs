@@ -131,6 +131,14 @@ impl Variant {
         variant
     }
 
+    /// The same for rows that see no positions before a first one of their own.
+    #[must_use]
+    pub fn windowed(mut self) -> Self {
+        assert_eq!(self.kernel, "attention");
+        self.defines.push(("WINDOW", "1".into()));
+        self
+    }
+
     /// A kernel without compile-time constants.
     pub fn plain(kernel: &'static str) -> Self {
         Self { kernel, defines: Vec::new() }

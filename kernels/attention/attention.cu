@@ -7,7 +7,8 @@
 // and on the bounds of splits alone, to the bit: not on the other rows of its tile, on the tile's
 // width, on the level of items, on the grid or on the order of arrival.
 // Defines: KV (FP8 or FP16), HEAD_DIM (64 or 128), GROUP (query heads of a key head, 1..16), and
-// TILE_ROWS (query rows times GROUP of a tile: 16, or 64 for many rows of a sequence).
+// TILE_ROWS (query rows times GROUP of a tile: 16, or 64 for many rows of a sequence); WINDOW, where rows see no
+// positions before their first.
 // Shared memory: SUMS_BYTES + sizeof(Plan).
 #include "common/prims.cuh"
 
@@ -85,7 +86,8 @@ DEVICE void attend_page(const uint8_t* stage, const uint32_t (&query)[NUM_STEPS]
     float score[2][4] = {};
     score_page(stage, query, score);
     Uint2 seen = {0xffffffffu, 0xffffffffu};
-    if (first_token + PAGE_TOKENS > unmasked) {
+    const bool is_cut = IS_WINDOWED && first_token < view.all_after;
+    if (is_cut || first_token + PAGE_TOKENS > unmasked) {
         seen = hide_page(view, first_token, score);
     }
     uint32_t weight[4];

@@ -15,10 +15,19 @@ constexpr uint32_t OUT_TILES = HEAD_DIM / 8;
 // Weights are at most 2^8: halves then keep at full precision those that are 2^-22 of the largest.
 constexpr float WEIGHT_BITS = 8.0f;
 
+// Rows see no positions before their `first`: those of heads on hidden states.
+#ifdef WINDOW
+constexpr bool IS_WINDOWED = true;
+#else
+constexpr bool IS_WINDOWED = false;
+#endif
+
 // What the two rows of a lane see.
 struct View {
     uint32_t base[2];
     uint64_t ancestors[2];
+    uint32_t first[2];     // where rows are windowed, as what follows
+    uint32_t all_after;    // from there on no row of the warp is kept from seeing by its first
 };
 
 // A lane's part of the softmax of its two rows. Scores in it are not scaled yet.
@@ -64,7 +73,7 @@ DEVICE void load_queries(const AttentionParams& p, const Item& item,
 }
 
 DEVICE View load_view(const AttentionParams& p, const Item& item) {
-    View view = {{0, 0}, {0, 0}};
+    View view = {{0, 0}, {0, 0}, {0, 0}, 0};
     UNROLL
     for (uint32_t half = 0; half < 2; ++half) {
         const uint32_t packed = lane_row(half);
@@ -73,8 +82,12 @@ DEVICE View load_view(const AttentionParams& p, const Item& item) {
             if (row.sequence != NO_SEQUENCE) {
                 view.base[half] = row.base;
                 view.ancestors[half] = row.ancestors;
+                view.first[half] = row.first;
             }
         }
+    }
+    if constexpr (IS_WINDOWED) {
+        view.all_after = warp_max(maximum(view.first[0], view.first[1]));
     }
     return view;
 }
@@ -119,9 +132,12 @@ DEVICE void score_page(const uint8_t* keys, const uint32_t (&query)[NUM_STEPS][4
     }
 }
 
-DEVICE bool sees(uint32_t base, uint64_t ancestors, uint32_t token) {
-    const uint32_t ahead = token - base;
-    return token < base || (ahead < 64 && (ancestors >> ahead & 1) != 0);
+DEVICE bool sees(const View& view, uint32_t half, uint32_t token) {
+    if (IS_WINDOWED && token < view.first[half]) {
+        return false;
+    }
+    const uint32_t ahead = token - view.base[half];
+    return token < view.base[half] || (ahead < 64 && (view.ancestors[half] >> ahead & 1) != 0);
 }
 
 // Hides the scores of what a row does not see. Returns masks for the lane's four tokens of the
@@ -133,7 +149,7 @@ DEVICE Uint2 hide_page(const View& view, uint32_t first_token, float (&score)[2]
         UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t token = first_token + 4 * (lane_index() % 4) + 2 * tile + i % 2;
-            const bool is_seen = sees(view.base[i / 2], view.ancestors[i / 2], token);
+            const bool is_seen = sees(view, i / 2, token);
             score[tile][i] = is_seen ? score[tile][i] : minus_infinity();
             seen[tile] |= is_seen ? 0xffffu << (16 * (i % 2)) : 0;
         }

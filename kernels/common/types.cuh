@@ -21,7 +21,7 @@ struct Row {
     uint32_t base;
     uint64_t ancestors;
     uint32_t sequence;   // row of the page table, or NO_SEQUENCE: it writes nothing to the cache
-    uint32_t unused;
+    uint32_t first;      // of a head on hidden states: the first slot that it sees
 };
 static_assert(sizeof(Row) == 32, "as on the host");
 

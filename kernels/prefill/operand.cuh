@@ -2,6 +2,8 @@
 // between its end and the stride it gets zeros.
 #pragma once
 
+#include "common/halves.cuh"
+
 struct Operand {
     uint8_t* values;   // [row][stride]
     float* scales;     // [row], of FP8 alone
@@ -38,13 +40,6 @@ DEVICE float block_max(float value) {
 
 DEVICE float magnitude(const Float4& v) {
     return maximum(maximum(fabsf(v.x), fabsf(v.y)), maximum(fabsf(v.z), fabsf(v.w)));
-}
-
-DEVICE Uint2 four_halves(const Float4& v) {
-    return {
-        float_to_half_sat(v.x) | uint32_t(float_to_half_sat(v.y)) << 16,
-        float_to_half_sat(v.z) | uint32_t(float_to_half_sat(v.w)) << 16,
-    };
 }
 
 DEVICE uint32_t four_e4m3(const Float4& v, float factor) {

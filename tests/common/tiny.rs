@@ -54,23 +54,63 @@ pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Size
     tokenizer().build().expect("builds").write(dir).expect("writes");
 }
 
-/// An EAGLE-3 head in the original layout, for a model of these sizes whose last layers it reads. It drafts every token.
+/// What an EAGLE-3 head has besides the sizes of its layers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HeadKind {
+    /// Layers behind the first one.
+    pub(crate) more_layers: usize,
+    /// It drafts so many tokens, every second one, by a head of its own; else all, by the target's.
+    pub(crate) draft_vocab: Option<usize>,
+    /// It has token vectors of its own.
+    pub(crate) own_embed: bool,
+    /// Positions that a row sees.
+    pub(crate) window: Option<usize>,
+    /// One norm over all hidden states.
+    pub(crate) norm_before_fc: bool,
+    /// A norm for each.
+    pub(crate) fc_norm: bool,
+    pub(crate) norm_before_residual: bool,
+    pub(crate) norm_output: bool,
+    /// How far weights of norms are from 1.
+    pub(crate) norm_spread: f64,
+}
+
+/// An EAGLE-3 head for a model of these sizes whose last layers it reads. It drafts every token.
 pub(crate) fn write_head(dir: &Path, num_layers: usize, seed: u64, sizes: &Sizes) {
+    write_head_of(dir, num_layers, seed, sizes, &HeadKind::default());
+}
+
+/// The same of another kind.
+pub(crate) fn write_head_of(
+    dir: &Path,
+    num_layers: usize,
+    seed: u64,
+    sizes: &Sizes,
+    kind: &HeadKind,
+) {
     fs::create_dir_all(dir).expect("a new folder");
-    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, .. } = *sizes;
-    let config = json!({
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": VOCAB,
-        "hidden_size": hidden, "intermediate_size": ff, "num_hidden_layers": 1,
+    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, qk_norm } = *sizes;
+    let model_type = if qk_norm { "qwen3" } else { "llama" };
+    let mut config = json!({
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": model_type, "vocab_size": VOCAB,
+        "hidden_size": hidden, "intermediate_size": ff, "num_hidden_layers": 1 + kind.more_layers,
         "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads, "head_dim": head_dim,
         "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 1024,
         "rope_theta": 10000.0, "eagle_aux_hidden_state_layer_ids": [0, num_layers - 1, num_layers],
+        "norm_before_fc": kind.norm_before_fc, "fc_norm": kind.fc_norm,
+        "norm_before_residual": kind.norm_before_residual, "norm_output": kind.norm_output,
     });
+    if let Some(window) = kind.window {
+        config["sliding_window"] = window.into();
+        config["layer_types"] = vec!["sliding_attention"; 1 + kind.more_layers].into();
+    }
     let by_inputs = |inputs: usize| 1.0 / (inputs as f64).sqrt();
     let wide =
         |name: &str, shape: [usize; 2]| (name.to_string(), shape.to_vec(), by_inputs(shape[1]));
-    let norm = |name: &str| (name.to_string(), vec![hidden], 0.0);
+    let norm_of = |name: &str, len: usize| (name.to_string(), vec![len], kind.norm_spread);
+    let norm = |name: &str| norm_of(name, hidden);
     let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
-    let shapes = vec![
+    let mut shapes = vec![
         wide("fc.weight", [hidden, 3 * hidden]),
         norm("midlayer.input_layernorm.weight"),
         norm("midlayer.hidden_norm.weight"),
@@ -84,7 +124,36 @@ pub(crate) fn write_head(dir: &Path, num_layers: usize, seed: u64, sizes: &Sizes
         wide("midlayer.mlp.down_proj.weight", [hidden, ff]),
         norm("norm.weight"),
     ];
-    write_random(dir, &config, shapes, seed);
+    for layer in 1..=kind.more_layers {
+        shapes.extend(layer_shapes(layer, sizes).into_iter().map(|(name, shape, deviation)| {
+            let deviation = if shape.len() == 1 { kind.norm_spread } else { deviation };
+            (name, shape, deviation)
+        }));
+    }
+    if qk_norm {
+        let norms = ["q_norm", "k_norm"].map(|name| format!("midlayer.self_attn.{name}.weight"));
+        shapes.extend(norms.map(|name| norm_of(&name, head_dim)));
+    }
+    if kind.norm_before_fc {
+        shapes.push(norm_of("input_norm.weight", 3 * hidden));
+    }
+    if kind.fc_norm {
+        shapes.extend((0..3).map(|tap| norm(&format!("fc_norm.{tap}.weight"))));
+    }
+    if kind.own_embed {
+        shapes.push(("embed_tokens.weight".into(), vec![VOCAB, hidden], 1.0));
+    }
+    let mut tensors = random(shapes, seed);
+    if let Some(drafted) = kind.draft_vocab {
+        config["draft_vocab_size"] = drafted.into();
+        let head =
+            ("lm_head.weight".to_string(), vec![drafted, hidden], SPREAD * by_inputs(hidden));
+        tensors.extend(random(vec![head], seed + 1));
+        // How far each row's token is behind the row's number.
+        let offsets = (0..drafted as i64).flat_map(i64::to_le_bytes).collect();
+        tensors.push(("d2t".into(), Dtype::I64, vec![drafted], offsets));
+    }
+    write_folder(dir, &config, &tensors);
 }
 
 /// Medusa heads of one block each, for a model of these sizes.
@@ -100,58 +169,76 @@ pub(crate) fn write_medusa(dir: &Path, num_heads: usize, seed: u64, sizes: &Size
     write_random(dir, &config, (0..num_heads).flat_map(head).collect(), seed);
 }
 
+/// Name, type, shape and bytes.
+type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
+
 /// A folder of random weights. Of each tensor name, shape and standard deviation; norms are ones.
 fn write_random(dir: &Path, config: &Value, shapes: Vec<(String, Vec<usize>, f64)>, seed: u64) {
-    fs::write(dir.join("config.json"), config.to_string()).expect("writes");
+    write_folder(dir, config, &random(shapes, seed));
+}
+
+/// Random tensors, norms around one.
+fn random(shapes: Vec<(String, Vec<usize>, f64)>, seed: u64) -> Vec<Tensor> {
     let mut normal = Normal(seed);
-    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
-        .into_iter()
-        .map(|(name, shape, deviation)| {
-            let num: usize = shape.iter().product();
-            let value = |_| match shape.len() {
-                1 => 1.0,
-                _ => (normal.next() * deviation) as f32,
-            };
-            let bytes = (0..num).map(value).flat_map(f32::to_le_bytes).collect();
-            (name, shape, bytes)
-        })
-        .collect();
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("the sizes fit"))
+    let tensor = |(name, shape, deviation): (String, Vec<usize>, f64)| {
+        let num: usize = shape.iter().product();
+        let value = |_| match shape.len() {
+            1 if deviation == 0.0 => 1.0,
+            1 => (1.0 + normal.next() * deviation) as f32,
+            _ => (normal.next() * deviation) as f32,
+        };
+        let bytes = (0..num).map(value).flat_map(f32::to_le_bytes).collect();
+        (name, Dtype::F32, shape, bytes)
+    };
+    shapes.into_iter().map(tensor).collect()
+}
+
+fn write_folder(dir: &Path, config: &Value, tensors: &[Tensor]) {
+    fs::write(dir.join("config.json"), config.to_string()).expect("writes");
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        (name, TensorView::new(*dtype, shape.clone(), bytes).expect("the sizes fit"))
     });
     safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).expect("writes");
 }
 
 /// Name, shape and standard deviation of every tensor; norms are ones.
 fn shapes(num_layers: usize, sizes: &Sizes) -> Vec<(String, Vec<usize>, f64)> {
-    let by_inputs = |inputs: usize| 1.0 / (inputs as f64).sqrt();
-    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, qk_norm } = *sizes;
-    let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let hidden = sizes.hidden;
     let mut shapes = vec![
         ("model.embed_tokens.weight".into(), vec![VOCAB, hidden], 1.0),
         ("model.norm.weight".into(), vec![hidden], 0.0),
-        ("lm_head.weight".into(), vec![VOCAB, hidden], SPREAD * by_inputs(hidden)),
+        ("lm_head.weight".into(), vec![VOCAB, hidden], SPREAD / (hidden as f64).sqrt()),
     ];
-    for layer in 0..num_layers {
-        let mut add = |name: &str, shape: &[usize]| {
-            let name = format!("model.layers.{layer}.{name}.weight");
-            let inputs = shape[shape.len() - 1];
-            shapes.push((name, shape.to_vec(), by_inputs(inputs)));
+    shapes.extend((0..num_layers).flat_map(|layer| layer_shapes(layer, sizes)));
+    shapes
+}
+
+/// Those of a layer.
+fn layer_shapes(layer: usize, sizes: &Sizes) -> Vec<(String, Vec<usize>, f64)> {
+    let Sizes { hidden, head_dim, num_heads, num_kv_heads, ff, qk_norm } = *sizes;
+    let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let mut shapes = Vec::new();
+    let mut add = |name: &str, shape: &[usize]| {
+        let name = format!("model.layers.{layer}.{name}.weight");
+        let deviation = match shape {
+            [_] => 0.0,
+            _ => 1.0 / (shape[shape.len() - 1] as f64).sqrt(),
         };
-        add("input_layernorm", &[hidden]);
-        add("self_attn.q_proj", &[q, hidden]);
-        add("self_attn.k_proj", &[kv, hidden]);
-        add("self_attn.v_proj", &[kv, hidden]);
-        if qk_norm {
-            add("self_attn.q_norm", &[head_dim]);
-            add("self_attn.k_norm", &[head_dim]);
-        }
-        add("self_attn.o_proj", &[hidden, q]);
-        add("post_attention_layernorm", &[hidden]);
-        add("mlp.gate_proj", &[ff, hidden]);
-        add("mlp.up_proj", &[ff, hidden]);
-        add("mlp.down_proj", &[hidden, ff]);
+        shapes.push((name, shape.to_vec(), deviation));
+    };
+    add("input_layernorm", &[hidden]);
+    add("self_attn.q_proj", &[q, hidden]);
+    add("self_attn.k_proj", &[kv, hidden]);
+    add("self_attn.v_proj", &[kv, hidden]);
+    if qk_norm {
+        add("self_attn.q_norm", &[head_dim]);
+        add("self_attn.k_norm", &[head_dim]);
     }
+    add("self_attn.o_proj", &[hidden, q]);
+    add("post_attention_layernorm", &[hidden]);
+    add("mlp.gate_proj", &[ff, hidden]);
+    add("mlp.up_proj", &[ff, hidden]);
+    add("mlp.down_proj", &[hidden, ff]);
     shapes
 }
 

@@ -6,6 +6,7 @@ mod ahead;
 mod blocks;
 #[path = "../common/mod.rs"]
 mod common;
+mod heads;
 mod kv_scales;
 mod outline;
 
@@ -120,7 +121,9 @@ enum Drafts {
     None,
     /// The same model, on the CPU.
     ModelOnCpu,
-    /// An EAGLE head, on the CPU.
+    /// An EAGLE head, on the target's GPU.
+    Head,
+    /// The same on the CPU.
     HeadOnCpu,
     /// Medusa heads, on the CPU.
     MedusaOnCpu,
@@ -137,6 +140,10 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
         Drafts::None => Recipe::plain(path("big"), Dtype::Fp8),
         Drafts::ModelOnCpu => {
             Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Int8).draft_on("cpu")
+        }
+        Drafts::Head => {
+            tiny::write_head(&path("head"), 2, 1, &SMALL);
+            Recipe::model(path("big"), Dtype::Fp8, path("head"), Dtype::Fp16)
         }
         Drafts::HeadOnCpu => {
             tiny::write_head(&path("head"), 2, 1, &SMALL);
@@ -229,6 +236,7 @@ fn requests_of_three_tokens() -> Vec<Request> {
 fn texts_are_the_same_with_a_drafter_elsewhere() {
     for (drafts, draft_gpu) in [
         (Drafts::ModelOnCpu, None),
+        (Drafts::Head, None),
         (Drafts::HeadOnCpu, None),
         (Drafts::MedusaOnCpu, None),
         (Drafts::Model, Some(1)),

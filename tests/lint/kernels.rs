@@ -1,7 +1,7 @@
 //! Which variants are checked: those of real models, in the number formats that change their code.
 
 use spec_core::engine::{Precision, needed_variants};
-use spec_core::model::{Dtype, Family, ModelConfig};
+use spec_core::model::{DraftHead, Dtype, EagleConfig, EagleKind, Family, ModelConfig, TapNorms};
 use spec_kernels::{Format, Variant};
 use std::collections::BTreeSet;
 
@@ -38,6 +38,25 @@ fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
     }
 }
 
+/// An EAGLE-3 head of a model, with matrices of its own.
+fn head(target: &ModelConfig) -> ModelConfig {
+    let eagle = EagleConfig {
+        kind: EagleKind::Eagle3,
+        taps: vec![2, 16, 29],
+        target_hidden: target.hidden_size,
+        tap_norms: TapNorms::None,
+        fc_bias: false,
+        norm_before_residual: true,
+        norm_output: true,
+        window: None,
+        own_embed: true,
+        own_head: true,
+        draft_vocab: 32_000,
+        maps_vocab: true,
+    };
+    ModelConfig { draft_head: Some(DraftHead::Eagle(eagle)), ..target.clone() }
+}
+
 /// The variants, each once.
 pub(crate) fn variants() -> Vec<Variant> {
     let smollm2 = model([576, 1536, 9, 3, 64, 49152], false);
@@ -50,6 +69,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     {
         variants.extend(needed_variants(model, precision));
     }
+    variants.extend(needed_variants(&head(&llama), &FP8));
     for (kv, group) in
         [Format::Fp16, Format::Fp8].into_iter().flat_map(|kv| GROUPS.map(|g| (kv, g)))
     {

@@ -7,12 +7,13 @@ use spec_kernels::Variant;
 /// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 288 threads, or three
 /// attentions, of 128, must fit, so that one kernel starts under the one before it. A quarter of it has as many warps
 /// as five of two products.
-const REGISTERS: [(&str, u32); 11] = [
+const REGISTERS: [(&str, u32); 12] = [
     ("accept", 64),
     ("attention", 168),
     ("embed", 64),
     ("finish", 64),
     ("gemm", 96),
+    ("join", 64),
     ("normalise", 64),
     ("quantise", 64),
     ("rope", 64),

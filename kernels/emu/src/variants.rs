@@ -17,6 +17,8 @@ pub(crate) struct Unit {
 /// Query heads of a key head that tests use, with heads of any size and with large ones.
 const GROUPS: [usize; 6] = [1, 2, 3, 4, 7, 8];
 const LARGE_GROUPS: [usize; 4] = [5, 6, 12, 16];
+/// Those of heads on hidden states, whose keys and values are halves.
+const WINDOWED_GROUPS: [usize; 3] = [2, 3, 4];
 
 /// The kernels with code of their own for older architectures.
 const TWO_KINDS: [&str; 3] = ["gemm", "probe", "ring"];
@@ -70,7 +72,7 @@ fn older(unit: &Unit) -> Unit {
 
 fn variants() -> Vec<Variant> {
     let mut all: Vec<_> =
-        ["rows", "sample", "accept", "normalise", "quantise"].map(Variant::plain).into();
+        ["rows", "sample", "accept", "normalise", "quantise", "join"].map(Variant::plain).into();
     all.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     for format in [Format::Fp8, Format::Fp16] {
         all.extend([Variant::embed(format), Variant::unpack(format)]);
@@ -87,6 +89,12 @@ fn variants() -> Vec<Variant> {
                 all.push(Variant::attention_wide(format, head_dim, group));
             }
         }
+    }
+    for (head_dim, group) in
+        [64, 128].into_iter().flat_map(|head_dim| WINDOWED_GROUPS.map(|group| (head_dim, group)))
+    {
+        all.push(Variant::attention(Format::Fp16, head_dim, group).windowed());
+        all.push(Variant::attention_wide(Format::Fp16, head_dim, group).windowed());
     }
     all
 }

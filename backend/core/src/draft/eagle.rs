@@ -7,10 +7,10 @@
 
 use super::chain::Chains;
 use super::{Cached, Drafter, Proposal, Verified};
-use crate::Result;
-use crate::batch::{Entry, Logits};
+use crate::batch::{Entry, Logits, Segment};
 use crate::pages::{PAGE_TOKENS, PageId};
 use crate::sequence::SequenceId;
+use crate::{Error, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -31,6 +31,29 @@ pub struct HeadSegment<'a> {
     pub pages: &'a [PageId],
     /// Whether the last row gets logits, and its state is handed on.
     pub has_logits: bool,
+}
+
+impl<'a> HeadSegment<'a> {
+    /// Segments as a model takes them, checked for rows of `width` values and a vocabulary of so many tokens.
+    pub(crate) fn without_states(
+        segments: &[Self],
+        width: usize,
+        vocab_size: usize,
+    ) -> Result<Vec<Segment<'a>>> {
+        let mut tokens = segments.iter().flat_map(|segment| segment.tokens);
+        if let Some(token) = tokens.find(|&&token| token as usize >= vocab_size) {
+            let message = format!("token {token} is outside of the vocabulary of {vocab_size}");
+            return Err(Error::bad_request("input_ids", message));
+        }
+        let segment = |segment: &Self| {
+            let Self { tokens, states, first_position, pages, has_logits } = *segment;
+            assert!(first_position > 0, "a row without a state before it");
+            assert_eq!(states.len(), tokens.len() * width, "a state a row");
+            let (prompt_len, num_logits) = (0, usize::from(has_logits));
+            Segment { tokens, first_position, pages, prompt_len, num_logits, tree: &[] }
+        };
+        Ok(segments.iter().map(segment).collect())
+    }
 }
 
 /// What came of a pass: of each segment that has logits, in order.

@@ -2,9 +2,10 @@
 //! looked for. Also what the kernels demand of a model.
 
 use super::{Manifest, Precision};
-use crate::model::decoder::{Decoder, Linear, MatrixKind};
+use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
+use crate::model::eagle::Eagle;
 use crate::model::image::RUN;
-use crate::model::{Dtype, ModelConfig};
+use crate::model::{DraftHead, Dtype, EagleConfig, EagleKind, ModelConfig};
 use spec_kernels::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
 
 /// Elements of a head that the kernels are written for.
@@ -27,12 +28,14 @@ impl<'a> Kernels<'a> {
     pub(crate) fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
         let Self { model, precision } = *self;
         let epilogue = match linear.kind {
+            // Of the first layer of a head on hidden states: its rows are put together, and normed, before it.
+            MatrixKind::Qkv if linear.k != model.hidden_size => Epilogue::Residual,
             // The norms of the heads come before the rotation, and need whole heads.
             MatrixKind::Qkv if model.qk_norm => Epilogue::Raw,
             MatrixKind::Qkv => Epilogue::Qkv { head_dim: model.head_dim },
-            MatrixKind::Out | MatrixKind::Down => Epilogue::Residual,
+            MatrixKind::Out | MatrixKind::Down | MatrixKind::Fc => Epilogue::Residual,
             MatrixKind::GateUp => Epilogue::SwiGlu,
-            MatrixKind::Embed | MatrixKind::Head | MatrixKind::Fc => Epilogue::Head,
+            MatrixKind::Embed | MatrixKind::Head => Epilogue::Head,
         };
         let dtype = precision.of(linear.kind);
         Variant::gemm(format(dtype), rows, epilogue).with_shape(linear.n(), linear.k)
@@ -62,18 +65,38 @@ impl<'a> Kernels<'a> {
     pub(crate) fn attention(&self) -> [Variant; 2] {
         let (kv, head_dim) = (format(self.precision.kv), self.model.head_dim);
         let group = self.model.num_heads / self.model.num_kv_heads;
-        [Variant::attention(kv, head_dim, group), Variant::attention_wide(kv, head_dim, group)]
+        let both =
+            [Variant::attention(kv, head_dim, group), Variant::attention_wide(kv, head_dim, group)];
+        match self.model.draft_head {
+            None => both,
+            Some(_) => both.map(Variant::windowed),
+        }
+    }
+
+    /// The matrices of decoder layers that are all alike.
+    fn layer(&self) -> [Linear; 4] {
+        Layer::of(self.model, 0).matrices().map(Linear::clone)
     }
 }
 
 /// Every kernel that a model needs, each once, in the order of its engine.
 pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Variant> {
     let kernels = Kernels { model, precision };
+    let mut variants = match model.eagle() {
+        None => of_model(&kernels),
+        Some(eagle) => of_head(&kernels, eagle),
+    };
+    // Two matrices of one shape share their kernel.
+    let mut seen = std::collections::HashSet::new();
+    variants.retain(|variant| seen.insert(variant.clone()));
+    variants
+}
+
+fn of_model(kernels: &Kernels<'_>) -> Vec<Variant> {
     let mut variants = vec![kernels.embed()];
-    let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..model.clone() });
-    // All layers are alike.
-    for linear in decoder.layers[0].matrices().into_iter().chain([decoder.head()]) {
-        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(linear, rows)));
+    let head = Decoder::of(&ModelConfig { num_layers: 0, ..kernels.model.clone() }).head().clone();
+    for linear in kernels.layer().into_iter().chain([head]) {
+        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(&linear, rows)));
     }
     variants.push(kernels.rope());
     variants.extend(kernels.attention());
@@ -81,9 +104,20 @@ pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Varian
     variants.extend([kernels.unpack(), Variant::plain("normalise")]);
     variants.extend(kernels.quantise());
     variants.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
-    // Two matrices of one shape share their kernel.
-    let mut seen = std::collections::HashSet::new();
-    variants.retain(|variant| seen.insert(variant.clone()));
+    variants
+}
+
+/// A head leaves to its target what the engine does not have, kernels included.
+fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig) -> Vec<Variant> {
+    let Eagle { embed, fc, first, head, .. } = Eagle::of(kernels.model, eagle);
+    let mut variants = vec![Variant::plain("join")];
+    variants.extend(embed.map(|_| kernels.embed()));
+    let own = [fc, first.attention.qkv];
+    for linear in own.into_iter().chain(kernels.layer()).chain(head) {
+        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(&linear, rows)));
+    }
+    variants.push(kernels.rope());
+    variants.extend(kernels.attention());
     variants
 }
 
@@ -103,10 +137,17 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         }
     }
     let elsewhere = "use --device cpu";
-    if model.draft_head.is_some() {
-        return Err(
-            "a head on hidden states on a GPU, expected a model: use --draft-device cpu".into()
-        );
+    match &model.draft_head {
+        None => (),
+        Some(DraftHead::Eagle(eagle)) if eagle.kind == EagleKind::Eagle3 => {
+            // Rows are put together in whole vectors.
+            if !eagle.target_hidden.is_multiple_of(RUN) {
+                let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));
+                return Err(refusal("target_hidden", size, &expected, "use --draft-device cpu"));
+            }
+        }
+        Some(DraftHead::Eagle(_)) => return Err(not_on_gpus("an EAGLE-1 head")),
+        Some(DraftHead::Medusa(_)) => return Err(not_on_gpus("Medusa heads")),
     }
     if !HEAD_DIMS.contains(&model.head_dim) {
         return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));
@@ -125,6 +166,10 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         }
     }
     Ok(())
+}
+
+fn not_on_gpus(what: &str) -> String {
+    format!("{what} on a GPU, expected an EAGLE-3 head or a model: use --draft-device cpu")
 }
 
 fn refusal(field: &str, value: impl std::fmt::Display, expected: &str, remedy: &str) -> String {

@@ -80,6 +80,11 @@ impl EagleConfig {
         }
     }
 
+    /// The first position that a row sees: none sees 0, where there is no state before the token.
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.window.unwrap_or(usize::MAX)).max(1)
+    }
+
     /// Checks what the executors rely on.
     pub(super) fn validate(&self, model: &ModelConfig) -> Result<()> {
         let Self { kind, taps, target_hidden, window, draft_vocab, maps_vocab, own_head, .. } =

@@ -11,7 +11,7 @@ use crate::draft_len::DraftPolicy;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, OnHost, Uploaded};
+use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, Held, OnHost, Uploaded};
 use crate::model::DraftHead;
 use crate::pages::PageId;
 use crate::{Error, Result};
@@ -37,6 +37,8 @@ enum Model {
     Medusa(Box<cpu::Medusa>),
     /// On the GPU with this number.
     Gpu(Arc<cuda::Model>, usize, Gpu),
+    /// A head on the target's hidden states, on a GPU.
+    EagleOnGpu(Box<cuda::Eagle>),
 }
 
 /// Loads the engines of a placement.
@@ -55,9 +57,9 @@ impl Loader<'_> {
         let placement = self.placement;
         let engine = placement.engines[0].0;
         let mut memory = Memory::default();
-        let target = self.model(0, &mut memory)?;
+        let target = self.model(0, None, &mut memory)?;
         let has_draft = placement.engines.len() > 1;
-        let draft = has_draft.then(|| self.model(1, &mut memory)).transpose()?;
+        let draft = has_draft.then(|| self.model(1, Some(&target), &mut memory)).transpose()?;
         let watch = self.watch.take();
         let lookup = match &watch {
             None => Settled::of(&engine.manifest().drafter, placement.lookup, policy)?,
@@ -119,14 +121,13 @@ impl Loader<'_> {
         Some(cuda::OnGpu { gpu, target, first: None, drafter, launch_ahead })
     }
 
-    /// Loads an engine, and tells what weights it has.
-    fn model(&mut self, idx: usize, memory: &mut Memory) -> Result<Model> {
+    /// Loads an engine, and tells what weights it has. A drafter may need its target.
+    fn model(&mut self, idx: usize, target: Option<&Model>, memory: &mut Memory) -> Result<Model> {
         match &self.placement.engines[idx].1 {
             Place::Cpu => self.on_cpu(idx, memory),
             Place::Gpu(number, gpu) => {
                 let (number, gpu) = (*number, gpu.clone());
-                let model = self.on_gpu(idx, number, &mut **gpu.lock(), memory)?;
-                Ok(Model::Gpu(Arc::new(model), number, gpu))
+                self.on_gpu(idx, number, &gpu, target, memory)
             }
         }
     }
@@ -177,13 +178,38 @@ impl Loader<'_> {
         &mut self,
         idx: usize,
         number: usize,
-        device: &mut dyn Device,
+        gpu: &Gpu,
+        target: Option<&Model>,
         memory: &mut Memory,
-    ) -> Result<cuda::Model> {
+    ) -> Result<Model> {
         let (engine, prefill) = (self.placement.engines[idx].0, self.placement.prefill);
         let num_pages = self.num_pages + self.placement.scratch_pages(idx);
+        let mut device = gpu.lock();
+        let device = &mut **device;
+        let weights = self.weights_on_gpu(idx, number, device, memory)?;
+        if engine.manifest().model.eagle().is_none() {
+            let model = cuda::Model::load_from(engine, weights, num_pages, prefill, device)?;
+            return Ok(Model::Gpu(Arc::new(model), number, gpu.clone()));
+        }
+        let target = match target {
+            Some(Model::Gpu(target, at, _)) if *at == number => Some(Arc::clone(target)),
+            _ => None,
+        };
+        let head = cuda::Eagle::load_from(engine, weights, target, num_pages, gpu.clone(), device)?;
+        Ok(Model::EagleOnGpu(Box::new(head)))
+    }
+
+    /// An engine's weights on a GPU: brought there, or found there where memory is shared.
+    fn weights_on_gpu(
+        &mut self,
+        idx: usize,
+        number: usize,
+        device: &mut dyn Device,
+        memory: &mut Memory,
+    ) -> Result<Held> {
+        let engine = self.placement.engines[idx].0;
         if !device.shares_memory() {
-            return cuda::Model::load_with(engine, num_pages, prefill, device);
+            return Ok(Held::Own(cuda::Weights::upload(engine, device)?));
         }
         let key = self.placement.key(idx);
         let found = self.copies.gpu.get(&key);
@@ -197,7 +223,7 @@ impl Loader<'_> {
         };
         let (bytes, place) = (cuda::Weights::bytes(engine), MemoryType::Gpu(number));
         memory.add_weights(WeightCopy { number: copy.number, memory: place, bytes, is_first });
-        cuda::Model::load_sharing(engine, copy.weights, num_pages, prefill, device)
+        Ok(Held::Shared(copy.weights))
     }
 
     /// What was taken besides weights that can be shared.
@@ -223,7 +249,7 @@ impl Model {
     fn forward(self, scratch: Range<PageId>) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) | Self::Medusa(_) => None,
+            Self::Eagle(_) | Self::EagleOnGpu(_) | Self::Medusa(_) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch)))
             }
@@ -234,6 +260,9 @@ impl Model {
     fn drafter(self, placement: &Placement<'_>) -> Box<dyn Drafter> {
         let model = match self {
             Self::Eagle(head) => {
+                return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
+            }
+            Self::EagleOnGpu(head) => {
                 return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
@@ -248,7 +277,7 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Medusa(_) | Self::Gpu(..) => None,
+            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(_) => None,
         }
     }
 }

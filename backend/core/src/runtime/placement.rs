@@ -301,7 +301,7 @@ impl Footprint {
     }
 }
 
-/// Who multiplies the rows of long prompts where nothing is said: the library, if it can for all engines on GPUs, and if
+/// Who multiplies the rows of long prompts where nothing is said: the library, if it can for all models on GPUs, and if
 /// a step has the rows of a block.
 fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
     if bounds.rows < cuda::BLOCKS.len {
@@ -309,6 +309,9 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
     }
     for (engine, place) in engines {
         let Place::Gpu(_, gpu) = place else { continue };
+        if engine.manifest().model.draft_head.is_some() {
+            continue;
+        }
         let enabled = cuda::Model::enable_blocks(engine.manifest(), &mut **gpu.lock());
         if let Err(error) = enabled {
             eprintln!("prompts are computed a few rows at a time, which is slower: {error}");

@@ -35,6 +35,8 @@ pub(crate) struct Shape {
     pub(crate) kv_heads: usize,
     /// Of a tile, each query row `group` times.
     pub(crate) tile_rows: usize,
+    /// Rows see no positions before their first.
+    pub(crate) is_windowed: bool,
 }
 
 /// A sequence's keys and values; all positions below `len` are written except `holes`.
@@ -52,6 +54,8 @@ pub(crate) struct Query {
     pub(crate) sequence: Option<usize>,
     pub(crate) base: usize,
     pub(crate) ancestors: u64,
+    /// The first position that it sees, where rows are windowed.
+    pub(crate) first: usize,
 }
 
 /// A pass.
@@ -84,6 +88,7 @@ impl Shape {
             16 => Variant::attention(self.kv, self.head_dim, self.group),
             _ => Variant::attention_wide(self.kv, self.head_dim, self.group),
         };
+        let variant = if self.is_windowed { variant.windowed() } else { variant };
         variant.to_string()
     }
 
@@ -152,14 +157,17 @@ impl Context {
 impl Query {
     /// The row of a chain that writes position `slot` and sees it.
     pub(crate) fn chain(name: u64, sequence: usize, slot: usize) -> Self {
-        Self { name, sequence: Some(sequence), base: slot + 1, ancestors: 0 }
+        Self { name, sequence: Some(sequence), base: slot + 1, ancestors: 0, first: 0 }
     }
 
-    pub(crate) const INACTIVE: Self = Self { name: 0, sequence: None, base: 0, ancestors: 0 };
+    pub(crate) const INACTIVE: Self =
+        Self { name: 0, sequence: None, base: 0, ancestors: 0, first: 0 };
 
     pub(crate) fn sees(&self, token: usize) -> bool {
-        token < self.base
-            || (token - self.base < 64 && self.ancestors >> (token - self.base) & 1 == 1)
+        let is_ancestor = token >= self.base
+            && token - self.base < 64
+            && self.ancestors >> (token - self.base) & 1 == 1;
+        token >= self.first && (token < self.base || is_ancestor)
     }
 
     /// One more than the last position that it sees.
@@ -272,7 +280,7 @@ impl Case {
                 let base = row.base as u32;
                 rows.extend([0, base, base, base].map(u32::to_le_bytes).concat());
                 rows.extend(row.ancestors.to_le_bytes());
-                rows.extend([sequence, 0].map(u32::to_le_bytes).concat());
+                rows.extend([sequence, row.first as u32].map(u32::to_le_bytes).concat());
             }
             tiles.extend([first, tile.len() as u32].map(u32::to_le_bytes).concat());
             first += tile.len() as u32;

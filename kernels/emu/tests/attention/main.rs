@@ -11,10 +11,17 @@ use case::{Case, Context, Query, Shape, UNTOUCHED, mix};
 use spec_emu::{Arena, Schedule, run};
 use spec_kernels::Format;
 
-const SMALL: Shape = Shape { kv: Format::Fp16, head_dim: 64, group: 4, kv_heads: 2, tile_rows: 16 };
+const SMALL: Shape = Shape {
+    kv: Format::Fp16,
+    head_dim: 64,
+    group: 4,
+    kv_heads: 2,
+    tile_rows: 16,
+    is_windowed: false,
+};
 const WIDE: Shape = Shape { tile_rows: 64, ..SMALL };
-const SMALL_FP8: Shape =
-    Shape { kv: Format::Fp8, head_dim: 64, group: 3, kv_heads: 2, tile_rows: 16 };
+const WINDOWED: Shape = Shape { is_windowed: true, ..SMALL };
+const SMALL_FP8: Shape = Shape { kv: Format::Fp8, group: 3, ..SMALL };
 const WIDE_FP8: Shape = Shape { tile_rows: 64, head_dim: 128, ..SMALL_FP8 };
 
 /// Runs a pass on several schedules, compares each with the twin and all with the first.
@@ -46,6 +53,7 @@ fn tree(name: u64, sequence: usize, base: usize, num_rows: usize) -> Vec<Query> 
         sequence: Some(sequence),
         base,
         ancestors,
+        first: 0,
     };
     ancestors.into_iter().enumerate().map(row).collect()
 }
@@ -64,7 +72,7 @@ fn every_variant_agrees_with_the_twin() {
         for head_dim in [64, 128] {
             for group in [1, 2, 3, 4, 7, 8] {
                 for tile_rows in [16, 64] {
-                    let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows };
+                    let shape = Shape { kv, head_dim, group, tile_rows, ..SMALL };
                     check(&Case::chains(shape, &[1, 17, 300, 95], 7), 1);
                 }
             }
@@ -77,7 +85,7 @@ fn groups_that_leave_rows_of_a_tile_empty_or_fill_it_alone() {
     for kv in [Format::Fp16, Format::Fp8] {
         for group in [5, 6, 7, 12, 16] {
             for tile_rows in [16, 64] {
-                let shape = Shape { kv, head_dim: 128, group, kv_heads: 2, tile_rows };
+                let shape = Shape { kv, head_dim: 128, group, tile_rows, ..SMALL };
                 check(&Case::chains(shape, &[1, 17, 300, 95], 5), 1);
                 check(&tree_case(shape, group as u64, 41, 9), 1);
             }
@@ -151,12 +159,41 @@ fn what_no_row_sees_may_be_unwritten() {
         sequence: Some(0),
         base: 45,
         ancestors,
+        first: 0,
     });
     let contexts = vec![Context { name: 3, len: 50, holes: vec![47] }];
     for shape in [SMALL, SMALL_FP8, WIDE, WIDE_FP8] {
         let contexts = contexts.clone();
         let case = Case { contexts, tiles: vec![rows.to_vec()], ..Case::chains(shape, &[], 0) };
         check(&case, 1);
+    }
+}
+
+#[test]
+fn windows_hide_what_is_before_them() {
+    let large = Shape { head_dim: 128, group: 3, ..WINDOWED };
+    let wide = [WINDOWED, large].map(|shape| Shape { tile_rows: 64, ..shape });
+    for shape in [WINDOWED, large].into_iter().chain(wide) {
+        // A window in a page, of whole pages, of more than a split, one that ends before the text begins.
+        for window in [1, 5, 16, 17, 33, 100, 1000] {
+            let mut case = Case { split_tokens: 32, ..Case::chains(shape, &[150, 20, 1], 20) };
+            for row in case.tiles.iter_mut().flatten() {
+                row.first = row.base.saturating_sub(window);
+            }
+            // What no row sees may be unwritten: here the text's beginning.
+            let seen = case.rows().filter(|row| row.sequence == Some(0)).map(|row| row.first);
+            case.contexts[0].holes = (0..seen.min().unwrap()).collect();
+            check(&case, 1);
+        }
+    }
+}
+
+#[test]
+fn where_everything_is_seen_a_window_changes_no_bit() {
+    for shape in [SMALL, WIDE] {
+        let plain = Case { split_tokens: 32, ..Case::chains(shape, &[150, 20], 20) };
+        let windowed = Case { shape: Shape { is_windowed: true, ..shape }, ..plain.clone() };
+        assert!(check(&plain, 0) == check(&windowed, 0), "{shape:?}");
     }
 }
 

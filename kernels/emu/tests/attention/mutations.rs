@@ -4,7 +4,7 @@
 use spec_emu::{Arena, Mutation, Options, Program, Schedule};
 
 use crate::case::{Case, MORE_BLOCKS, Query, Shape};
-use crate::{SMALL, SMALL_FP8, WIDE, twin};
+use crate::{SMALL, SMALL_FP8, WIDE, WINDOWED, twin};
 
 /// Schedules of a program: each way in which copies land.
 const NUM_SEEDS: u64 = 3;
@@ -32,6 +32,10 @@ impl Broken {
         Self { shape: WIDE, ..self }
     }
 
+    const fn in_windows(self) -> Self {
+        Self { shape: WINDOWED, ..self }
+    }
+
     const fn in_fp8(self) -> Self {
         Self { shape: SMALL_FP8, ..self }
     }
@@ -47,7 +51,7 @@ const fn broken(
     Broken { what, file, text, replacement, by, shape: SMALL }
 }
 
-const BROKEN: [Broken; 30] = [
+const BROKEN: [Broken; 33] = [
     broken(
         "copies are not waited for",
         "attention/attention.cu",
@@ -186,10 +190,34 @@ const BROKEN: [Broken; 30] = [
     broken(
         "the last page is not masked",
         "attention/attention.cu",
-        "if (first_token + PAGE_TOKENS > unmasked)",
-        "if (first_token > unmasked)",
+        "is_cut || first_token + PAGE_TOKENS > unmasked",
+        "is_cut || first_token > unmasked",
         By::Result,
     ),
+    broken(
+        "pages before a window are not masked",
+        "attention/attention.cu",
+        "IS_WINDOWED && first_token < view.all_after",
+        "false",
+        By::Result,
+    )
+    .in_windows(),
+    broken(
+        "a row sees one position before its first",
+        "attention/page.cuh",
+        "token < view.first[half]",
+        "token + 1 < view.first[half]",
+        By::Result,
+    )
+    .in_windows(),
+    broken(
+        "where masks begin is of one row alone",
+        "attention/page.cuh",
+        "warp_max(maximum(view.first[0], view.first[1]))",
+        "view.first[0]",
+        By::Result,
+    )
+    .in_windows(),
     broken(
         "unwritten values are not masked",
         "attention/page.cuh",
@@ -289,7 +317,11 @@ fn examine_passes(program: &Program, case: &Case, seed: u64) -> Result<(), Strin
 /// All that a broken kernel has to get past.
 fn examine(program: &Program, shape: Shape) -> Result<(), String> {
     // Two nodes of splits, and a root; then a block for each node.
-    let splits = Case { split_tokens: 16, grid: 4, ..Case::chains(shape, &[150, 40], 4) };
+    let mut splits = Case { split_tokens: 16, grid: 4, ..Case::chains(shape, &[150, 40], 4) };
+    for row in splits.tiles.iter_mut().flatten() {
+        // Those of the first tile begin in two pages.
+        row.first = if shape.is_windowed { row.base.saturating_sub(132) } else { 0 };
+    }
     let nodes = Case { max_items: 8, ..splits.clone() };
     // More tiles than a block plans at once; one block has several items of the first ones, and on the
     // larger grid some have none.
@@ -312,7 +344,7 @@ fn build(shape: Shape, mutation: Option<Mutation>, tsan: bool) -> Program {
 #[test]
 fn the_whole_kernel_passes_and_has_no_race() {
     // Rings of four pages and of two, of a warp and of the block.
-    for shape in [SMALL, Shape { head_dim: 128, ..SMALL }, WIDE] {
+    for shape in [SMALL, Shape { head_dim: 128, ..SMALL }, WIDE, WINDOWED] {
         for tsan in [false, true] {
             examine(&build(shape, None, tsan), shape).unwrap();
         }

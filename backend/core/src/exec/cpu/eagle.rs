@@ -2,7 +2,7 @@
 //!
 //! As with a model, a row's result does not depend on the rows beside it.
 
-use super::attention::{Attention, Row};
+use super::attention::Attention;
 use super::kv::KvCache;
 use super::layer::{Compute, Stage};
 use super::linear::Weight;
@@ -11,9 +11,10 @@ use super::ops;
 use super::scratch::Scratch;
 use super::tree::{Input, Inputs};
 use super::weights::Weights;
-use crate::batch::{Logits, Segment};
+use crate::batch::Logits;
 use crate::draft::{Head, HeadPass, HeadSegment};
 use crate::engine::Engine;
+use crate::exec::vocab_map;
 use crate::model::eagle;
 use crate::model::{EagleConfig, EagleKind, ModelConfig, RopeTable, TapNorms};
 use crate::{Error, Result};
@@ -58,8 +59,7 @@ impl Eagle {
         if (parts.embed.is_none() || parts.head.is_none()) && target.is_none() {
             return Err(bad(engine, "it lacks matrices that its target has on another device"));
         }
-        let vocab_map =
-            parts.vocab_map.as_deref().map(|map| tokens(engine, map, config.vocab_size));
+        let vocab_map = parts.vocab_map.as_deref().map(|map| vocab_map::tokens(engine, map));
         let kv = KvCache::new(
             manifest.precision.kv,
             config.num_layers,
@@ -99,8 +99,10 @@ impl Eagle {
         let parts = weights.eagle().expect("checked when it was made");
         let shared = target.as_ref().and_then(|target| target.decoder());
         let embed = parts.embed.as_ref().or(shared.map(|target| &target.embed));
-        let rows: Vec<Row<'_>> =
-            all.attended(inputs).into_iter().map(|row| seen(row, eagle)).collect();
+        let mut rows = all.attended(inputs);
+        for row in &mut rows {
+            row.first = eagle.first_seen(row.position);
+        }
         let num_heads = config.num_heads;
         let attention = Attention {
             isa: compute.isa,
@@ -140,22 +142,6 @@ impl Eagle {
         let head = parts.head.as_ref().or(shared.map(|target| target.head()));
         entry.head(head.expect("checked when it was made"), inputs, scratch, out);
     }
-}
-
-/// What a row of the head sees: no position 0, which has no state before it.
-fn seen<'a>(row: Row<'a>, eagle: &EagleConfig) -> Row<'a> {
-    let window = eagle.window.unwrap_or(usize::MAX);
-    Row { first: (row.position + 1).saturating_sub(window).max(1), ..row }
-}
-
-/// The target's token of each row of the head, as the engine has them.
-fn tokens(engine: &Engine, map: &[f32], vocab_size: usize) -> Result<Vec<u32>> {
-    let token = |(row, &value): (usize, &f32)| {
-        let is_token = value >= 0.0 && value < vocab_size as f32 && value.fract() == 0.0;
-        let what = || format!("row {row} of its head is token {value} of {vocab_size}");
-        if is_token { Ok(value as u32) } else { Err(bad(engine, &what())) }
-    };
-    map.iter().enumerate().map(token).collect()
 }
 
 fn bad(engine: &Engine, what: &str) -> Error {
@@ -234,21 +220,6 @@ impl Entry<'_> {
     }
 }
 
-/// A segment without its states.
-fn plain<'a>(segment: &HeadSegment<'a>, width: usize) -> Segment<'a> {
-    let HeadSegment { tokens, states, first_position, pages, has_logits } = *segment;
-    assert!(first_position > 0, "a row without a state before it");
-    assert_eq!(states.len(), tokens.len() * width, "a state a row");
-    Segment {
-        tokens,
-        first_position,
-        pages,
-        prompt_len: 0,
-        num_logits: usize::from(has_logits),
-        tree: &[],
-    }
-}
-
 /// `[row][a b]`
 fn pair(a: &[f32], b: &[f32], width: usize, out: &mut Vec<f32>) {
     out.clear();
@@ -302,13 +273,7 @@ impl Head for Eagle {
 
     fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
         let width = self.config.hidden_size;
-        let vocab_size = self.config.vocab_size;
-        let rows = || segments.iter().flat_map(|segment| segment.tokens);
-        if let Some(token) = rows().find(|&&token| token as usize >= vocab_size) {
-            let message = format!("token {token} is outside of the vocabulary of {vocab_size}");
-            return Err(Error::bad_request("input_ids", message));
-        }
-        let plain: Vec<Segment<'_>> = segments.iter().map(|each| plain(each, width)).collect();
+        let plain = HeadSegment::without_states(segments, width, self.config.vocab_size)?;
         let inputs = Inputs::new(&plain);
         let states: Vec<f32> = segments.iter().flat_map(|each| each.states).copied().collect();
         let logits = Logits { vocab_size: self.eagle.draft_vocab, values: Vec::new() };

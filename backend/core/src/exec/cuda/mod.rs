@@ -9,6 +9,6 @@ pub(crate) mod model;
 pub(crate) mod step;
 
 pub use device::{Driver, Gpu, SearchPath, is_present};
-pub(crate) use model::{BLOCKS, Uploaded, Weights};
-pub use model::{Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill};
+pub(crate) use model::{BLOCKS, Held, Uploaded, Weights};
+pub use model::{Eagle, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill};
 pub(crate) use step::{DraftModel, GraphDrafter, OnGpu, Steps};

@@ -4,18 +4,25 @@ use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::{Engine, EngineReader, Kernels, code_section};
 use crate::exec::cuda::device::{Device, Kernel};
-use crate::model::ModelConfig;
-use crate::model::decoder::{Decoder, Linear, MatrixKind};
+use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
+use crate::model::eagle::Eagle;
+use crate::model::{EagleConfig, ModelConfig};
 use spec_kernels::{Epilogue, GEMM_ROWS, Variant};
 
 /// A product compiled for each number of rows.
 pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
 
-/// The kernels of a pass.
+/// The kernels at both ends of a model.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Code {
+pub(super) struct EndCode {
     /// Token rows.
     pub(super) embed: Kernel,
+    pub(super) head: ByRows,
+}
+
+/// The kernels of decoder layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LayerCode {
     /// Queries, keys and values: with the rotation, or plain where `rope` follows.
     qkv: ByRows,
     /// Head norms and rotation, where the product does not rotate.
@@ -28,7 +35,21 @@ pub(super) struct Code {
     out: ByRows,
     gate_up: ByRows,
     down: ByRows,
-    head: ByRows,
+}
+
+/// The kernels of a head on hidden states, besides those of its layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadCode {
+    /// Pieces of rows, put together.
+    pub(super) join: Kernel,
+    /// The hidden states of the target, into one.
+    pub(super) fc: ByRows,
+    /// Queries, keys and values of the first layer, plain.
+    pub(super) qkv: ByRows,
+    /// Token rows of its own table.
+    pub(super) embed: Option<Kernel>,
+    /// Its own logits.
+    pub(super) head: Option<ByRows>,
 }
 
 /// Where kernels come from.
@@ -40,26 +61,59 @@ pub(super) trait LoadKernel {
     fn load(&mut self, variant: &Variant, shared_bytes: u32) -> Result<Kernel>;
 }
 
-impl Code {
-    /// Loads what a pass of the engine's model needs.
-    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let reader = engine.reader()?;
-        let mut loader = Loader::new(engine, &reader, device)?;
-        let code = Self::of(&Kernels::of(engine.manifest()), &mut loader)?;
-        reader.finish()?;
-        Ok(code)
-    }
+/// Loads from an engine's code.
+pub(super) fn load<T>(
+    engine: &Engine,
+    device: &mut dyn Device,
+    of: impl FnOnce(&Kernels<'_>, &mut Loader<'_>) -> Result<T>,
+) -> Result<T> {
+    let reader = engine.reader()?;
+    let mut loader = Loader::new(engine, &reader, device)?;
+    let code = of(&Kernels::of(engine.manifest()), &mut loader)?;
+    reader.finish()?;
+    Ok(code)
+}
 
-    /// What a pass of a model needs.
+impl EndCode {
+    /// Those of a model.
+    pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
+        let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..kernels.model.clone() });
+        Ok(Self {
+            embed: loader.load(&kernels.embed(), 0)?,
+            head: by_rows(loader, kernels, decoder.head())?,
+        })
+    }
+}
+
+impl HeadCode {
+    /// Those of a head.
+    pub(super) fn of(
+        kernels: &Kernels<'_>,
+        eagle: &EagleConfig,
+        loader: &mut impl LoadKernel,
+    ) -> Result<Self> {
+        let parts = Eagle::of(kernels.model, eagle);
+        let embed = parts.embed.is_some().then(|| loader.load(&kernels.embed(), 0));
+        let head = parts.head.as_ref().map(|head| by_rows(loader, kernels, head));
+        Ok(Self {
+            join: loader.load(&Variant::plain("join"), shape::OPERAND_SHARED_BYTES)?,
+            fc: by_rows(loader, kernels, &parts.fc)?,
+            qkv: by_rows(loader, kernels, &parts.first.attention.qkv)?,
+            embed: embed.transpose()?,
+            head: head.transpose()?,
+        })
+    }
+}
+
+impl LayerCode {
+    /// What the layers of a model or a head need, but the first one of a head.
     pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
         let Kernels { model, precision } = *kernels;
         let shared_bytes = |tiling: Tiling| tiling.shared_bytes(precision.kv, model.head_dim);
         let [narrow, wide] = kernels.attention();
         // All layers are alike.
-        let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..model.clone() });
-        let layer = &decoder.layers[0];
+        let layer = Layer::of(model, 0);
         Ok(Self {
-            embed: loader.load(&kernels.embed(), 0)?,
             qkv: by_rows(loader, kernels, &layer.attention.qkv)?,
             rope: loader.load(&kernels.rope(), 0)?,
             attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
@@ -67,7 +121,6 @@ impl Code {
             out: by_rows(loader, kernels, &layer.attention.out)?,
             gate_up: by_rows(loader, kernels, &layer.mlp.gate_up)?,
             down: by_rows(loader, kernels, &layer.mlp.down)?,
-            head: by_rows(loader, kernels, decoder.head())?,
         })
     }
 
@@ -78,9 +131,8 @@ impl Code {
             MatrixKind::Out => &self.out,
             MatrixKind::GateUp => &self.gate_up,
             MatrixKind::Down => &self.down,
-            MatrixKind::Embed | MatrixKind::Head => &self.head,
-            MatrixKind::Fc => {
-                unreachable!("no engine for a GPU has one: `engine::code` refuses it")
+            MatrixKind::Embed | MatrixKind::Head | MatrixKind::Fc => {
+                unreachable!("no matrix of a layer")
             }
         }
     }
@@ -109,14 +161,6 @@ pub(super) struct ManyCode {
 }
 
 impl ManyCode {
-    pub(super) fn load(engine: &Engine, device: &mut dyn Device) -> Result<Self> {
-        let reader = engine.reader()?;
-        let mut loader = Loader::new(engine, &reader, device)?;
-        let code = Self::of(&Kernels::of(engine.manifest()), &mut loader)?;
-        reader.finish()?;
-        Ok(code)
-    }
-
     pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         let quantise = kernels.quantise();

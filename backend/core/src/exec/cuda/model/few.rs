@@ -1,6 +1,7 @@
 //! Products of few rows, each a kernel that also does what comes before and after: every row has the same bits in any
 //! pass.
 
+use super::code::ByRows;
 use super::kv::LayerCache;
 use super::params::{GemmParams, Scaling};
 use super::pass::{Input, Output, PassOps};
@@ -27,6 +28,10 @@ struct Places {
     output: Address,
     /// Bytes of an output row.
     output_bytes: usize,
+    /// Of the input of a norm, or of the output.
+    squares: Address,
+    /// Bytes of a row of them.
+    squares_bytes: usize,
     cache: LayerCache,
     best: Address,
 }
@@ -35,27 +40,46 @@ struct Places {
 pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) {
     let places = places(ops, matrix, input, output);
     let num_rows = match output {
-        Output::Logits => ops.pass.num_logits,
+        Output::Logits(_) => ops.pass.num_logits,
         _ => ops.pass.num_rows,
     };
+    let code = code(ops, matrix, output);
     for first in (0..num_rows).step_by(MOST_ROWS) {
-        launch(ops, matrix, &places, first, (num_rows - first).min(MOST_ROWS));
+        launch(ops, matrix, code, &places, first, (num_rows - first).min(MOST_ROWS));
     }
     if let Output::Heads { part, cache } = output
-        && ops.model.config.qk_norm
+        && ops.layers.config.qk_norm
     {
         ops.rotate(part, cache, places.output, Scaling::default());
     }
 }
 
+/// The product with a matrix, for each number of rows.
+fn code<'a>(ops: &PassOps<'a>, matrix: &Matrix, output: Output<'a>) -> &'a ByRows {
+    match output {
+        Output::Heads { .. } | Output::Residual | Output::Activated { .. } => {
+            ops.layers.code.gemm(matrix.kind)
+        }
+        Output::Logits(code) | Output::Sums { code, .. } => code,
+    }
+}
+
 fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) -> Places {
-    let (config, work) = (&ops.model.config, &ops.model.workspace);
+    let (config, work) = (&ops.layers.config, &ops.layers.workspace);
     let (input, norm, input_element) = match input {
         Input::Normed(norm) => (work.residual, norm, F32),
         Input::Attended => (work.attended, 0, F16),
         Input::Activated => (work.activated, 0, F16),
+        Input::Halves(rows) => (rows, 0, F16),
     };
-    let from = Places { input, input_bytes: matrix.k * input_element, norm, ..Places::default() };
+    let from = Places {
+        input,
+        input_bytes: matrix.k * input_element,
+        norm,
+        squares: work.squares,
+        squares_bytes: ops.layers.squares_bytes(),
+        ..Places::default()
+    };
     match output {
         // The norms of the heads come before the rotation, and need whole heads.
         Output::Heads { cache, .. } if config.qk_norm => {
@@ -68,7 +92,14 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
         Output::Activated { next } => {
             Places { output: work.activated, output_bytes: next.k * F16, ..from }
         }
-        Output::Logits => Places {
+        Output::Sums { to, squares, .. } => Places {
+            output: to,
+            output_bytes: matrix.n * F32,
+            squares,
+            squares_bytes: matrix.n.div_ceil(shape::TILE_OUTPUTS) * F32,
+            ..from
+        },
+        Output::Logits(_) => Places {
             output: work.logits,
             output_bytes: matrix.n * F32,
             row_index: work.logit_rows,
@@ -78,9 +109,16 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
     }
 }
 
-fn launch(ops: &mut PassOps<'_>, matrix: &Matrix, places: &Places, first: usize, num_rows: usize) {
-    let (model, work) = (ops.model, &ops.model.workspace);
-    let Matrix { kind, weights, scales, bias, n, k } = *matrix;
+fn launch(
+    ops: &mut PassOps<'_>,
+    matrix: &Matrix,
+    code: &ByRows,
+    places: &Places,
+    first: usize,
+    num_rows: usize,
+) {
+    let (layers, work) = (ops.layers, &ops.layers.workspace);
+    let Matrix { weights, scales, bias, n, k, .. } = *matrix;
     let vocab_tiles = n.div_ceil(shape::TILE_OUTPUTS);
     // With an index the input stays whole: the index says which of its rows.
     let is_indexed = places.row_index != 0;
@@ -91,30 +129,29 @@ fn launch(ops: &mut PassOps<'_>, matrix: &Matrix, places: &Places, first: usize,
         bias,
         input: at(places.input, skipped, places.input_bytes),
         norm: places.norm,
-        squares: at(work.squares, skipped, model.squares_bytes()),
+        squares: at(places.squares, skipped, places.squares_bytes),
         rows: at(work.rows, first, 32),
         row_index: at(places.row_index, first, if is_indexed { 4 } else { 0 }),
         partials: work.gemm_partials,
         arrivals: work.gemm_arrivals,
         output: at(places.output, first, places.output_bytes),
         cache: places.cache.memory,
-        rope: model.rope,
+        rope: layers.rope,
         pages: ops.pass.pages,
         kv_scales: places.cache.scales,
         best: at(places.best, first, if places.best == 0 { 0 } else { 8 * vocab_tiles }),
-        eps: model.config.rms_norm_eps,
+        eps: layers.config.rms_norm_eps,
         num_rows: num_rows as u32,
         n: n as u32,
         k: k as u32,
-        num_heads: model.config.num_heads as u32,
-        num_kv_heads: model.config.num_kv_heads as u32,
+        num_heads: layers.config.num_heads as u32,
+        num_kv_heads: layers.config.num_kv_heads as u32,
         max_pages: ops.pass.max_pages as u32,
-        kv: model.kv_format(),
+        kv: layers.kv_format(),
     };
     let idx = shape::gemm_rows_idx(num_rows);
-    let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], model.capability);
-    let kernel = model.code.gemm(kind)[idx];
-    ops.launch(kernel, model.num_sms, shape::GEMM_THREADS, shared_bytes, params);
+    let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], layers.capability);
+    ops.launch(code[idx], layers.num_sms, shape::GEMM_THREADS, shared_bytes, params);
 }
 
 /// The address of an element of an array.

@@ -134,7 +134,12 @@ fn logit_order<'a>(order: &'a [usize], wants: &'a [bool]) -> impl Iterator<Item 
 }
 
 /// Appends `count` values; waits for the device.
-fn download(device: &mut dyn Device, from: Address, count: usize, to: &mut Vec<f32>) -> Result<()> {
+pub(super) fn download(
+    device: &mut dyn Device,
+    from: Address,
+    count: usize,
+    to: &mut Vec<f32>,
+) -> Result<()> {
     if count == 0 {
         return Ok(());
     }

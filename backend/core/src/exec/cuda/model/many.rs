@@ -7,7 +7,7 @@
 //! shape, and the bits of a row depend on nothing but its input and its place. They differ from those of few-row
 //! products, and from one library or GPU to another.
 
-use super::code::ManyCode;
+use super::code::{self, ManyCode};
 use super::format_code;
 use super::many_params::{FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams};
 use super::params::Scaling;
@@ -120,7 +120,12 @@ impl Many {
         let sizes = sizes(&manifest.model, packed, format, rows);
         let [weights, input, scales, activated_scales, sums] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { weights, input, scales, activated_scales, sums };
-        Ok(Self { code: ManyCode::load(engine, device)?, format, packed, buffers })
+        Ok(Self {
+            code: code::load(engine, device, |kernels, loader| ManyCode::of(kernels, loader))?,
+            format,
+            packed,
+            buffers,
+        })
     }
 
     /// With kernels from elsewhere, and memory nowhere.
@@ -149,7 +154,7 @@ impl Many {
             format: format_code(self.format),
             unused: 0,
         };
-        let grid = (ops.model.num_sms * shape::UNPACK_BLOCKS).min(num_units as u32);
+        let grid = (ops.layers.num_sms * shape::UNPACK_BLOCKS).min(num_units as u32);
         ops.launch(self.code.unpack, grid, shape::ROW_THREADS, 0, params);
     }
 }
@@ -183,7 +188,7 @@ impl InBlocks<'_> {
     /// The blocks' rows in the format that is multiplied: where they are, and where the scales of those of the pass.
     fn prepare(self, ops: &mut PassOps<'_>, matrix: &Matrix, input: Input) -> (Address, Address) {
         let Buffers { input: rows, scales, activated_scales, .. } = self.many.buffers;
-        let (work, num_rows, k) = (ops.model.workspace, num_rows(ops), matrix.k as u32);
+        let (work, num_rows, k) = (ops.layers.workspace, num_rows(ops), matrix.k as u32);
         match (input, self.many.code.quantise) {
             (Input::Normed(weight), _) => {
                 let params = NormaliseParams {
@@ -191,7 +196,7 @@ impl InBlocks<'_> {
                     squares: work.squares,
                     weight,
                     output: self.operand(matrix, scales),
-                    eps: ops.model.config.rms_norm_eps,
+                    eps: ops.layers.config.rms_norm_eps,
                     num_rows,
                     k,
                     unused: 0,
@@ -209,12 +214,13 @@ impl InBlocks<'_> {
             }
             // Written so by the product before.
             (Input::Activated, _) => (rows, activated_scales),
+            (Input::Halves(_), _) => unreachable!("of heads, which have no blocks"),
         }
     }
 
     /// What comes behind the sums of rows that have these scales.
     fn finish(self, ops: &mut PassOps<'_>, matrix: &Matrix, scales: Address, output: Output<'_>) {
-        let Workspace { residual, squares, .. } = ops.model.workspace;
+        let Workspace { residual, squares, .. } = ops.layers.workspace;
         let [n, _] = padded([matrix.n, matrix.k], self.many.packed);
         let params = FinishParams {
             sums: self.placed(self.many.buffers.sums, n * size_of::<f32>()),
@@ -236,7 +242,8 @@ impl InBlocks<'_> {
                 let output = self.operand(next, self.many.buffers.activated_scales);
                 by_row(ops, self.many.code.swiglu, FinishParams { output, ..params });
             }
-            Output::Logits => unreachable!("few rows want logits"),
+            Output::Logits(_) => unreachable!("few rows want logits"),
+            Output::Sums { .. } => unreachable!("of heads, which have no blocks"),
         }
     }
 

@@ -4,9 +4,11 @@
 //! read on the device. So passes can be recorded once and replayed.
 
 pub(super) mod code;
+mod eagle;
 mod few;
 mod forward;
 pub(crate) mod kv;
+mod layers;
 mod many;
 pub mod many_params;
 mod outline;
@@ -19,52 +21,47 @@ mod trees;
 mod weights;
 mod workspace;
 
+pub use eagle::Eagle;
 pub use forward::OnHost;
 pub use many::Prefill;
 pub use outline::{Outline, Planned, PlannedPass};
 pub(crate) use shape::BLOCKS;
-pub(crate) use weights::{Uploaded, Weights};
+pub(crate) use weights::{Held, Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
 
-use crate::Result;
 use crate::batch::{PromptBlocks, Segment};
-use crate::engine::{Engine, Manifest, Precision};
+use crate::engine::{Engine, Manifest};
 use crate::exec::cuda::device::pod::bytes_of;
-use crate::exec::cuda::device::{Address, Description, Device, Op, upload};
+use crate::exec::cuda::device::{Address, Description, Device, Op};
+use crate::model::decoder::Decoder;
 use crate::model::{Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
-use code::Code;
-use kv::Cache;
+use crate::{Error, Result};
+use code::{EndCode, LayerCode};
+use layers::Layers;
 use many::{InBlocks, Many};
 use pass::PassOps;
-use shape::{TILE_OUTPUTS, Tiling};
-use std::sync::Arc;
+use shape::Tiling;
 use tables::{Bounds, Tables, passes};
 use taps::Taps;
+use weights::Matrix;
 
 /// A model on a device.
 #[derive(Debug)]
 pub struct Model {
-    config: ModelConfig,
-    precision: Precision,
-    weights: Weights,
-    code: Code,
-    /// f32 `[positions][head_dim]`: cosines, then sines.
-    rope: Address,
-    cache: Cache,
-    workspace: Workspace,
+    decoder: Decoder<Matrix, Address>,
+    layers: Layers,
+    /// Kernels of the embedding and of the head.
+    ends: EndCode,
     capacity: Capacity,
-    num_sms: u32,
-    /// Of the GPU.
-    capability: (u32, u32),
     /// For blocks of prompts, where a library multiplies those.
     many: Option<Many>,
-    /// Whose memory the weights are in, where that is not the device's own.
-    _owner: Option<Arc<Uploaded>>,
+    /// What the addresses of `decoder` are valid with.
+    _weights: Option<Held>,
 }
 
 /// The rows of a pass; their tables are in the workspace.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Pass {
     /// Rows.
     pub num_rows: usize,
@@ -93,82 +90,57 @@ impl Model {
         prefill: Prefill,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let weights = Weights::upload(engine, device)?;
-        Self::new(engine, weights, num_pages, prefill, device)
+        let weights = Held::Own(Weights::upload(engine, device)?);
+        Self::load_from(engine, weights, num_pages, prefill, device)
     }
 
-    /// As `load_with`, with weights that others may compute with too.
-    pub(crate) fn load_sharing(
+    /// As `load_with`, with weights that are there.
+    pub(crate) fn load_from(
         engine: &Engine,
-        uploaded: Arc<Uploaded>,
+        weights: Held,
         num_pages: usize,
         prefill: Prefill,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let model = Self::new(engine, uploaded.weights.clone(), num_pages, prefill, device)?;
-        Ok(Self { _owner: Some(uploaded), ..model })
-    }
-
-    fn new(
-        engine: &Engine,
-        weights: Weights,
-        num_pages: usize,
-        prefill: Prefill,
-        device: &mut dyn Device,
-    ) -> Result<Self> {
-        let manifest = engine.manifest();
-        let (config, precision) = (manifest.model.clone(), manifest.precision.clone());
-        let Description { num_sms, capability, .. } = *device.describe();
-        let code = Code::load(engine, device)?;
-        let max_seq_len = manifest.limits.max_seq_len;
-        let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
-        let capacity = Capacity::of(manifest, prefill);
+        let Weights::Decoder(decoder) = weights.weights() else {
+            let path = engine.path().display();
+            return Err(Error::BadEngine(format!("engine {path}: a head, expected a model")));
+        };
+        let (layer_code, ends) = code::load(engine, device, |kernels, loader| {
+            Ok((LayerCode::of(kernels, loader)?, EndCode::of(kernels, loader)?))
+        })?;
+        let capacity = Capacity::of(engine.manifest(), prefill);
         let many = capacity.blocks.map(|rows| Many::load(engine, rows, device)).transpose()?;
-        let workspace = Workspace::alloc(manifest, &capacity, num_sms as usize, device)?;
-        let cache = Cache::alloc(manifest, num_pages, device)?;
-        Ok(Self {
-            precision,
-            weights,
-            code,
-            rope,
-            cache,
-            workspace,
-            capacity,
-            num_sms,
-            capability,
-            many,
-            config,
-            _owner: None,
-        })
+        let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
+        let decoder = (**decoder).clone();
+        Ok(Self { decoder, layers, ends, capacity, many, _weights: Some(weights) })
     }
 
     /// Shape of the model.
     pub fn config(&self) -> &ModelConfig {
-        &self.config
+        &self.layers.config
     }
 
     /// Where the tables of a pass go, and its results come from.
     pub fn workspace(&self) -> &Workspace {
-        &self.workspace
+        &self.layers.workspace
     }
 
     pub(crate) fn capacity(&self) -> &Capacity {
         &self.capacity
     }
 
-    /// Bytes that a model takes on a GPU besides weights and cache.
+    /// Bytes that an engine's model, or head, takes on a GPU besides weights and cache.
     pub(crate) fn working_bytes(
         manifest: &Manifest,
         prefill: Prefill,
         device: &Description,
     ) -> usize {
+        if let Some(eagle) = manifest.model.eagle() {
+            return Eagle::working_bytes(manifest, eagle, device);
+        }
         let capacity = Capacity::of(manifest, prefill);
-        let passes = Workspace::bytes(manifest, &capacity, device.num_sms as usize);
-        let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
-        let scales = Cache::scale_bytes(manifest);
-        passes
-            + rope
-            + scales
+        Layers::bytes(manifest, &capacity, device)
             + capacity.blocks.map_or(0, |rows| Many::bytes(manifest, rows, device))
     }
 
@@ -197,27 +169,18 @@ impl Model {
     /// How large the tables of a pass may be.
     fn bounds(&self) -> Bounds {
         let Capacity { few: rows, blocks, sequences, .. } = self.capacity;
-        let group = self.config.num_heads / self.config.num_kv_heads;
-        Bounds { rows, blocks, sequences, group }
+        Bounds { rows, blocks, sequences, group: self.layers.group() }
     }
 
     /// Uploads the tables of a pass and runs it, and keeps hidden states in `taps`; does not wait.
     fn issue(&self, tables: &Tables, taps: Option<&Taps>, device: &mut dyn Device) -> Result<()> {
-        let work = &self.workspace;
-        upload(device, work.rows, &tables.rows)?;
-        upload(device, work.tiles, &tables.tiles)?;
-        upload(device, work.logit_rows, &tables.logit_rows)?;
-        upload(device, work.pages, &tables.pages)?;
-        let pass = Pass {
-            num_rows: tables.rows.len(),
-            num_tiles: tables.tiles.len(),
-            tiling: tables.tiling,
-            num_logits: tables.logit_rows.len(),
-            pages: work.pages,
-            max_pages: tables.max_pages,
-        };
-        let blocks = self.in_blocks(tables.place);
-        PassOps::new(self, &pass, blocks, taps).all().iter().try_for_each(|op| device.issue(op))
+        let pass = self.layers.upload(tables, device)?;
+        let ops = self.ops(&pass, self.in_blocks(tables.place), taps);
+        ops.iter().try_for_each(|op| device.issue(op))
+    }
+
+    fn ops(&self, pass: &Pass, blocks: Option<InBlocks<'_>>, taps: Option<&Taps>) -> Vec<Op> {
+        PassOps::new(&self.layers, pass, blocks, taps).decoder(&self.decoder, &self.ends)
     }
 
     /// Who multiplies a pass whose first row has this place in its block.
@@ -228,27 +191,12 @@ impl Model {
 
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.
     pub fn pass(&self, pass: &Pass) -> Vec<Op> {
-        PassOps::new(self, pass, None, None).all()
+        self.ops(pass, None, None)
     }
 
     /// Copies a page of the cache onto another one, in all layers; does not wait.
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
-        let bytes = kv::page_bytes(self.precision.kv, &self.config) / self.config.num_layers;
-        (0..self.config.num_layers).try_for_each(|layer| {
-            let at =
-                |page: PageId| self.cache.layer(layer).memory + (page as usize * bytes) as Address;
-            device.issue(&Op::Copy { from: at(from), to: at(to), bytes })
-        })
-    }
-
-    /// Bytes of a row of [`Workspace::squares`].
-    fn squares_bytes(&self) -> usize {
-        self.config.hidden_size.div_ceil(TILE_OUTPUTS) * size_of::<f32>()
-    }
-
-    /// The format of the cache as `types.cuh` numbers it.
-    fn kv_format(&self) -> u32 {
-        format_code(self.precision.kv)
+        self.layers.copy_page(from, to, device)
     }
 }
 

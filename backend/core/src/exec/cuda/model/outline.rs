@@ -1,14 +1,14 @@
 //! What a model's passes launch, without its weights, its code or a GPU: for predictions. The launches are those of the
 //! executor itself; only their addresses mean nothing.
 
-use super::code::{Code, LoadKernel, ManyCode};
+use super::code::{EndCode, LayerCode, LoadKernel, ManyCode};
 use super::kv::Cache;
+use super::layers::Layers;
 use super::many::InBlocks;
 use super::params::GemmParams;
-use super::pass::PassOps;
 use super::shape::{self, Tiling};
 use super::tables::{self, Tables};
-use super::weights::{Matrix, Weights};
+use super::weights::Matrix;
 use super::{Capacity, Many, Model, Pass, Prefill, Workspace};
 use crate::Result;
 use crate::batch::Segment;
@@ -79,7 +79,8 @@ impl Outline {
     ) -> Result<Self> {
         let mut loader = Numbering { variants: Vec::new(), capability };
         let kernels = Kernels { model: config, precision };
-        let code = Code::of(&kernels, &mut loader)?;
+        let code = LayerCode::of(&kernels, &mut loader)?;
+        let ends = EndCode::of(&kernels, &mut loader)?;
         let capacity = Capacity::new(config, limits, prefill);
         let packed = precision.weights;
         let device = Description { name: String::new(), capability, driver: 0, num_sms };
@@ -87,20 +88,18 @@ impl Outline {
             Some(_) => Some(Many::outline(ManyCode::of(&kernels, &mut loader)?, packed, &device)),
             None => None,
         };
-        let model = Model {
+        let layers = Layers {
             config: config.clone(),
             precision: precision.clone(),
-            weights: Weights { decoder: Decoder::of(config).load(&mut Nowhere)? },
             code,
             rope: 0,
             cache: Cache::NOWHERE,
             workspace: Workspace { logit_rows: SOMEWHERE, best: SOMEWHERE, ..Workspace::default() },
-            capacity,
             num_sms,
             capability,
-            many,
-            _owner: None,
         };
+        let decoder = Decoder::of(config).load(&mut Nowhere)?;
+        let model = Model { decoder, layers, ends, capacity, many, _weights: None };
         Ok(Self { model, variants: loader.variants })
     }
 
@@ -111,8 +110,7 @@ impl Outline {
         places: usize,
         num_logits: usize,
     ) -> Vec<Planned> {
-        let config = &self.model.config;
-        let group = config.num_heads / config.num_kv_heads;
+        let group = self.model.layers.group();
         let tiling = Tiling::of(places, group);
         let num_tiles = sequences * places.div_ceil(tiling.rows(group));
         self.planned(&of_rows(sequences * places, num_tiles, tiling, num_logits), None)
@@ -150,7 +148,7 @@ impl Outline {
     }
 
     fn planned(&self, pass: &Pass, blocks: Option<InBlocks<'_>>) -> Vec<Planned> {
-        let ops = PassOps::new(&self.model, pass, blocks, None).all();
+        let ops = self.model.ops(pass, blocks, None);
         let planned = ops.iter().filter_map(|op| match op {
             Op::Launch(launch) => Some(self.kernel(launch, pass.num_rows)),
             Op::Product(product) => {
@@ -171,7 +169,7 @@ impl Outline {
             let mut params = [GemmParams::default()];
             bytes_of_mut(&mut params).copy_from_slice(&launch.params);
             rows = params[0].num_rows as usize;
-            ring_bytes = shape::gemm_ring_bytes(rows, self.model.capability);
+            ring_bytes = shape::gemm_ring_bytes(rows, self.model.layers.capability);
         }
         Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
     }

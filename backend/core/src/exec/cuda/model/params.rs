@@ -23,8 +23,8 @@ device_structs! {
         ancestors: u64,
         /// Row of the page table, or [`NO_SEQUENCE`].
         sequence: u32,
-        /// Zero.
-        unused: u32,
+        /// Of a head on hidden states: the first slot that it sees.
+        first: u32,
     }
 
     /// Consecutive rows of one sequence that attend together.
@@ -194,11 +194,54 @@ device_structs! {
     }
 }
 
+/// [`JoinParams::pieces`] at most.
+pub const MOST_PIECES: usize = 16;
+
+device_structs! {
+    /// A part of each row that is put together.
+    Piece is 24 bytes {
+        /// f32 `[rows][stride]`.
+        rows: Address,
+        /// f32 `[len]`: weights of its norm, or none.
+        norm: Address,
+        /// Elements from a row to the next one.
+        stride: u32,
+        /// A multiple of 4.
+        len: u32,
+    }
+
+    /// Of `join.cu`.
+    JoinParams is 440 bytes {
+        /// From left to right.
+        pieces: [Piece; MOST_PIECES],
+        /// Row of the pieces for each row, or none: its own.
+        row_index: Address,
+        /// f16 `[rows][all pieces]`, or none.
+        joined: Address,
+        /// f32 `[rows][last piece]`, or none: the last piece; may be where the first one comes from.
+        kept: Address,
+        /// f32 `[rows][cleared_len]`: becomes zero.
+        cleared: Address,
+        /// Of the norms.
+        eps: f32,
+        /// Rows.
+        num_rows: u32,
+        /// Pieces.
+        num_pieces: u32,
+        /// One norm over all of them, not one each.
+        is_together: u32,
+        /// What is kept is behind the norm.
+        keeps_normed: u32,
+        /// A multiple of 4.
+        cleared_len: u32,
+    }
+}
+
 impl Row {
     /// A row of a chain: it sees everything up to itself.
     pub fn chain(token: u32, position: usize, sequence: usize) -> Self {
         let slot = position as u32;
         let sequence = sequence as u32;
-        Self { token, position: slot, slot, base: slot + 1, ancestors: 0, sequence, unused: 0 }
+        Self { token, position: slot, slot, base: slot + 1, ancestors: 0, sequence, first: 0 }
     }
 }

@@ -1,16 +1,19 @@
 //! The operations of a forward pass over prepared rows. The decoder is written here, once; how rows are multiplied with a
 //! matrix is a choice: by kernels that take few rows each (`few`), or by a library (`many`).
 
+use super::Pass;
+use super::code::{ByRows, EndCode};
 use super::few;
 use super::kv::LayerCache;
+use super::layers::Layers;
 use super::many::InBlocks;
 use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
 use super::shape;
 use super::taps::Taps;
 use super::weights::{Attention, Matrix, Mlp};
-use super::{Model, Pass};
 use crate::exec::cuda::device::pod::Pod;
 use crate::exec::cuda::device::{Address, Kernel, Launch, Op};
+use crate::model::decoder::{Decoder, Layer};
 
 /// What rows are multiplied.
 #[derive(Clone, Copy)]
@@ -21,6 +24,8 @@ pub(super) enum Input {
     Attended,
     /// What has gone through the MLP's gate.
     Activated,
+    /// f16 rows that are there.
+    Halves(Address),
 }
 
 /// What becomes of the sums.
@@ -32,13 +37,15 @@ pub(super) enum Output<'a> {
     Residual,
     /// silu(gate) * up, as the next product takes it.
     Activated { next: &'a Matrix },
-    /// Logits of the rows that want them.
-    Logits,
+    /// Logits of the rows that want them, by this product.
+    Logits(&'a ByRows),
+    /// f32 rows, which grow by them, by this product. The sums of their squares go elsewhere.
+    Sums { code: &'a ByRows, to: Address, squares: Address },
 }
 
 /// A pass in the making.
 pub(super) struct PassOps<'a> {
-    pub(super) model: &'a Model,
+    pub(super) layers: &'a Layers,
     pub(super) pass: &'a Pass,
     /// Who multiplies, where that is a library.
     blocks: Option<InBlocks<'a>>,
@@ -49,39 +56,56 @@ pub(super) struct PassOps<'a> {
 
 impl<'a> PassOps<'a> {
     pub(super) fn new(
-        model: &'a Model,
+        layers: &'a Layers,
         pass: &'a Pass,
         blocks: Option<InBlocks<'a>>,
         taps: Option<&'a Taps>,
     ) -> Self {
-        Self { model, pass, blocks, taps, ops: Vec::new() }
+        Self { layers, pass, blocks, taps, ops: Vec::new() }
     }
 
     /// Embedding, layers, head.
-    pub(super) fn all(mut self) -> Vec<Op> {
-        let decoder = &self.model.weights.decoder;
-        self.embed(&decoder.embed);
+    pub(super) fn decoder(mut self, decoder: &Decoder<Matrix, Address>, ends: &EndCode) -> Vec<Op> {
+        self.embed(&decoder.embed, ends.embed);
         self.tap(0);
         for (idx, layer) in decoder.layers.iter().enumerate() {
-            self.attend(layer.input_norm, &layer.attention, self.model.cache.layer(idx));
-            self.mlp(&layer.mlp);
+            self.layer(layer, idx);
             self.tap(idx + 1);
         }
-        let input = Input::Normed(decoder.final_norm);
-        // Few rows want logits, whatever the pass.
-        few::multiply(&mut self, decoder.head(), input, Output::Logits);
+        self.head(decoder.head(), decoder.final_norm, &ends.head);
         self.ops
+    }
+
+    /// What was put together.
+    pub(super) fn ops(self) -> Vec<Op> {
+        self.ops
+    }
+
+    /// A decoder layer like all others.
+    pub(super) fn layer(&mut self, layer: &Layer<Matrix, Address>, idx: usize) {
+        self.attend(layer.input_norm, &layer.attention, self.layers.cache.layer(idx));
+        self.mlp(&layer.mlp);
+    }
+
+    /// Logits: few rows want some, whatever the pass.
+    pub(super) fn head(&mut self, head: &Matrix, norm: Address, code: &ByRows) {
+        few::multiply(self, head, Input::Normed(norm), Output::Logits(code));
     }
 
     /// `residual += out(attention(qkv(norm(residual))))`
     fn attend(&mut self, norm: Address, part: &Attention, cache: LayerCache) {
         self.multiply(&part.qkv, Input::Normed(norm), Output::Heads { part, cache });
+        self.attend_with(part, cache);
+    }
+
+    /// `residual += out(attention(heads))`, of heads that are there.
+    pub(super) fn attend_with(&mut self, part: &Attention, cache: LayerCache) {
         self.attention(cache);
         self.multiply(&part.out, Input::Attended, Output::Residual);
     }
 
     /// `residual += down(silu(gate) * up)`
-    fn mlp(&mut self, part: &Mlp) {
+    pub(super) fn mlp(&mut self, part: &Mlp) {
         let activated = Output::Activated { next: &part.down };
         self.multiply(&part.gate_up, Input::Normed(part.norm), activated);
         self.multiply(&part.down, Input::Activated, Output::Residual);
@@ -90,22 +114,22 @@ impl<'a> PassOps<'a> {
     /// Keeps the residual stream behind `layer` layers, if it is wanted.
     fn tap(&mut self, layer: usize) {
         let Some(taps) = self.taps else { return };
-        let from = self.model.workspace.residual;
+        let from = self.layers.workspace.residual;
         let bytes = self.pass.num_rows * taps.row_bytes();
         for to in taps.places(layer) {
             self.push(Op::Copy { from, to, bytes });
         }
     }
 
-    fn multiply(&mut self, matrix: &Matrix, input: Input, output: Output<'_>) {
+    pub(super) fn multiply(&mut self, matrix: &Matrix, input: Input, output: Output<'_>) {
         match self.blocks {
             Some(blocks) => blocks.multiply(self, matrix, input, output),
             None => few::multiply(self, matrix, input, output),
         }
     }
 
-    fn embed(&mut self, embed: &Matrix) {
-        let (model, work) = (self.model, &self.model.workspace);
+    pub(super) fn embed(&mut self, embed: &Matrix, code: Kernel) {
+        let work = &self.layers.workspace;
         let params = EmbedParams {
             weights: embed.weights,
             scales: embed.scales,
@@ -116,7 +140,7 @@ impl<'a> PassOps<'a> {
             k: embed.k as u32,
         };
         let grid = self.pass.num_rows as u32;
-        self.launch(model.code.embed, grid, shape::ROW_THREADS, 0, params);
+        self.launch(code, grid, shape::ROW_THREADS, 0, params);
     }
 
     /// Head norms, if there are any, and rotation, which the product has left undone.
@@ -127,39 +151,39 @@ impl<'a> PassOps<'a> {
         input: Address,
         scaling: Scaling,
     ) {
-        let (model, work) = (self.model, &self.model.workspace);
+        let (layers, work) = (self.layers, &self.layers.workspace);
         let params = RopeParams {
             input,
             scaling,
             q_norm: part.q_norm.unwrap_or(0),
             k_norm: part.k_norm.unwrap_or(0),
-            rope: model.rope,
+            rope: layers.rope,
             rows: work.rows,
             pages: self.pass.pages,
             queries: work.queries,
             cache: cache.memory,
             kv_scales: cache.scales,
-            eps: model.config.rms_norm_eps,
+            eps: layers.config.rms_norm_eps,
             num_rows: self.pass.num_rows as u32,
-            num_heads: model.config.num_heads as u32,
-            num_kv_heads: model.config.num_kv_heads as u32,
+            num_heads: layers.config.num_heads as u32,
+            num_kv_heads: layers.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
             unused: 0,
         };
-        self.launch(model.code.rope, self.pass.num_rows as u32, shape::ROW_THREADS, 0, params);
+        self.launch(layers.code.rope, self.pass.num_rows as u32, shape::ROW_THREADS, 0, params);
     }
 
     /// Where the attention's rows go: in blocks to their places.
     pub(super) fn attended(&self) -> Address {
         let first = self.blocks.map_or(0, |blocks| blocks.first);
-        let bytes = first * self.model.config.q_size() * size_of::<u16>();
-        self.model.workspace.attended + bytes as Address
+        let bytes = first * self.layers.config.q_size() * size_of::<u16>();
+        self.layers.workspace.attended + bytes as Address
     }
 
-    fn attention(&mut self, cache: LayerCache) {
-        let (model, work, tiling) = (self.model, &self.model.workspace, self.pass.tiling);
-        let pairs = self.pass.num_tiles * model.config.num_kv_heads;
-        let blocks = tiling.blocks(model.num_sms as usize, pairs);
+    pub(super) fn attention(&mut self, cache: LayerCache) {
+        let (layers, work, tiling) = (self.layers, &self.layers.workspace, self.pass.tiling);
+        let pairs = self.pass.num_tiles * layers.config.num_kv_heads;
+        let blocks = tiling.blocks(layers.num_sms as usize, pairs);
         let params = AttentionParams {
             queries: work.queries,
             cache: cache.memory,
@@ -170,15 +194,15 @@ impl<'a> PassOps<'a> {
             partials: work.attention_partials,
             arrivals: work.attention_arrivals,
             kv_scales: cache.scales,
-            scale: 1.0 / (model.config.head_dim as f32).sqrt(),
+            scale: 1.0 / (layers.config.head_dim as f32).sqrt(),
             num_tiles: self.pass.num_tiles as u32,
-            num_kv_heads: model.config.num_kv_heads as u32,
+            num_kv_heads: layers.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
             split_tokens: shape::SPLIT_TOKENS as u32,
             max_items: tiling.max_items(blocks) as u32,
         };
-        let shared_bytes = tiling.shared_bytes(model.precision.kv, model.config.head_dim);
-        let kernel = model.code.attention(tiling);
+        let shared_bytes = tiling.shared_bytes(layers.precision.kv, layers.config.head_dim);
+        let kernel = layers.code.attention(tiling);
         self.launch(kernel, blocks as u32, shape::ATTENTION_THREADS, shared_bytes, params);
     }
 

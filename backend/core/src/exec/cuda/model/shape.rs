@@ -9,9 +9,10 @@ use spec_kernels::{GEMM_ROWS, MAX_GROUP};
 pub(crate) const TILE_OUTPUTS: usize = 64;
 
 /// How many packed query rows (rows times heads of a group) attend together. A row's bits are the same in both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tiling {
     /// 16: a few rows of each sequence.
+    #[default]
     Narrow,
     /// 64 that share the pages which a block reads.
     Wide,

@@ -1,18 +1,21 @@
 //! An engine's weights in the memory of a GPU.
 
-use crate::Result;
 use crate::engine::{Engine, SectionKind};
 use crate::exec::cuda::device::{Address, Device, Gpu};
 use crate::model::decoder::{self, Decoder, Linear, Load, MatrixKind, Vector};
+use crate::model::eagle::Eagle;
+use crate::model::{DraftHead, ModelConfig};
+use crate::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// Sections stay aligned as they are in the file.
 const ALIGNMENT: usize = 256;
 
 /// A matrix, its scales and its bias; 0 where it has none.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Matrix {
+pub(crate) struct Matrix {
     pub kind: MatrixKind,
     /// Image of the matrix.
     pub weights: Address,
@@ -32,9 +35,13 @@ pub(super) type Attention = decoder::Attention<Matrix, Address>;
 /// What looks at its row alone.
 pub(super) type Mlp = decoder::Mlp<Matrix, Address>;
 
+/// All weights of a model or a head.
 #[derive(Clone, Debug)]
-pub(crate) struct Weights {
-    pub(super) decoder: Decoder<Matrix, Address>,
+pub(crate) enum Weights {
+    /// Of a model of its own.
+    Decoder(Box<Decoder<Matrix, Address>>),
+    /// Of a head on the hidden states of another model.
+    Eagle(Box<Eagle<Matrix, Address>>),
 }
 
 impl Weights {
@@ -58,8 +65,21 @@ impl Weights {
         let (major, minor) = description.capability;
         engine.require_cuda(major, minor, description.driver)?;
         let mut placed = Placed::upload(address, engine, device)?;
-        let decoder = Decoder::of(&engine.manifest().model).load(&mut placed)?;
-        Ok(Self { decoder })
+        Self::load(&engine.manifest().model, &mut placed)
+    }
+
+    /// Brings what there is into the order of the computation.
+    pub(super) fn load<L>(model: &ModelConfig, loader: &mut L) -> Result<Self>
+    where
+        L: Load<Matrix = Matrix, Vector = Address>,
+    {
+        match &model.draft_head {
+            None => Ok(Self::Decoder(Box::new(Decoder::of(model).load(loader)?))),
+            Some(DraftHead::Eagle(eagle)) => {
+                Ok(Self::Eagle(Box::new(Eagle::of(model, eagle).load(loader)?)))
+            }
+            Some(DraftHead::Medusa(_)) => Err(Error::Unsupported("Medusa heads on a GPU".into())),
+        }
     }
 }
 
@@ -68,6 +88,24 @@ pub(crate) struct Uploaded {
     pub(super) weights: Weights,
     /// Has allocated it, and does nothing else.
     _owner: Gpu,
+}
+
+/// Weights that a model computes with.
+#[derive(Debug)]
+pub(crate) enum Held {
+    /// In memory of its device.
+    Own(Weights),
+    /// In memory that others may use too.
+    Shared(Arc<Uploaded>),
+}
+
+impl Held {
+    pub(super) fn weights(&self) -> &Weights {
+        match self {
+            Self::Own(weights) => weights,
+            Self::Shared(uploaded) => &uploaded.weights,
+        }
+    }
 }
 
 impl fmt::Debug for Uploaded {

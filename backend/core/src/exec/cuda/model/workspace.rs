@@ -9,6 +9,7 @@ use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device};
 use crate::model::ModelConfig;
 use crate::model::decoder::{Layer, Linear};
+use crate::model::eagle::Eagle;
 use crate::pages::pages_for;
 use spec_kernels::GEMM_ROWS;
 
@@ -66,7 +67,7 @@ pub struct Workspace {
     pub residual: Address,
     /// f32 `[rows][tiles of hidden]`: sums of its squares.
     pub squares: Address,
-    /// f32 `[rows][qkv]`, for models with head norms.
+    /// f32 `[rows][qkv]`, for models with head norms and for heads on hidden states.
     pub raw: Address,
     /// f16 `[rows][queries]`.
     pub queries: Address,
@@ -101,10 +102,11 @@ impl Workspace {
     fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 16] {
         let model = &manifest.model;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
-        let vocab_tiles = model.vocab_size.div_ceil(shape::TILE_OUTPUTS);
-        // The head's blocks share no tiles, and all layers are alike.
-        let layer = Layer::of(model, 0);
-        let shapes = || layer.matrices().into_iter().map(Linear::shape);
+        let num_logits = model.eagle().map_or(model.vocab_size, |eagle| eagle.draft_vocab);
+        let vocab_tiles = num_logits.div_ceil(shape::TILE_OUTPUTS);
+        let is_raw = model.qk_norm || model.draft_head.is_some();
+        let shapes = shared_tiles(model);
+        let shapes = || shapes.iter().copied();
         let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
         let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
         let gemm_partials = partials.max().unwrap_or(0);
@@ -114,11 +116,11 @@ impl Workspace {
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
-            if model.qk_norm { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
+            if is_raw { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
             rows * model.intermediate_size * size_of::<u16>(),
-            few * model.vocab_size * size_of::<f32>(),
+            few * num_logits * size_of::<f32>(),
             few * vocab_tiles * size_of::<Best>(),
             gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
@@ -180,6 +182,16 @@ impl Workspace {
             pages,
         })
     }
+}
+
+/// Shapes of the products whose blocks share tiles: not that with the head, and all layers are alike.
+fn shared_tiles(model: &ModelConfig) -> Vec<[usize; 2]> {
+    let mut shapes: Vec<_> = Layer::of(model, 0).matrices().map(Linear::shape).into();
+    if let Some(eagle) = model.eagle() {
+        let Eagle { fc, first, .. } = Eagle::of(model, eagle);
+        shapes.extend([fc.shape(), first.attention.qkv.shape()]);
+    }
+    shapes
 }
 
 /// Ways to attend; a pass needs the workspace of one.

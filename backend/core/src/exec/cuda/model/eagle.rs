@@ -1,0 +1,324 @@
+//! An EAGLE-3 head on a GPU: its weights, its KV cache, and passes over ragged rows of tokens and states.
+//!
+//! As with a model, a row's result does not depend on the rows beside it, to the bit.
+
+use super::code::{self, ByRows, HeadCode, LayerCode};
+use super::forward::download;
+use super::layers::Layers;
+use super::params::{JoinParams, MOST_PIECES, Piece, Scaling};
+use super::pass::{Input, Output, PassOps};
+use super::shape;
+use super::tables::{Bounds, passes};
+use super::weights::{Held, Matrix, Weights};
+use super::workspace::Capacity;
+use super::{Model, Pass, Prefill};
+use crate::batch::Logits;
+use crate::draft::{Head, HeadPass, HeadSegment};
+use crate::engine::{Engine, Manifest};
+use crate::exec::cuda::device::{Address, Description, Device, Gpu, Kernel, Op, arrays, upload};
+use crate::exec::vocab_map;
+use crate::model::{EagleConfig, ModelConfig, TapNorms, eagle};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+type Parts = eagle::Eagle<Matrix, Address>;
+
+/// A head ready to run.
+pub struct Eagle {
+    layers: Layers,
+    eagle: EagleConfig,
+    parts: Box<Parts>,
+    code: HeadCode,
+    buffers: Buffers,
+    capacity: Capacity,
+    vocab_map: Option<Vec<u32>>,
+    /// On the same GPU, for what the head has not of its own.
+    target: Option<Arc<Model>>,
+    gpu: Gpu,
+    /// What the addresses of `parts` are valid with.
+    _weights: Held,
+}
+
+/// What passes work in besides the workspace of layers.
+#[derive(Clone, Copy, Debug)]
+struct Buffers {
+    /// f32 `[rows][taps][hidden of the target]`.
+    taps: Address,
+    /// f32 `[rows][hidden]`: what each row comes with.
+    states: Address,
+    /// f16 `[rows]`, as wide as the widest product that reads it.
+    joined: Address,
+    /// f32 `[rows]`: squares of sums, which nobody wants.
+    squares: Address,
+    /// f32 `[rows][hidden]`: what rows hand on.
+    handed_on: Address,
+}
+
+/// Bytes of the arrays, in the order of the fields.
+fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
+    let hidden = model.hidden_size;
+    let (fc, first) = (eagle.fc_inputs(hidden), eagle.first_inputs(hidden));
+    let tiles = model.qkv_size().max(hidden).div_ceil(shape::TILE_OUTPUTS);
+    let rows_of = |width: usize, element: usize| rows * width * element;
+    [
+        rows_of(fc, size_of::<f32>()),
+        rows_of(hidden, size_of::<f32>()),
+        rows_of(fc.max(first), size_of::<u16>()),
+        rows_of(tiles, size_of::<f32>()),
+        rows_of(hidden, size_of::<f32>()),
+    ]
+}
+
+impl Eagle {
+    /// Loads the engine onto the target's GPU, and makes a cache of `num_pages` pages.
+    pub fn load(engine: &Engine, target: Arc<Model>, num_pages: usize, gpu: &Gpu) -> Result<Self> {
+        let mut device = gpu.lock();
+        let device = &mut **device;
+        let weights = Held::Own(Weights::upload(engine, device)?);
+        Self::load_from(engine, weights, Some(target), num_pages, gpu.clone(), device)
+    }
+
+    /// As `load`, with weights that are there, on `gpu`, whose device that is; without a target that is elsewhere.
+    pub(crate) fn load_from(
+        engine: &Engine,
+        weights: Held,
+        target: Option<Arc<Model>>,
+        num_pages: usize,
+        gpu: Gpu,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let manifest = engine.manifest();
+        let eagle = manifest.model.eagle().cloned();
+        let (Some(eagle), Weights::Eagle(parts)) = (eagle, weights.weights()) else {
+            return Err(bad(engine, "it is no EAGLE head"));
+        };
+        let parts = parts.clone();
+        if (parts.embed.is_none() || parts.head.is_none()) && target.is_none() {
+            return Err(bad(engine, "it lacks matrices that its target has on another device"));
+        }
+        let vocab_map = match &parts.vocab_map {
+            Some(_) => {
+                let reader = engine.reader()?;
+                let map = vocab_map::tokens(engine, &reader.section("vocab_map").floats()?)?;
+                Some(map)
+            }
+            None => None,
+        };
+        let capacity = Capacity::of(manifest, Prefill::Exact);
+        let (layer_code, code) = code::load(engine, device, |kernels, loader| {
+            Ok((LayerCode::of(kernels, loader)?, HeadCode::of(kernels, &eagle, loader)?))
+        })?;
+        let sizes = sizes(&manifest.model, &eagle, capacity.rows);
+        let [taps, states, joined, squares, handed_on] = arrays::alloc(sizes, device)?;
+        let buffers = Buffers { taps, states, joined, squares, handed_on };
+        let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
+        Ok(Self {
+            layers,
+            eagle,
+            parts,
+            code,
+            buffers,
+            capacity,
+            vocab_map,
+            target,
+            gpu,
+            _weights: weights,
+        })
+    }
+
+    /// Bytes that a head takes on a GPU besides weights and cache.
+    pub(crate) fn working_bytes(
+        manifest: &Manifest,
+        eagle: &EagleConfig,
+        device: &Description,
+    ) -> usize {
+        let capacity = Capacity::of(manifest, Prefill::Exact);
+        let own = arrays::total(&sizes(&manifest.model, eagle, capacity.rows));
+        own + Layers::bytes(manifest, &capacity, device)
+    }
+
+    fn bounds(&self) -> Bounds {
+        let Capacity { few: rows, sequences, .. } = self.capacity;
+        Bounds { rows, blocks: None, sequences, group: self.layers.group() }
+    }
+
+    /// The table of token vectors, and the kernel that reads it.
+    fn embed(&self) -> (&Matrix, Kernel) {
+        match (&self.parts.embed, self.code.embed, &self.target) {
+            (Some(embed), Some(code), _) => (embed, code),
+            (_, _, Some(target)) => (&target.decoder.embed, target.ends.embed),
+            _ => unreachable!("checked when it was made"),
+        }
+    }
+
+    /// What makes logits.
+    fn head(&self) -> (&Matrix, &ByRows) {
+        match (&self.parts.head, &self.code.head, &self.target) {
+            (Some(head), Some(code), _) => (head, code),
+            (_, _, Some(target)) => (target.decoder.head(), &target.ends.head),
+            _ => unreachable!("checked when it was made"),
+        }
+    }
+
+    /// A pass over rows whose states are in their buffer. What its rows hand on that get logits is there behind it.
+    fn ops(&self, pass: &Pass) -> Vec<Op> {
+        let Self { layers, parts, buffers, .. } = self;
+        let work = &layers.workspace;
+        let first = &parts.first;
+        let mut ops = PassOps::new(layers, pass, None, None);
+        let (embed, code) = self.embed();
+        ops.embed(embed, code);
+        let hidden = layers.config.hidden_size;
+        let norm = |norm: Option<Address>| norm.expect("EAGLE-3 has it");
+        let pieces = [
+            piece(work.residual, hidden, norm(first.token_norm)),
+            piece(buffers.states, hidden, norm(first.hidden_norm)),
+        ];
+        self.join(
+            &mut ops,
+            &pieces,
+            JoinParams {
+                joined: buffers.joined,
+                kept: work.residual,
+                keeps_normed: self.eagle.norm_before_residual.into(),
+                cleared: work.raw,
+                cleared_len: first.attention.qkv.n as u32,
+                num_rows: pass.num_rows as u32,
+                ..JoinParams::default()
+            },
+        );
+        let sums = Output::Sums { code: &self.code.qkv, to: work.raw, squares: buffers.squares };
+        ops.multiply(&first.attention.qkv, Input::Halves(buffers.joined), sums);
+        let cache = layers.cache.layer(0);
+        ops.rotate(&first.attention, cache, work.raw, Scaling::default());
+        ops.attend_with(&first.attention, cache);
+        ops.mlp(&first.mlp);
+        for (idx, layer) in parts.layers.iter().enumerate() {
+            ops.layer(layer, idx + 1);
+        }
+        if pass.num_logits > 0 {
+            let (head, code) = self.head();
+            let final_norm = norm(parts.final_norm);
+            ops.head(head, final_norm, code);
+            let handed_on = if self.eagle.norm_output { final_norm } else { 0 };
+            self.join(
+                &mut ops,
+                &[piece(work.residual, hidden, handed_on)],
+                JoinParams {
+                    row_index: work.logit_rows,
+                    kept: buffers.handed_on,
+                    keeps_normed: 1,
+                    num_rows: pass.num_logits as u32,
+                    ..JoinParams::default()
+                },
+            );
+        }
+        ops.ops()
+    }
+
+    /// Makes states of so many rows of hidden states in their buffer.
+    fn fuse(&self, num_rows: usize) -> Vec<Op> {
+        let Self { layers, parts, buffers, eagle, .. } = self;
+        let (width, row_len) = (eagle.target_hidden, parts.fc.k);
+        let norm = |idx: usize| match eagle.tap_norms {
+            TapNorms::None => 0,
+            TapNorms::Each => parts.tap_norms[idx],
+            TapNorms::Together => parts.tap_norms[0] + (idx * width * size_of::<f32>()) as Address,
+        };
+        let tap = |idx: usize| Piece {
+            rows: buffers.taps + (idx * width * size_of::<f32>()) as Address,
+            norm: norm(idx),
+            stride: row_len as u32,
+            len: width as u32,
+        };
+        let taps: Vec<Piece> = (0..eagle.taps.len()).map(tap).collect();
+        let pass = Pass { num_rows, ..Pass::default() };
+        let mut ops = PassOps::new(layers, &pass, None, None);
+        self.join(
+            &mut ops,
+            &taps,
+            JoinParams {
+                joined: buffers.joined,
+                is_together: (eagle.tap_norms == TapNorms::Together).into(),
+                cleared: buffers.states,
+                cleared_len: parts.fc.n as u32,
+                num_rows: num_rows as u32,
+                ..JoinParams::default()
+            },
+        );
+        let (to, squares) = (buffers.states, buffers.squares);
+        let sums = Output::Sums { code: &self.code.fc, to, squares };
+        ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
+        ops.ops()
+    }
+
+    fn join(&self, ops: &mut PassOps<'_>, pieces: &[Piece], params: JoinParams) {
+        let mut all = [Piece::default(); MOST_PIECES];
+        all[..pieces.len()].copy_from_slice(pieces);
+        let eps = self.layers.config.rms_norm_eps;
+        let params = JoinParams { pieces: all, num_pieces: pieces.len() as u32, eps, ..params };
+        let shared_bytes = shape::OPERAND_SHARED_BYTES;
+        ops.launch(self.code.join, params.num_rows, shape::ROW_THREADS, shared_bytes, params);
+    }
+}
+
+/// Rows of a buffer that is as wide as they are.
+fn piece(rows: Address, len: usize, norm: Address) -> Piece {
+    Piece { rows, norm, stride: len as u32, len: len as u32 }
+}
+
+fn bad(engine: &Engine, what: &str) -> Error {
+    Error::BadEngine(format!("engine {}: {what}", engine.path().display()))
+}
+
+impl Head for Eagle {
+    fn taps(&self) -> &[usize] {
+        &self.eagle.taps
+    }
+
+    fn width(&self) -> usize {
+        self.layers.config.hidden_size
+    }
+
+    fn vocab_map(&self) -> Option<&[u32]> {
+        self.vocab_map.as_deref()
+    }
+
+    fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {
+        let row_len = self.parts.fc.k;
+        let mut states = Vec::with_capacity(taps.len() / row_len * self.width());
+        let mut device = self.gpu.lock();
+        for taps in taps.chunks(self.capacity.rows * row_len) {
+            let num_rows = taps.len() / row_len;
+            upload(&mut **device, self.buffers.taps, taps)?;
+            self.fuse(num_rows).iter().try_for_each(|op| device.issue(op))?;
+            let count = num_rows * self.width();
+            download(&mut **device, self.buffers.states, count, &mut states)?;
+        }
+        Ok(states)
+    }
+
+    fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
+        let (width, vocab_size) = (self.width(), self.layers.config.vocab_size);
+        let plain = HeadSegment::without_states(segments, width, vocab_size)?;
+        let states: Vec<f32> = segments.iter().flat_map(|each| each.states).copied().collect();
+        let vocab_size = self.eagle.draft_vocab;
+        let mut out = HeadPass { logits: Logits { vocab_size, values: vec![] }, states: vec![] };
+        let mut rest = &states[..];
+        let mut device = self.gpu.lock();
+        for mut tables in passes(&plain, &self.bounds()) {
+            for row in &mut tables.rows {
+                row.first = self.eagle.first_seen(row.slot as usize) as u32;
+            }
+            let (states, behind) = rest.split_at(tables.rows.len() * width);
+            rest = behind;
+            upload(&mut **device, self.buffers.states, states)?;
+            let pass = self.layers.upload(&tables, &mut **device)?;
+            self.ops(&pass).iter().try_for_each(|op| device.issue(op))?;
+            let (work, num) = (&self.layers.workspace, pass.num_logits);
+            download(&mut **device, work.logits, num * vocab_size, &mut out.logits.values)?;
+            download(&mut **device, self.buffers.handed_on, num * width, &mut out.states)?;
+        }
+        Ok(out)
+    }
+}

@@ -1,0 +1,233 @@
+//! What puts the rows of heads on hidden states together, against its naive twin in f64, under disturbed schedules; and that
+//! a row's bits depend on that row alone.
+
+#[allow(dead_code, reason = "shared with the tests of the few-row product")]
+#[path = "../gemm/image.rs"]
+mod image;
+mod mutation;
+#[path = "../many/run.rs"]
+mod run;
+
+use half::f16;
+use image::Random;
+use run::{UNTOUCHED, floats, put, read, run};
+use spec_core::testing::cuda::model::params::{JoinParams, MOST_PIECES, Piece};
+use spec_emu::Arena;
+use spec_kernels::Variant;
+
+const EPS: f32 = 1e-3;
+/// What a norm loses in f32, of its value.
+const NORM_ERROR: f64 = 1e-5;
+/// What a half loses of a value, and of the smallest ones.
+const HALF_ERROR: f64 = 1.0 / 2048.0;
+const TINY_ERROR: f64 = 1.0 / 33_554_432.0;
+
+/// A part of each row, as a test states it.
+#[derive(Clone)]
+struct Part {
+    rows: Vec<Vec<f32>>,
+    /// Elements behind each row.
+    gap: usize,
+    norm: Option<Vec<f32>>,
+}
+
+impl Part {
+    fn random(count: usize, len: usize, gap: usize, has_norm: bool, random: &mut Random) -> Self {
+        let size = |row: usize| [1.0, 300.0, 0.0, 1e-3][row % 4];
+        let rows = (0..count).map(|row| random.floats(len, |x| x * size(row))).collect();
+        let norm = has_norm.then(|| random.floats(len, |x| 1.0 + 0.5 * x));
+        Self { rows, gap, norm }
+    }
+
+    fn len(&self) -> usize {
+        self.rows[0].len()
+    }
+
+    fn piece(&self, arena: &Arena) -> Piece {
+        let behind = vec![f32::NAN; self.gap];
+        let rows: Vec<f32> =
+            self.rows.iter().flat_map(|row| [&row[..], &behind].concat()).collect();
+        let norm = self.norm.as_ref().map_or(0, |norm| put(arena, norm));
+        let (len, stride) = (self.len() as u32, (self.len() + self.gap) as u32);
+        Piece { rows: put(arena, &rows), norm, stride, len }
+    }
+}
+
+/// What is asked for.
+#[derive(Clone)]
+struct Case {
+    parts: Vec<Part>,
+    /// Rows of the parts, in the order of the result.
+    order: Option<Vec<u32>>,
+    is_together: bool,
+    keeps_normed: bool,
+    cleared_len: usize,
+    grid: u32,
+}
+
+/// What came of it: f16 rows, kept rows, cleared ones.
+type Joined = (Vec<u16>, Vec<f32>, Vec<f32>);
+
+impl Case {
+    fn new(parts: Vec<Part>) -> Self {
+        let (order, is_together, keeps_normed) = (None, false, false);
+        Self { parts, order, is_together, keeps_normed, cleared_len: 0, grid: 2 }
+    }
+
+    fn num_rows(&self) -> usize {
+        self.order.as_ref().map_or(self.parts[0].rows.len(), Vec::len)
+    }
+
+    fn from(&self, row: usize) -> usize {
+        self.order.as_ref().map_or(row, |order| order[row] as usize)
+    }
+
+    /// The rows of all parts in f64, normed or as they are.
+    fn row(&self, row: usize, normed: bool) -> Vec<Vec<f64>> {
+        let from = self.from(row);
+        let rows: Vec<Vec<f64>> = self
+            .parts
+            .iter()
+            .map(|part| part.rows[from].iter().map(|&x| x.into()).collect())
+            .collect();
+        let mean = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64;
+        let of_all = mean(&rows.concat());
+        let part = |(part, row): (&Part, &Vec<f64>)| {
+            let Some(norm) = part.norm.as_ref().filter(|_| normed) else { return row.clone() };
+            let mean = if self.is_together { of_all } else { mean(row) };
+            let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
+            row.iter().zip(norm).map(|(x, &w)| x * factor * f64::from(w)).collect()
+        };
+        self.parts.iter().zip(&rows).map(part).collect()
+    }
+
+    /// Runs the kernel. `in_place` has the last piece kept where the first one comes from.
+    fn run(&self, in_place: bool, seed: u64) -> Joined {
+        let arena = Arena::new(1 << 26);
+        let (count, last) = (self.num_rows(), &self.parts[self.parts.len() - 1]);
+        let width: usize = self.parts.iter().map(Part::len).sum();
+        let mut pieces = [Piece::default(); MOST_PIECES];
+        for (piece, part) in pieces.iter_mut().zip(&self.parts) {
+            *piece = part.piece(&arena);
+        }
+        let room = |bytes: usize| arena.put(&vec![UNTOUCHED; bytes + 16]);
+        let kept_len = count * last.len();
+        let kept = if in_place { pieces[0].rows } else { room(4 * kept_len) };
+        let (joined, cleared) = (room(2 * count * width), room(4 * count * self.cleared_len));
+        let params = JoinParams {
+            pieces,
+            row_index: self.order.as_ref().map_or(0, |order| {
+                arena.put(&order.iter().flat_map(|row| row.to_le_bytes()).collect::<Vec<_>>())
+            }),
+            joined,
+            kept,
+            cleared,
+            eps: EPS,
+            num_rows: count as u32,
+            num_pieces: self.parts.len() as u32,
+            is_together: self.is_together.into(),
+            keeps_normed: self.keeps_normed.into(),
+            cleared_len: self.cleared_len as u32,
+        };
+        run(&Variant::plain("join"), self.grid, params, seed);
+        let bytes = |address, len| {
+            let found = read(&arena, address, len + 16);
+            assert!(
+                in_place || found[len..].iter().all(|&byte| byte == UNTOUCHED),
+                "written behind"
+            );
+            found[..len].to_vec()
+        };
+        let halves = bytes(joined, 2 * count * width);
+        let halves = halves.as_chunks().0.iter().map(|&two| u16::from_le_bytes(two)).collect();
+        let cleared = bytes(cleared, 4 * count * self.cleared_len);
+        let kept = match in_place {
+            true => read(&arena, kept, 4 * kept_len),
+            false => bytes(kept, 4 * kept_len),
+        };
+        (halves, floats(&kept), floats(&cleared))
+    }
+
+    fn check(&self, (halves, kept, cleared): &Joined) {
+        let width: usize = self.parts.iter().map(Part::len).sum();
+        for row in 0..self.num_rows() {
+            let expected = self.row(row, true);
+            for (i, (&found, expected)) in
+                halves[row * width..].iter().zip(expected.concat()).enumerate()
+            {
+                let expected = expected.clamp(-65_504.0, 65_504.0);
+                let error = (f16::from_bits(found).to_f64() - expected).abs();
+                let allowed = (HALF_ERROR + NORM_ERROR) * expected.abs() + TINY_ERROR;
+                assert!(error <= allowed, "row {row}, {i}: off by {error}, {expected}");
+            }
+            let last = self.row(row, self.keeps_normed).pop().unwrap();
+            for (&found, &expected) in kept[row * last.len()..].iter().zip(&last) {
+                let error = (f64::from(found) - expected).abs();
+                assert!(error <= NORM_ERROR * expected.abs(), "row {row}: {found}, {expected}");
+            }
+        }
+        assert!(cleared.iter().all(|x| x.to_bits() == 0), "not cleared");
+        assert_eq!(cleared.len(), self.num_rows() * self.cleared_len);
+    }
+}
+
+/// A token and a state, as the first layer takes them; the hidden states of three layers; one row more of some.
+fn cases() -> Vec<Case> {
+    let random = &mut Random(7);
+    let mut part = |len, gap, has_norm| Part::random(5, len, gap, has_norm, random);
+    let both = vec![part(96, 0, true), part(96, 0, true)];
+    let wide = vec![part(1100, 0, true), part(1100, 4, true)];
+    let taps = vec![part(64, 128, true), part(64, 128, true), part(64, 128, true)];
+    let plain = vec![part(2080, 0, false), part(64, 8, false)];
+    let some = vec![part(160, 0, true)];
+    vec![
+        Case { cleared_len: 64, ..Case::new(both.clone()) },
+        Case { keeps_normed: true, cleared_len: 1284, grid: 1, ..Case::new(wide) },
+        Case { is_together: true, keeps_normed: true, grid: 3, ..Case::new(taps.clone()) },
+        Case { grid: 9, ..Case::new(taps) },
+        Case::new(plain),
+        Case { order: Some(vec![4, 0, 3]), keeps_normed: true, ..Case::new(some) },
+    ]
+}
+
+#[test]
+fn pieces_are_put_together() {
+    for (idx, case) in cases().iter().enumerate() {
+        for seed in 0..3 {
+            eprintln!("case {idx}, seed {seed}");
+            case.check(&case.run(false, seed));
+        }
+    }
+}
+
+#[test]
+fn the_last_piece_may_take_the_place_of_the_first() {
+    for case in cases().iter().take(1) {
+        for keeps_normed in [false, true] {
+            let case = Case { keeps_normed, ..case.clone() };
+            for seed in 0..4 {
+                case.check(&case.run(true, seed));
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_of_a_row_depend_on_that_row_alone() {
+    for case in cases() {
+        let (halves, kept, _) = case.run(false, 0);
+        let (width, kept_width) = (halves.len() / case.num_rows(), kept.len() / case.num_rows());
+        for row in 0..case.num_rows() {
+            let from = case.from(row);
+            let parts = case
+                .parts
+                .iter()
+                .map(|part| Part { rows: vec![part.rows[from].clone()], ..part.clone() });
+            let alone = Case { parts: parts.collect(), order: None, grid: 1, ..case.clone() };
+            let (own, own_kept, _) = alone.run(false, 1);
+            assert_eq!(own, halves[row * width..][..width]);
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&own_kept), bits(&kept[row * kept_width..][..kept_width]));
+        }
+    }
+}

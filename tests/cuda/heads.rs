@@ -1,0 +1,184 @@
+//! EAGLE-3 heads on a GPU: against the CPU executor's, which are held to the reference's (`tests/heads`), and with themselves.
+
+use crate::common::models::Recipe;
+use crate::common::small::{NORMED, SMALL, tokens};
+use crate::common::tiny::{self, HeadKind, Sizes};
+use crate::{FP8_TOLERANCE, FP16_TOLERANCE, WORST_BY_TYPICAL, emulator, open};
+use spec_core::engine::Engine;
+use spec_core::exec::Pool;
+use spec_core::model::Dtype;
+use spec_core::runtime::Isa;
+use spec_core::testing::cpu::{self, Resources, Weights};
+use spec_core::testing::cuda::{Eagle, Gpu, Model};
+use spec_core::testing::draft::{Head, HeadPass, HeadSegment};
+use spec_emu::Schedule;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const NUM_PAGES: usize = 8;
+const PAGES: [u32; 5] = [2, 0, 7, 1, 4];
+const NUM_LAYERS: usize = 2;
+
+/// A target with a head, built for one device.
+struct Pair {
+    target: Engine,
+    head: Engine,
+    _dir: TempDir,
+}
+
+impl Pair {
+    fn new(device: &str, sizes: &Sizes, kind: &HeadKind, dtype: Dtype) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        tiny::write_sized(&path("model"), NUM_LAYERS, 3, sizes);
+        tiny::write_head_of(&path("head"), NUM_LAYERS, 5, sizes, kind);
+        Recipe::model(path("model"), dtype, path("head"), dtype).on(device).build(&path("built"));
+        let target = open(dir.path(), "built");
+        let head = target.open_drafter().unwrap().unwrap();
+        Self { target, head, _dir: dir }
+    }
+
+    fn on_cpu(&self) -> cpu::Eagle {
+        let pool = Arc::new(Pool::new(1));
+        let weights = |engine| Arc::new(Weights::load(engine, &pool).unwrap());
+        let (own, target) = (weights(&self.head), weights(&self.target));
+        let resources = Resources { num_pages: NUM_PAGES, rows: 64, isa: Isa::detect(), pool };
+        cpu::Eagle::new(&self.head, own, Some(target), resources).unwrap()
+    }
+
+    fn on_gpu(&self) -> Eagle {
+        let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
+        let target = Model::load(&self.target, NUM_PAGES, &mut **gpu.lock()).unwrap();
+        Eagle::load(&self.head, Arc::new(target), NUM_PAGES, &gpu).unwrap()
+    }
+}
+
+/// Hidden states of so many rows, `[row][tap][hidden]`, of sizes as they have.
+fn taps(rows: usize, sizes: &Sizes) -> Vec<f32> {
+    let value = |i: usize| ((i * 7919 % 1013) as f32 / 506.0 - 1.0) * (1.0 + (i % 3) as f32);
+    (0..rows * 3 * sizes.hidden).map(value).collect()
+}
+
+/// Logits and states of every row of a text, of which the first rows come with states of the target and the last ones with
+/// those of the head itself.
+fn along_a_text(head: &mut dyn Head, sizes: &Sizes, tokens: &[u32], parts: &[usize]) -> HeadPass {
+    let width = head.width();
+    let known: usize = parts.iter().sum();
+    let states = head.states(&taps(known, sizes)).unwrap();
+    let (mut all, mut last) = (HeadPass::default(), HeadPass::default());
+    let mut run = |tokens: &[u32], states: &[f32], first_position: usize, last: &mut HeadPass| {
+        // One row after the other, so that each tells of itself.
+        let segment =
+            |has_logits| HeadSegment { tokens, states, first_position, pages: &PAGES, has_logits };
+        *last = head.forward(&[segment(true)]).unwrap();
+        all.logits.values.extend_from_slice(&last.logits.values);
+        all.states.extend_from_slice(&last.states);
+    };
+    let mut first = 0;
+    for len in parts {
+        let rows = first..first + len;
+        let states = &states[first * width..][..len * width];
+        run(&tokens[rows.start + 1..rows.end + 1], states, first + 1, &mut last);
+        first += len;
+    }
+    for (position, &token) in tokens.iter().enumerate().skip(known + 1) {
+        let states = last.states.clone();
+        run(&[token], &states, position, &mut last);
+    }
+    all
+}
+
+fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let scale = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
+    let errors: Vec<f32> = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).collect();
+    let worst = errors.iter().copied().fold(0.0, f32::max) / scale.sqrt();
+    let mean_square = errors.iter().map(|x| x * x).sum::<f32>() / errors.len() as f32;
+    let typical = (mean_square / scale).sqrt();
+    eprintln!("{what}: off by {typical:.5} of what is typical, the worst by {worst:.5}");
+    assert!(worst < tolerance && typical < tolerance / WORST_BY_TYPICAL, "{what}: {worst}");
+}
+
+/// Every flag of a head is in one of them.
+fn kinds() -> [(&'static Sizes, HeadKind, Dtype, f32); 4] {
+    let plain = HeadKind { norm_spread: 0.3, ..HeadKind::default() };
+    let windowed = HeadKind {
+        more_layers: 1,
+        draft_vocab: Some(30),
+        window: Some(21),
+        norm_before_fc: true,
+        norm_output: true,
+        ..plain
+    };
+    let own = HeadKind { own_embed: true, fc_norm: true, norm_before_residual: true, ..plain };
+    [
+        (&SMALL, plain, Dtype::Fp16, FP16_TOLERANCE),
+        (&NORMED, windowed, Dtype::Fp16, FP16_TOLERANCE),
+        (&SMALL, own, Dtype::Fp16, FP16_TOLERANCE),
+        (&SMALL, HeadKind { window: Some(5), ..own }, Dtype::Fp8, FP8_TOLERANCE),
+    ]
+}
+
+#[test]
+fn rows_are_those_of_the_cpu_executor() {
+    let tokens = tokens(70);
+    for (sizes, kind, dtype, tolerance) in kinds() {
+        let what = format!("{dtype} {kind:?}");
+        let mut on_cpu = Pair::new("cpu", sizes, &kind, dtype).on_cpu();
+        let mut on_gpu = Pair::new("cuda:sm_90a", sizes, &kind, dtype).on_gpu();
+        assert_eq!(on_gpu.taps(), on_cpu.taps());
+        assert_eq!(on_gpu.vocab_map(), on_cpu.vocab_map());
+        let taps = taps(70, sizes);
+        let (found, expected) = (on_gpu.states(&taps).unwrap(), on_cpu.states(&taps).unwrap());
+        assert_close(&found, &expected, tolerance, &format!("{what}: states"));
+        let parts = [17, 1, 30, 16];
+        let expected = along_a_text(&mut on_cpu, sizes, &tokens, &parts);
+        let found = along_a_text(&mut on_gpu, sizes, &tokens, &parts);
+        let (logits, expected_logits) = (&found.logits.values, &expected.logits.values);
+        assert_close(logits, expected_logits, tolerance, &format!("{what}: logits"));
+        assert_close(&found.states, &expected.states, tolerance, &format!("{what}: handed on"));
+    }
+}
+
+#[test]
+fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
+    let tokens = tokens(70);
+    for (sizes, kind, dtype, _) in kinds() {
+        let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
+        let last = |parts: &[usize]| {
+            let pass = along_a_text(&mut pair.on_gpu(), sizes, &tokens[..66], parts);
+            let width = sizes.hidden;
+            pass.states[pass.states.len() - width..].to_vec()
+        };
+        let alone = last(&[1; 64]);
+        for parts in [&[64][..], &[7, 33, 24], &[40, 24]] {
+            assert_eq!(last(parts), alone, "{dtype} {kind:?} {parts:?}");
+        }
+    }
+}
+
+#[test]
+fn rows_of_many_sequences_go_through_one_pass() {
+    let (sizes, kind, dtype, _) = kinds()[1];
+    let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
+    let tokens = tokens(40);
+    let pages: [&[u32]; 3] = [&[2, 0], &[5], &[1, 3]];
+    let lens = [20, 3, 31];
+    let run = |head: &mut Eagle, which: &[usize]| {
+        let states = head.states(&taps(40, sizes)).unwrap();
+        let segment = |&idx: &usize| HeadSegment {
+            tokens: &tokens[1..lens[idx] + 1],
+            states: &states[..lens[idx] * sizes.hidden],
+            first_position: 1,
+            pages: pages[idx],
+            has_logits: idx != 1,
+        };
+        let segments: Vec<HeadSegment<'_>> = which.iter().map(segment).collect();
+        head.forward(&segments).unwrap()
+    };
+    let together = run(&mut pair.on_gpu(), &[0, 1, 2]);
+    let alone = [0, 2].map(|idx| run(&mut pair.on_gpu(), &[idx]));
+    let logits: Vec<f32> = alone.iter().flat_map(|pass| pass.logits.values.clone()).collect();
+    let states: Vec<f32> = alone.iter().flat_map(|pass| pass.states.clone()).collect();
+    assert_eq!((together.logits.values, together.states), (logits, states));
+}
