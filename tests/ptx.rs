@@ -11,7 +11,7 @@ mod common;
 use common::models::Recipe;
 use common::running::{self, Done};
 use common::small::{NORMED, SMALL, in_parts, in_parts_of_prompt, tokens};
-use common::tiny::{self, Sizes};
+use common::tiny::{self, HeadKind, Sizes};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::engine::Engine;
 use spec_core::exec::SearchPath;
@@ -169,6 +169,34 @@ fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
     let counts = counts.lock().unwrap();
     for name in ["rows", "sample", "accept"] {
         assert!(counts.contains_key(name), "{counts:?}");
+    }
+}
+
+#[test]
+fn heads_leave_the_bytes_of_the_emulator() {
+    let Some(kernels) = kernels(NEW) else { return };
+    let own =
+        HeadKind { own_embed: true, norm_before_fc: true, norm_spread: 0.3, ..HeadKind::default() };
+    let windowed = HeadKind { more_layers: 1, window: Some(9), norm_output: true, ..own };
+    for (sizes, kind, dtype) in [(&SMALL, own, Dtype::Fp8), (&NORMED, windowed, Dtype::Fp16)] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| dir.path().join(name);
+        tiny::write_sized(&path("model"), 2, 1, sizes);
+        tiny::write_head_of(&path("head"), 2, 1, sizes, &kind);
+        let recipe = Recipe::model(path("model"), dtype, path("head"), dtype);
+        recipe.on("cuda:sm_90a").build(&path("built"));
+        let engine = open(dir.path(), "built");
+        let counted = device(NEW, &kernels, 1);
+        let counts = counted.counts();
+        let device = std::sync::Mutex::new(Some(counted));
+        let opened = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
+        let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
+        let mut runtime = Runtime::load_on(&engine, &options, &opened).expect("loads");
+        let done: Vec<Done> = running::run(&mut runtime, &requests()[..3]);
+        assert!(done.iter().all(|done| done.counters.drafted > 0), "{done:?}");
+        let counts = counts.lock().unwrap();
+        let has = |part: &str| counts.keys().any(|name| name.contains(part));
+        assert!(has("join") && has("WINDOW"), "{counts:?}");
     }
 }
 

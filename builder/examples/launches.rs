@@ -2,7 +2,7 @@
 //!
 //! `launches --arch sm_90a --output DIR MODEL...` compiles the kernels of each model and writes `VARIANT.cubin` and
 //! `launches.json` to the folder. A model is a checkpoint, or the name of one that is made up, and a number format, such as
-//! `llama-3.1-8b:fp8` (`fp8-head`: its head too), or an engine file.
+//! `llama-3.1-8b:fp8` (`fp8-head`: its head too; `fp16-fp8-head`: that alone), or an engine file.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -106,7 +106,8 @@ fn opened(name: &str) -> Result<Model> {
         "fp8" => (Dtype::Fp8, Dtype::Fp16),
         "fp8-head" => (Dtype::Fp8, Dtype::Fp8),
         "fp16" => (Dtype::Fp16, Dtype::Fp16),
-        other => bail!("format {other}: expected fp8, fp8-head or fp16"),
+        "fp16-fp8-head" => (Dtype::Fp16, Dtype::Fp8),
+        other => bail!("format {other}: expected fp8, fp8-head, fp16 or fp16-fp8-head"),
     };
     let path = if Path::new(model).exists() { model.into() } else { format!("random:{model}") };
     let config = Checkpoint::open(Path::new(&path))?.config;

@@ -104,6 +104,9 @@ pub struct ModelArgs {
     /// Number format of embedding and head [default: 16-bit; fp32 for fp32; fp16 on a GPU].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
+    /// The same for the drafter: half as many bytes cost a drafter's head few drafts [default: that of the target].
+    #[arg(long, value_parser = parse_dtype)]
+    pub draft_head_dtype: Option<Dtype>,
     /// Number format of keys and values; those of a head stay fp16 where this is fp8 [default: fp16; fp32 for fp32].
     #[arg(long, value_parser = parse_dtype)]
     pub kv_dtype: Option<Dtype>,

@@ -181,9 +181,16 @@ impl Plan {
         let drafter = drafter(&args.draft);
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
-        let formats = |weights, device| precision(weights, args.head_dtype, args.kv_dtype, device);
-        let (precision, mut draft_precision) =
-            (formats(args.dtype, &device)?, formats(draft_dtype, &draft_device)?);
+        let draft_head = args.draft_head_dtype.or(args.head_dtype);
+        let formats = |weights, head, device| precision(weights, head, args.kv_dtype, device);
+        let (precision, mut draft_precision) = (
+            formats(args.dtype, args.head_dtype, &device)?,
+            formats(draft_dtype, draft_head, &draft_device)?,
+        );
+        ensure!(
+            args.draft_head_dtype.is_none() || draft.is_some(),
+            "--draft-head-dtype: no model drafts"
+        );
         if let Some(draft) = &draft {
             draft_precision.kv = draft_kv(draft, draft_precision.kv);
         }

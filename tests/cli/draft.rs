@@ -40,6 +40,24 @@ fn it_gives_what_a_build_with_that_drafter_gives() {
 }
 
 #[test]
+fn a_drafters_head_may_have_a_format_of_its_own() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let (checkpoint, model) = (path("checkpoint"), path("with"));
+    let own = ["--draft", checkpoint.to_str().unwrap(), "--draft-head-dtype", "fp8"];
+    succeeds(&build_args(&checkpoint, &model, &own));
+    for (file, head) in [("target.engine", "head bf16"), ("draft.engine", "head fp8")] {
+        let shown = succeeds(&["inspect".as_ref(), model.join("1").join(file).as_os_str()]);
+        assert!(shown.contains(&format!("embedding and {head},")), "{file}: {shown}");
+    }
+    let options = ["--draft", "ngram", "--draft-head-dtype", "fp8"];
+    refused(
+        &build_args(&checkpoint, &path("other"), &options),
+        &["--draft-head-dtype", "no model"],
+    );
+}
+
+#[test]
 fn what_its_owner_has_set_stays() {
     let dir = built(&Checkpoint::tiny(1), &[]);
     let model = dir.path().join("model");

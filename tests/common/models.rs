@@ -108,6 +108,8 @@ pub(crate) struct Recipe {
     pub(crate) kv_calibration: Option<Calibration>,
     /// Number format of the head, if not the default.
     pub(crate) head_dtype: Option<Dtype>,
+    /// The same of the drafter.
+    pub(crate) draft_head_dtype: Option<Dtype>,
     /// Tokens of a sequence.
     pub(crate) max_seq_len: usize,
     /// Draft tokens in a step.
@@ -136,6 +138,7 @@ impl Recipe {
             kv_dtype,
             kv_calibration: None,
             head_dtype,
+            draft_head_dtype: None,
             max_seq_len,
             max_draft_len: MAX_DRAFT_LEN,
         }
@@ -159,6 +162,11 @@ impl Recipe {
     /// The same with a drafter for another device.
     pub(crate) fn draft_on(self, device: &str) -> Self {
         Self { draft_device: Some(device.into()), ..self }
+    }
+
+    /// The same with another format of the drafter's embedding and head.
+    pub(crate) fn with_draft_head(self, dtype: Dtype) -> Self {
+        Self { draft_head_dtype: Some(dtype), ..self }
     }
 
     /// The same with another format of keys and values.
@@ -190,6 +198,7 @@ impl Recipe {
             dtype: self.dtype,
             draft_dtype: Some(self.draft_dtype),
             head_dtype: self.head_dtype,
+            draft_head_dtype: self.draft_head_dtype,
             kv_dtype: self.kv_dtype,
             kv_calibration: self.kv_calibration.clone(),
             device: self.device.clone(),

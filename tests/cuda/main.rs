@@ -135,7 +135,8 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
     tiny::write_sized(&path("big"), 2, 1, &SMALL);
     tiny::write_sized(&path("small"), 1, 1, &SMALL);
     let recipe = match drafts {
-        Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
+        Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16)
+            .with_draft_head(Dtype::Fp8),
         Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp8),
         Drafts::None => Recipe::plain(path("big"), Dtype::Fp8),
         Drafts::ModelOnCpu => {

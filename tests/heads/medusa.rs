@@ -154,6 +154,7 @@ fn drafts_are_no_longer_than_there_are_heads() {
         dtype: Dtype::Fp32,
         draft_dtype: None,
         head_dtype: None,
+        draft_head_dtype: None,
         kv_dtype: None,
         kv_calibration: None,
         device: "cpu".into(),

@@ -19,8 +19,18 @@ use crate::memory::Memory;
 use crate::parse::Kernel;
 
 /// Defines that variants have.
-const DEFINES: [&str; 9] =
-    ["WEIGHT", "ROWS", "EPILOGUE", "HEAD_DIM", "SHAPE_N", "SHAPE_K", "KV", "GROUP", "TILE_ROWS"];
+const DEFINES: [&str; 10] = [
+    "WEIGHT",
+    "ROWS",
+    "EPILOGUE",
+    "HEAD_DIM",
+    "SHAPE_N",
+    "SHAPE_K",
+    "KV",
+    "GROUP",
+    "TILE_ROWS",
+    "WINDOW",
+];
 
 /// Kernels as text, made when they are asked for.
 pub struct Kernels {
