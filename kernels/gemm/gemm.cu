@@ -54,6 +54,7 @@ constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
 #include "common/rotary.cuh"
 #endif
 #include "common/activation.cuh"
+#include "common/best.cuh"
 #include "gemm/epilogue.cuh"
 
 // Shared memory of a CTA. The host launches with SHARED_BYTES.

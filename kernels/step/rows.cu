@@ -28,6 +28,14 @@ DEVICE Places places_of(const RowsParams& params, uint32_t sequence) {
     return {1, 0, is_going ? 1u : 0u};
 }
 
+// Rows of a head on hidden states see no position before this, and none sees position 0.
+DEVICE uint32_t first_seen(const RowsParams& params, uint32_t position) {
+    if (params.window == 0) {
+        return 0;
+    }
+    return position >= params.window ? maximum(position + 1 - params.window, 1u) : 1;
+}
+
 // The token at a place, and its position.
 DEVICE Row row_at(const RowsParams& params, uint32_t sequence, uint32_t place) {
     const StepSequence& s = params.sequences[sequence];
@@ -43,7 +51,8 @@ DEVICE Row row_at(const RowsParams& params, uint32_t sequence, uint32_t place) {
     const bool is_known = position < s.len;
     const uint32_t token = is_known ? s.last[MAX_FED - (s.len - position)]
                                     : params.drafts[sequence * params.max_drafts + draft - 1];
-    return {token < params.vocab ? token : 0, position, position, position + 1, 0, sequence, 0};
+    const uint32_t first = first_seen(params, position);
+    return {token < params.vocab ? token : 0, position, position, position + 1, 0, sequence, first};
 }
 
 DEVICE void write_row(const RowsParams& params, const Places& places, uint32_t sequence,

@@ -116,7 +116,7 @@ struct RowsParams {
     uint32_t max_drafts;
     uint32_t vocab;      // a token beyond is fed as 0
     uint32_t tile_rows;  // most rows of a tile
-    uint32_t unused;
+    uint32_t window;     // positions that a row of a head on hidden states sees; 0 of a model
 };
 static_assert(sizeof(RowsParams) == 72, "as on the host");
 

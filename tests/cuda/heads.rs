@@ -1,13 +1,18 @@
 //! EAGLE-3 heads on a GPU: against the CPU executor's, which are held to the reference's (`tests/heads`), and with themselves.
 
 use crate::common::models::Recipe;
+use crate::common::running::{self, Done};
 use crate::common::small::{NORMED, SMALL, tokens};
 use crate::common::tiny::{self, HeadKind, Sizes};
-use crate::{FP8_TOLERANCE, FP16_TOLERANCE, WORST_BY_TYPICAL, emulator, open};
+use crate::{
+    FP8_TOLERANCE, FP16_TOLERANCE, WORST_BY_TYPICAL, emulator, load, load_bounded, load_with, open,
+    requests_of_three_tokens, texts, totals,
+};
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
-use spec_core::runtime::Isa;
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
+use spec_core::runtime::{AdmissionPolicy, Isa, Lookup, Options, Request};
 use spec_core::testing::cpu::{self, Resources, Weights};
 use spec_core::testing::cuda::{Eagle, Gpu, Model};
 use spec_core::testing::draft::{Head, HeadPass, HeadSegment};
@@ -46,7 +51,7 @@ impl Pair {
         cpu::Eagle::new(&self.head, own, Some(target), resources).unwrap()
     }
 
-    fn on_gpu(&self) -> Eagle {
+    fn on_gpu(&self) -> Arc<Eagle> {
         let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
         let target = Model::load(&self.target, NUM_PAGES, &mut **gpu.lock()).unwrap();
         Eagle::load(&self.head, Arc::new(target), NUM_PAGES, &gpu).unwrap()
@@ -164,7 +169,7 @@ fn rows_of_many_sequences_go_through_one_pass() {
     let tokens = tokens(40);
     let pages: [&[u32]; 3] = [&[2, 0], &[5], &[1, 3]];
     let lens = [20, 3, 31];
-    let run = |head: &mut Eagle, which: &[usize]| {
+    let run = |head: &mut Arc<Eagle>, which: &[usize]| {
         let states = head.states(&taps(40, sizes)).unwrap();
         let segment = |&idx: &usize| HeadSegment {
             tokens: &tokens[1..lens[idx] + 1],
@@ -181,4 +186,96 @@ fn rows_of_many_sequences_go_through_one_pass() {
     let logits: Vec<f32> = alone.iter().flat_map(|pass| pass.logits.values.clone()).collect();
     let states: Vec<f32> = alone.iter().flat_map(|pass| pass.states.clone()).collect();
     assert_eq!((together.logits.values, together.states), (logits, states));
+}
+
+/// Long enough that a head has states of several pages, whatever is drafted right now and then.
+fn requests() -> Vec<Request> {
+    let mut requests = requests_of_three_tokens();
+    for (idx, request) in requests.iter_mut().enumerate() {
+        request.prompt = [request.prompt.to_vec(), vec![40; 7 * idx]].concat().into();
+        (request.max_tokens, request.draft_len) = (20, Some(1 + idx % 4));
+    }
+    requests
+}
+
+fn counters(done: &[Done]) -> Vec<(u64, u64)> {
+    done.iter().map(|done| (done.counters.drafted, done.counters.accepted)).collect()
+}
+
+/// Steps whose logits somebody wants to see are decided about on the host, with a drafter of its own.
+#[test]
+fn drafts_of_the_graph_are_those_of_the_host() {
+    for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3]] {
+        let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
+        let requests = requests();
+        let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
+        let plain =
+            requests.iter().map(|request| Request { draft_len: Some(0), ..request.clone() });
+        let plain: Vec<Request> = plain.collect();
+        let run = |requests: &[Request]| {
+            running::run(&mut load(&pair.target, Fixed, Schedule::PLAIN), requests)
+        };
+        let (expected, on_host, found) = (run(&plain), run(&told), run(&requests));
+        assert_eq!(texts(&on_host), texts(&expected), "{kind:?}");
+        assert_eq!(texts(&found), texts(&expected), "{kind:?}");
+        assert_eq!(counters(&found), counters(&on_host), "{kind:?}");
+        let (drafted, accepted) = totals(&found);
+        assert!(drafted > accepted && accepted > 20, "{kind:?}: {accepted} of {drafted}");
+    }
+}
+
+fn telling(mut request: Request) -> Request {
+    request.sampling.logprobs = Some(0);
+    request
+}
+
+#[test]
+fn texts_do_not_depend_on_when_a_head_is_asked() {
+    let (sizes, kind, dtype, _) = kinds()[0];
+    let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
+    let mut requests = requests();
+    // Some are decided about on the host, one never drafts.
+    requests[1] = telling(requests[1].clone());
+    requests[2].draft_len = Some(0);
+    let alone = running::run_alone(&mut load(&pair.target, Fixed, Schedule::PLAIN), &requests);
+    for options in [
+        running::options(Fixed),
+        running::options(Adaptive),
+        Options { max_num_tokens: Some(19), ..running::options(Fixed) },
+        Options {
+            max_batch_size: Some(2),
+            lookup: Some(Lookup::Ngram),
+            ..running::options(Adaptive)
+        },
+        Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..running::options(Fixed) },
+    ] {
+        let mut runtime = load_with(&pair.target, options.clone(), Schedule::seeded(3));
+        // Pages of the first round are found in the second.
+        for round in [1, 2] {
+            let done = running::run(&mut runtime, &requests);
+            assert_eq!(texts(&done), alone, "round {round} of {options:?}");
+            assert!(totals(&done).0 > 0, "{options:?}");
+        }
+    }
+    // Pages are few: sequences lose theirs, and begin anew.
+    let options = Options {
+        kv_tokens: Some(1024),
+        admission: AdmissionPolicy::MaxUtilization,
+        ..running::options(Fixed)
+    };
+    let done = running::run(&mut load_bounded(&pair.target, options, Schedule::PLAIN), &requests);
+    assert_eq!(texts(&done), alone, "with few pages");
+}
+
+/// Who begins behind shared pages drafts at once, as if all were its own.
+#[test]
+fn pages_come_with_the_state_at_their_end() {
+    let (sizes, kind, dtype, _) = kinds()[0];
+    let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
+    let requests =
+        [Request { prompt: tokens(40).into(), draft_len: Some(3), ..requests().remove(0) }];
+    let mut runtime = load(&pair.target, Fixed, Schedule::PLAIN);
+    let [first, again] = [0, 1].map(|_| running::run(&mut runtime, &requests));
+    assert!(again[0].counters.reused_tokens >= 32, "{:?}", again[0].counters);
+    assert_eq!((texts(&again), counters(&again)), (texts(&first), counters(&first)));
 }

@@ -7,7 +7,7 @@ use spec_kernels::Variant;
 /// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 288 threads, or three
 /// attentions, of 128, must fit, so that one kernel starts under the one before it. A quarter of it has as many warps
 /// as five of two products.
-const REGISTERS: [(&str, u32); 12] = [
+const REGISTERS: [(&str, u32); 13] = [
     ("accept", 64),
     ("attention", 168),
     ("embed", 64),
@@ -19,6 +19,7 @@ const REGISTERS: [(&str, u32); 12] = [
     ("rope", 64),
     ("rows", 64),
     ("sample", 128),
+    ("spread", 64),
     ("unpack", 64),
 ];
 

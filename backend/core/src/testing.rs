@@ -19,8 +19,8 @@ pub mod batch {
 /// Drafters by themselves.
 pub mod draft {
     pub use crate::draft::{
-        Drafter, Eagle, Head, HeadPass, HeadSegment, Heads, Medusa, Model, Ngram, Proposal, Suffix,
-        Verified,
+        Drafter, Eagle, Head, HeadPass, HeadSegment, HeadStates, Heads, Medusa, Model, Ngram,
+        Proposal, Suffix, Verified,
     };
 }
 

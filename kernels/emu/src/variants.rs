@@ -71,8 +71,9 @@ fn older(unit: &Unit) -> Unit {
 }
 
 fn variants() -> Vec<Variant> {
-    let mut all: Vec<_> =
-        ["rows", "sample", "accept", "normalise", "quantise", "join"].map(Variant::plain).into();
+    let mut all: Vec<_> = ["rows", "sample", "accept", "normalise", "quantise", "join", "spread"]
+        .map(Variant::plain)
+        .into();
     all.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     for format in [Format::Fp8, Format::Fp16] {
         all.extend([Variant::embed(format), Variant::unpack(format)]);

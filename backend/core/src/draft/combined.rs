@@ -2,7 +2,7 @@
 //! nothing and no model runs. It catches up when it is asked again. Each drafts up to its own length, since the one's
 //! tokens take passes and the other's do not.
 
-use super::{Drafter, Proposal, Verified};
+use super::{Drafter, HeadStates, Proposal, Verified};
 use crate::Result;
 use crate::batch::Entry;
 use crate::sequence::SequenceId;
@@ -47,6 +47,10 @@ impl Drafter for Combined {
     fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
         self.lookup.observe(verified)?;
         self.next.observe(verified)
+    }
+
+    fn head_states(&mut self) -> Option<&mut HeadStates> {
+        self.next.head_states()
     }
 
     fn forget(&mut self, id: SequenceId) {

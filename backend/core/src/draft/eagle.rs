@@ -2,21 +2,16 @@
 //!
 //! The head's row at position j is the token there and the *state* that the target had before it, at j - 1. So position 0
 //! has no row, and what the head's KV cache holds at j depends on the tokens up to j alone, as in any model: pages can be
-//! shared. The target's states come by `observe` and wait here until their rows are run. Behind the known tokens the head
+//! shared. The target's states come by `observe` and wait (`head_states.rs`) until their rows are run. Behind the known tokens the head
 //! goes on with states of its own; whatever it has written there is overwritten once the target's are known.
 
 use super::chain::Chains;
+use super::head_states::HeadStates;
 use super::{Cached, Drafter, Proposal, Verified};
 use crate::batch::{Entry, Logits, Segment};
-use crate::pages::{PAGE_TOKENS, PageId};
+use crate::pages::PageId;
 use crate::sequence::SequenceId;
 use crate::{Error, Result};
-use std::collections::HashMap;
-use std::ops::Range;
-
-/// States of a sequence that wait at most while it is not asked for drafts: then their rows are run together, for little
-/// more than one.
-const MAX_WAITING: usize = 64;
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -87,75 +82,17 @@ pub trait Head: Send {
 /// Drafts with a head.
 pub struct Eagle {
     head: Box<dyn Head>,
-    waiting: HashMap<SequenceId, States>,
-    /// The state behind the last position of each page that was computed: who begins behind it needs that.
-    page_ends: HashMap<PageId, Vec<f32>>,
+    states: HeadStates,
     /// Logits of a row over the target's vocabulary.
     spread: Vec<f32>,
-}
-
-/// States of consecutive positions.
-#[derive(Debug, Default)]
-struct States {
-    first: usize,
-    values: Vec<f32>,
-}
-
-impl States {
-    /// One behind the last position.
-    fn end(&self, width: usize) -> usize {
-        self.first + self.values.len() / width
-    }
-
-    /// Takes in the state of a position, and lets go of all others that it does not follow.
-    fn push(&mut self, position: usize, state: &[f32]) {
-        if self.end(state.len()) != position {
-            *self = Self { first: position, values: Vec::new() };
-        }
-        self.values.extend_from_slice(state);
-    }
-
-    /// Puts a state in front of the others.
-    fn put_first(&mut self, position: usize, state: &[f32]) {
-        if self.values.is_empty() || self.first == position + 1 {
-            self.first = position;
-            self.values.splice(0..0, state.iter().copied());
-        }
-    }
-
-    fn forget_before(&mut self, position: usize, width: usize) {
-        if position > self.first {
-            let gone = (position - self.first) * width;
-            self.values.drain(..gone.min(self.values.len()));
-            self.first = position;
-        }
-    }
 }
 
 impl Eagle {
     /// A drafter for a target of `vocab_size` tokens.
     pub fn new(head: Box<dyn Head>, vocab_size: usize) -> Self {
         let spread = vec![f32::NEG_INFINITY; vocab_size];
-        Self { head, waiting: HashMap::new(), page_ends: HashMap::new(), spread }
-    }
-
-    /// Known tokens that are run in this step: those from the last one read that the target has a state before.
-    fn rows_to_feed(&mut self, entry: &Entry<'_>) -> Range<usize> {
-        let width = self.head.width();
-        let first = entry.draft_computed.max(1);
-        let waiting = self.waiting.entry(entry.id).or_default();
-        waiting.forget_before(first - 1, width);
-        let is_missing = waiting.values.is_empty() || waiting.first == first;
-        if is_missing && first.is_multiple_of(PAGE_TOKENS) && first <= entry.computed {
-            let page = entry.pages[first / PAGE_TOKENS - 1];
-            self.page_ends.get(&page).into_iter().for_each(|end| waiting.put_first(first - 1, end));
-        }
-        if waiting.first != first - 1 {
-            // What is missing was never heard of: there are no drafts for this sequence.
-            return first..first;
-        }
-        let rows = first..(waiting.end(width) + 1).min(entry.tokens.len());
-        if entry.speculates || rows.len() >= MAX_WAITING { rows } else { first..first }
+        let states = HeadStates::new(head.width());
+        Self { head, states, spread }
     }
 
     /// Runs the known tokens that it has not read; logits and states behind the last one of those who want drafts, and
@@ -167,7 +104,9 @@ impl Eagle {
     ) -> Result<(Vec<usize>, HeadPass)> {
         let mut segments = Vec::with_capacity(entries.len());
         let mut drafting = Vec::new();
-        let rows: Vec<_> = entries.iter().map(|entry| self.rows_to_feed(entry)).collect();
+        let states = &mut self.states;
+        let rows = entries.iter().map(|entry| states.rows_to_feed(entry, entry.speculates));
+        let rows: Vec<_> = rows.collect();
         for (idx, ((entry, rows), proposal)) in entries.iter().zip(rows).zip(proposals).enumerate()
         {
             if rows.is_empty() {
@@ -180,7 +119,7 @@ impl Eagle {
             }
             segments.push(HeadSegment {
                 tokens: &entry.tokens[rows.clone()],
-                states: &self.waiting[&entry.id].values[..rows.len() * self.head.width()],
+                states: self.states.of(entry.id, 0..rows.len()),
                 first_position: rows.start,
                 pages: entry.pages,
                 has_logits,
@@ -259,22 +198,21 @@ impl Drafter for Eagle {
         let taps: Vec<f32> =
             read().flat_map(|each| each.taps.iter().copied().flatten()).copied().collect();
         let states = self.head.states(&taps)?;
-        let mut states = states.chunks_exact(self.head.width());
+        let mut rest = &states[..];
         for Verified { entry, taps, .. } in read() {
-            let waiting = self.waiting.entry(entry.id).or_default();
-            for position in entry.computed..entry.computed + taps.len() {
-                let Some(state) = states.next() else { break };
-                waiting.push(position, state);
-                if (position + 1).is_multiple_of(PAGE_TOKENS) {
-                    self.page_ends.insert(entry.pages[position / PAGE_TOKENS], state.to_vec());
-                }
-            }
+            let (own, behind) = rest.split_at(taps.len() * self.head.width());
+            self.states.take(entry, own);
+            rest = behind;
         }
         Ok(())
     }
 
+    fn head_states(&mut self) -> Option<&mut HeadStates> {
+        Some(&mut self.states)
+    }
+
     fn forget(&mut self, id: SequenceId) {
-        self.waiting.remove(&id);
+        self.states.forget(id);
     }
 }
 
@@ -282,6 +220,7 @@ impl Drafter for Eagle {
 mod tests {
     use super::*;
     use crate::draft_source::DraftLens;
+    use crate::pages::PAGE_TOKENS;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use std::sync::{Arc, Mutex};
 
@@ -417,9 +356,9 @@ mod tests {
         assert!(bench.passes().is_empty(), "59 rows may wait");
         bench.step(91, false, true);
         assert_eq!(bench.passes(), [vec![(1, 90)]]);
-        assert_eq!(bench.eagle.waiting[&7].values.len(), 91);
+        assert_eq!(bench.eagle.states.num_waiting(7), Some(91));
         bench.step(92, false, true);
-        assert_eq!(bench.eagle.waiting[&7].values.len(), 2, "what was run does not wait");
+        assert_eq!(bench.eagle.states.num_waiting(7), Some(2), "what was run does not wait");
         assert_eq!(bench.step(93, true, true), [1, 2, 3]);
         assert_eq!(bench.passes()[0], [(91, 2)]);
     }
@@ -441,7 +380,7 @@ mod tests {
         bench.step(2 * PAGE_TOKENS + 3, true, true);
         bench.step(2 * PAGE_TOKENS + 4, true, true);
         bench.eagle.forget(7);
-        assert!(bench.eagle.waiting.is_empty());
+        assert_eq!(bench.eagle.states.num_waiting(7), None);
         bench.passes();
         (bench.computed, bench.draft_computed) = (2 * PAGE_TOKENS, 2 * PAGE_TOKENS);
         bench.step(2 * PAGE_TOKENS + 3, true, true);

@@ -8,6 +8,7 @@ mod chain;
 mod combined;
 mod corpus;
 mod eagle;
+mod head_states;
 mod medusa;
 mod model;
 mod ngram;
@@ -18,6 +19,7 @@ mod watch;
 pub(crate) use catch_up::Cached;
 pub(crate) use combined::{Combined, ask_first};
 pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
+pub use head_states::HeadStates;
 pub use medusa::{Heads, Medusa};
 pub use model::Model;
 pub use ngram::Ngram;
@@ -105,6 +107,11 @@ pub trait Drafter: Send {
     fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
         let _ = verified;
         Ok(())
+    }
+
+    /// The target's states that it keeps, where it is a head on them: an executor may run its rows by itself.
+    fn head_states(&mut self) -> Option<&mut HeadStates> {
+        None
     }
 
     /// The sequence has left or lost its pages.

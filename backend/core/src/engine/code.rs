@@ -111,6 +111,7 @@ fn of_model(kernels: &Kernels<'_>) -> Vec<Variant> {
 fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig) -> Vec<Variant> {
     let Eagle { embed, fc, first, head, .. } = Eagle::of(kernels.model, eagle);
     let mut variants = vec![Variant::plain("join")];
+    variants.extend(eagle.maps_vocab.then(|| Variant::plain("spread")));
     variants.extend(embed.map(|_| kernels.embed()));
     let own = [fc, first.attention.qkv];
     for linear in own.into_iter().chain(kernels.layer()).chain(head) {

@@ -5,7 +5,7 @@ use crate::batch::{
     Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, PromptBlocks, Segment,
     Stepped, Unwanted,
 };
-use crate::draft::{Drafter, Proposal, Verified};
+use crate::draft::{Drafter, HeadStates, Proposal, Verified};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
@@ -56,6 +56,11 @@ impl Host {
         let drafter = logits(sequences.min(rows), draft_vocab);
         let drawn_from = logits(rows.min(sequences * drafts), draft_vocab);
         drawn_from + target.max(drafter) + SAMPLING_BYTES * vocab_size.max(draft_vocab)
+    }
+
+    /// The states that the drafter keeps, where it is a head on them.
+    pub(crate) fn head_states(&mut self) -> Option<&mut HeadStates> {
+        self.drafter.as_mut()?.head_states()
     }
 
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {

@@ -11,7 +11,7 @@ use crate::draft_len::DraftPolicy;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, Held, OnHost, Uploaded};
+use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, HeadDrafter, Held, OnHost, Uploaded};
 use crate::model::DraftHead;
 use crate::pages::PageId;
 use crate::{Error, Result};
@@ -38,7 +38,7 @@ enum Model {
     /// On the GPU with this number.
     Gpu(Arc<cuda::Model>, usize, Gpu),
     /// A head on the target's hidden states, on a GPU.
-    EagleOnGpu(Box<cuda::Eagle>),
+    EagleOnGpu(Arc<cuda::Eagle>, usize),
 }
 
 /// Loads the engines of a placement.
@@ -69,7 +69,7 @@ impl Loader<'_> {
         let drafts = looks_up || draft.is_some();
         // A step that is all on a GPU tells nobody what is in between.
         let mut steps = match &watch {
-            None => self.steps(&target, draft.as_ref()),
+            None => self.steps(&target, draft.as_ref())?,
             Some(_) => None,
         };
         let lookup = lookup.map(|lookup| {
@@ -105,20 +105,25 @@ impl Loader<'_> {
     }
 
     /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.
-    fn steps(&self, target: &Model, draft: Option<&Model>) -> Option<cuda::OnGpu> {
-        let Model::Gpu(target, number, gpu) = target else { return None };
+    fn steps(&self, target: &Model, draft: Option<&Model>) -> Result<Option<cuda::OnGpu>> {
+        let Model::Gpu(target, number, gpu) = target else { return Ok(None) };
         let drafter: Option<Box<dyn GraphDrafter>> = match draft {
             None => None,
             Some(Model::Gpu(model, at, _)) if at == number => {
                 let vocab_size = self.placement.shared_vocab();
                 Some(Box::new(DraftModel { model: Arc::clone(model), vocab_size }))
             }
+            Some(Model::EagleOnGpu(head, at)) if at == number => {
+                let limits = &self.placement.engines[0].0.manifest().limits;
+                let head = Arc::clone(head);
+                Some(Box::new(HeadDrafter::new(head, limits, &mut **gpu.lock())?))
+            }
             // Drafts from elsewhere come through the host.
-            Some(_) => return None,
+            Some(_) => return Ok(None),
         };
         let (gpu, target) = (gpu.clone(), Arc::clone(target));
         let launch_ahead = self.placement.launch_ahead;
-        Some(cuda::OnGpu { gpu, target, first: None, drafter, launch_ahead })
+        Ok(Some(cuda::OnGpu { gpu, target, first: None, drafter, launch_ahead }))
     }
 
     /// Loads an engine, and tells what weights it has. A drafter may need its target.
@@ -196,7 +201,7 @@ impl Loader<'_> {
             _ => None,
         };
         let head = cuda::Eagle::load_from(engine, weights, target, num_pages, gpu.clone(), device)?;
-        Ok(Model::EagleOnGpu(Box::new(head)))
+        Ok(Model::EagleOnGpu(Arc::new(head), number))
     }
 
     /// An engine's weights on a GPU: brought there, or found there where memory is shared.
@@ -249,7 +254,7 @@ impl Model {
     fn forward(self, scratch: Range<PageId>) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) | Self::EagleOnGpu(_) | Self::Medusa(_) => None,
+            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch)))
             }
@@ -262,8 +267,9 @@ impl Model {
             Self::Eagle(head) => {
                 return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
             }
-            Self::EagleOnGpu(head) => {
-                return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
+            Self::EagleOnGpu(head, _) => {
+                let vocab_size = placement.bounds.vocab_size;
+                return Box::new(draft::Eagle::new(Box::new(head), vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
             Self::Cpu(model) => model,
@@ -277,7 +283,7 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(_) => None,
+            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) => None,
         }
     }
 }

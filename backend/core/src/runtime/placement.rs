@@ -210,7 +210,11 @@ impl<'a> Placement<'a> {
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
-        passes + steps + self.scratch_pages(idx) * page_bytes_of(engine)
+        let head = manifest.model.eagle().map_or(0, |eagle| {
+            let limits = &self.engines[0].0.manifest().limits;
+            cuda::HeadDrafter::bytes(eagle, manifest.model.vocab_size, limits)
+        });
+        passes + steps + head + self.scratch_pages(idx) * page_bytes_of(engine)
     }
 
     /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.

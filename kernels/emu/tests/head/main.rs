@@ -7,6 +7,7 @@ mod image;
 mod mutation;
 #[path = "../many/run.rs"]
 mod run;
+mod spread;
 
 use half::f16;
 use image::Random;

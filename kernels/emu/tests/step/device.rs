@@ -198,7 +198,7 @@ impl<'a> Device<'a> {
             max_drafts: self.world.max_drafts as u32,
             vocab: vocab as u32,
             tile_rows: TILE_ROWS as u32,
-            unused: 0,
+            window: 0,
         };
         job("rows", 2, ROWS_THREADS, params)
     }

@@ -11,4 +11,4 @@ pub(crate) mod step;
 pub use device::{Driver, Gpu, SearchPath, is_present};
 pub(crate) use model::{BLOCKS, Held, Uploaded, Weights};
 pub use model::{Eagle, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill};
-pub(crate) use step::{DraftModel, GraphDrafter, OnGpu, Steps};
+pub(crate) use step::{DraftModel, GraphDrafter, HeadDrafter, OnGpu, Steps};

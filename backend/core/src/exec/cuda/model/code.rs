@@ -50,6 +50,8 @@ pub(super) struct HeadCode {
     pub(super) embed: Option<Kernel>,
     /// Its own logits.
     pub(super) head: Option<ByRows>,
+    /// Logits over its target's vocabulary, where it drafts other tokens than the first ones.
+    pub(super) spread: Option<Kernel>,
 }
 
 /// Where kernels come from.
@@ -95,12 +97,14 @@ impl HeadCode {
         let parts = Eagle::of(kernels.model, eagle);
         let embed = parts.embed.is_some().then(|| loader.load(&kernels.embed(), 0));
         let head = parts.head.as_ref().map(|head| by_rows(loader, kernels, head));
+        let spread = eagle.maps_vocab.then(|| loader.load(&Variant::plain("spread"), 0));
         Ok(Self {
             join: loader.load(&Variant::plain("join"), shape::OPERAND_SHARED_BYTES)?,
             fc: by_rows(loader, kernels, &parts.fc)?,
             qkv: by_rows(loader, kernels, &parts.first.attention.qkv)?,
             embed: embed.transpose()?,
             head: head.transpose()?,
+            spread: spread.transpose()?,
         })
     }
 }

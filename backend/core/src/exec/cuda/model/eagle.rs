@@ -5,12 +5,12 @@
 use super::code::{self, ByRows, HeadCode, LayerCode};
 use super::forward::download;
 use super::layers::Layers;
-use super::params::{JoinParams, MOST_PIECES, Piece, Scaling};
+use super::params::{JoinParams, MOST_PIECES, NOT_DRAFTED, Piece, Scaling};
 use super::pass::{Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
 use super::weights::{Held, Matrix, Weights};
-use super::workspace::Capacity;
+use super::workspace::{Capacity, Workspace};
 use super::{Model, Pass, Prefill};
 use crate::batch::Logits;
 use crate::draft::{Head, HeadPass, HeadSegment};
@@ -71,11 +71,17 @@ fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
 
 impl Eagle {
     /// Loads the engine onto the target's GPU, and makes a cache of `num_pages` pages.
-    pub fn load(engine: &Engine, target: Arc<Model>, num_pages: usize, gpu: &Gpu) -> Result<Self> {
+    pub fn load(
+        engine: &Engine,
+        target: Arc<Model>,
+        num_pages: usize,
+        gpu: &Gpu,
+    ) -> Result<Arc<Self>> {
         let mut device = gpu.lock();
         let device = &mut **device;
         let weights = Held::Own(Weights::upload(engine, device)?);
-        Self::load_from(engine, weights, Some(target), num_pages, gpu.clone(), device)
+        let head = Self::load_from(engine, weights, Some(target), num_pages, gpu.clone(), device)?;
+        Ok(Arc::new(head))
     }
 
     /// As `load`, with weights that are there, on `gpu`, whose device that is; without a target that is elsewhere.
@@ -137,6 +143,52 @@ impl Eagle {
         own + Layers::bytes(manifest, &capacity, device)
     }
 
+    /// Where the tables of a pass go, and its results come from.
+    pub(crate) fn workspace(&self) -> &Workspace {
+        &self.layers.workspace
+    }
+
+    /// Query heads of a key head.
+    pub(crate) fn group(&self) -> usize {
+        self.layers.group()
+    }
+
+    /// What it is besides its layers.
+    pub(crate) fn config(&self) -> &EagleConfig {
+        &self.eagle
+    }
+
+    /// Values of a state.
+    pub(crate) fn width(&self) -> usize {
+        self.layers.config.hidden_size
+    }
+
+    /// Tokens that its target has.
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.layers.config.vocab_size
+    }
+
+    /// What puts rows together, and copies them.
+    pub(crate) fn join_code(&self) -> Kernel {
+        self.code.join
+    }
+
+    /// What spreads logits over the target's vocabulary, and for each of its tokens which of the drafted ones it is; nothing
+    /// where the first ones are drafted.
+    pub(crate) fn spread(&self) -> Option<(Kernel, Vec<u32>)> {
+        let (code, map) = self.code.spread.zip(self.vocab_map.as_ref())?;
+        let mut row_of = vec![NOT_DRAFTED; self.vocab_size()];
+        for (row, &token) in map.iter().enumerate() {
+            row_of[token as usize] = row as u32;
+        }
+        Some((code, row_of))
+    }
+
+    /// f32 `[rows][width]`: what the rows of a pass come with, and what `fuse` makes.
+    pub(crate) fn states(&self) -> Address {
+        self.buffers.states
+    }
+
     fn bounds(&self) -> Bounds {
         let Capacity { few: rows, sequences, .. } = self.capacity;
         Bounds { rows, blocks: None, sequences, group: self.layers.group() }
@@ -160,8 +212,10 @@ impl Eagle {
         }
     }
 
-    /// A pass over rows whose states are in their buffer. What its rows hand on that get logits is there behind it.
-    fn ops(&self, pass: &Pass) -> Vec<Op> {
+    /// A pass over rows that come with the states in their buffer, or `goes_on` with what those with logits of the pass
+    /// before have handed on.
+    pub(crate) fn pass(&self, pass: &Pass, goes_on: bool) -> Vec<Op> {
+        let states = if goes_on { self.buffers.handed_on } else { self.buffers.states };
         let Self { layers, parts, buffers, .. } = self;
         let work = &layers.workspace;
         let first = &parts.first;
@@ -172,7 +226,7 @@ impl Eagle {
         let norm = |norm: Option<Address>| norm.expect("EAGLE-3 has it");
         let pieces = [
             piece(work.residual, hidden, norm(first.token_norm)),
-            piece(buffers.states, hidden, norm(first.hidden_norm)),
+            piece(states, hidden, norm(first.hidden_norm)),
         ];
         self.join(
             &mut ops,
@@ -216,19 +270,32 @@ impl Eagle {
         ops.ops()
     }
 
-    /// Makes states of so many rows of hidden states in their buffer.
-    fn fuse(&self, num_rows: usize) -> Vec<Op> {
+    /// Makes states of hidden states in their buffer, `[row][tap][hidden]`.
+    fn fuse_uploaded(&self, num_rows: usize) -> Vec<Op> {
+        let (width, row_len) = (self.eagle.target_hidden, self.parts.fc.k);
+        let rows = |tap: usize| self.buffers.taps + (tap * width * size_of::<f32>()) as Address;
+        self.fuse(num_rows, rows, row_len)
+    }
+
+    /// Makes states of rows of hidden states: of those behind each tap where the first one is, `stride` values from one to
+    /// the next.
+    pub(crate) fn fuse(
+        &self,
+        num_rows: usize,
+        rows: impl Fn(usize) -> Address,
+        stride: usize,
+    ) -> Vec<Op> {
         let Self { layers, parts, buffers, eagle, .. } = self;
-        let (width, row_len) = (eagle.target_hidden, parts.fc.k);
+        let width = eagle.target_hidden;
         let norm = |idx: usize| match eagle.tap_norms {
             TapNorms::None => 0,
             TapNorms::Each => parts.tap_norms[idx],
             TapNorms::Together => parts.tap_norms[0] + (idx * width * size_of::<f32>()) as Address,
         };
         let tap = |idx: usize| Piece {
-            rows: buffers.taps + (idx * width * size_of::<f32>()) as Address,
+            rows: rows(idx),
             norm: norm(idx),
-            stride: row_len as u32,
+            stride: stride as u32,
             len: width as u32,
         };
         let taps: Vec<Piece> = (0..eagle.taps.len()).map(tap).collect();
@@ -271,13 +338,14 @@ fn bad(engine: &Engine, what: &str) -> Error {
     Error::BadEngine(format!("engine {}: {what}", engine.path().display()))
 }
 
-impl Head for Eagle {
+/// As the executor on the host uses it.
+impl Head for Arc<Eagle> {
     fn taps(&self) -> &[usize] {
         &self.eagle.taps
     }
 
     fn width(&self) -> usize {
-        self.layers.config.hidden_size
+        Eagle::width(self)
     }
 
     fn vocab_map(&self) -> Option<&[u32]> {
@@ -286,38 +354,48 @@ impl Head for Eagle {
 
     fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {
         let row_len = self.parts.fc.k;
-        let mut states = Vec::with_capacity(taps.len() / row_len * self.width());
+        let mut states = Vec::with_capacity(taps.len() / row_len * Eagle::width(self));
         let mut device = self.gpu.lock();
         for taps in taps.chunks(self.capacity.rows * row_len) {
             let num_rows = taps.len() / row_len;
             upload(&mut **device, self.buffers.taps, taps)?;
-            self.fuse(num_rows).iter().try_for_each(|op| device.issue(op))?;
-            let count = num_rows * self.width();
+            self.fuse_uploaded(num_rows).iter().try_for_each(|op| device.issue(op))?;
+            let count = num_rows * Eagle::width(self);
             download(&mut **device, self.buffers.states, count, &mut states)?;
         }
         Ok(states)
     }
 
     fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
-        let (width, vocab_size) = (self.width(), self.layers.config.vocab_size);
+        Eagle::forward(self, segments, &mut **self.gpu.lock())
+    }
+}
+
+impl Eagle {
+    /// Runs segments on its device, and waits for what those with logits bring.
+    pub(crate) fn forward(
+        &self,
+        segments: &[HeadSegment<'_>],
+        device: &mut dyn Device,
+    ) -> Result<HeadPass> {
+        let (width, vocab_size) = (self.width(), self.vocab_size());
         let plain = HeadSegment::without_states(segments, width, vocab_size)?;
         let states: Vec<f32> = segments.iter().flat_map(|each| each.states).copied().collect();
         let vocab_size = self.eagle.draft_vocab;
         let mut out = HeadPass { logits: Logits { vocab_size, values: vec![] }, states: vec![] };
         let mut rest = &states[..];
-        let mut device = self.gpu.lock();
         for mut tables in passes(&plain, &self.bounds()) {
             for row in &mut tables.rows {
                 row.first = self.eagle.first_seen(row.slot as usize) as u32;
             }
             let (states, behind) = rest.split_at(tables.rows.len() * width);
             rest = behind;
-            upload(&mut **device, self.buffers.states, states)?;
-            let pass = self.layers.upload(&tables, &mut **device)?;
-            self.ops(&pass).iter().try_for_each(|op| device.issue(op))?;
+            upload(device, self.buffers.states, states)?;
+            let pass = self.layers.upload(&tables, device)?;
+            self.pass(&pass, false).iter().try_for_each(|op| device.issue(op))?;
             let (work, num) = (&self.layers.workspace, pass.num_logits);
-            download(&mut **device, work.logits, num * vocab_size, &mut out.logits.values)?;
-            download(&mut **device, self.buffers.handed_on, num * width, &mut out.states)?;
+            download(device, work.logits, num * vocab_size, &mut out.logits.values)?;
+            download(device, self.buffers.handed_on, num * width, &mut out.states)?;
         }
         Ok(out)
     }

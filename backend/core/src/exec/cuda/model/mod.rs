@@ -26,6 +26,7 @@ pub use forward::OnHost;
 pub use many::Prefill;
 pub use outline::{Outline, Planned, PlannedPass};
 pub(crate) use shape::BLOCKS;
+pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
 
@@ -43,7 +44,6 @@ use many::{InBlocks, Many};
 use pass::PassOps;
 use shape::Tiling;
 use tables::{Bounds, Tables, passes};
-use taps::Taps;
 use weights::Matrix;
 
 /// A model on a device.
@@ -192,6 +192,11 @@ impl Model {
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.
     pub fn pass(&self, pass: &Pass) -> Vec<Op> {
         self.ops(pass, None, None)
+    }
+
+    /// The same, which keeps hidden states.
+    pub(crate) fn pass_with(&self, pass: &Pass, taps: Option<&Taps>) -> Vec<Op> {
+        self.ops(pass, None, taps)
     }
 
     /// Copies a page of the cache onto another one, in all layers; does not wait.

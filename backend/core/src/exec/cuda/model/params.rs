@@ -237,6 +237,31 @@ device_structs! {
     }
 }
 
+/// [`SpreadParams::row_of`] a token that is not drafted.
+pub const NOT_DRAFTED: u32 = u32::MAX;
+
+device_structs! {
+    /// Of `spread.cu`.
+    SpreadParams is 48 bytes {
+        /// f32 `[rows][drafted]`.
+        logits: Address,
+        /// u32 `[vocab]`: which of the drafted tokens each token is, or [`NOT_DRAFTED`].
+        row_of: Address,
+        /// f32 `[rows][vocab]`.
+        output: Address,
+        /// [`Best`] `[rows][tiles]`.
+        best: Address,
+        /// Rows.
+        num_rows: u32,
+        /// Tokens that are drafted.
+        drafted: u32,
+        /// All tokens.
+        vocab: u32,
+        /// Zero.
+        unused: u32,
+    }
+}
+
 impl Row {
     /// A row of a chain: it sees everything up to itself.
     pub fn chain(token: u32, position: usize, sequence: usize) -> Self {

@@ -115,9 +115,8 @@ impl<'a> PassOps<'a> {
     fn tap(&mut self, layer: usize) {
         let Some(taps) = self.taps else { return };
         let from = self.layers.workspace.residual;
-        let bytes = self.pass.num_rows * taps.row_bytes();
         for to in taps.places(layer) {
-            self.push(Op::Copy { from, to, bytes });
+            self.push(taps.copy(from, to, self.pass.num_rows));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Drafters inside of a step's graph.
 
 use super::graph::{Shape, StepGraph};
+use super::head::HeadDrafter;
 use super::params::MAX_FED;
 use crate::Result;
 use crate::batch::Segment;
@@ -19,6 +20,11 @@ pub(crate) trait GraphDrafter: Send {
 
     /// What proposes a step's drafts.
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op>;
+
+    /// The head on hidden states, if it is one.
+    fn head(&self) -> Option<&HeadDrafter> {
+        None
+    }
 }
 
 /// A second, smaller model as the drafter: it proposes a chain, one pass a token.
@@ -47,7 +53,7 @@ impl GraphDrafter for DraftModel {
         let mut ops = Vec::new();
         for pass in 0..shape.passes {
             let places = if pass == 0 { MAX_FED } else { 1 };
-            step.pass(&self.model, shape, pass as u32, places, &mut ops);
+            step.pass(&self.model, shape, pass as u32, places, None, &mut ops);
         }
         ops
     }

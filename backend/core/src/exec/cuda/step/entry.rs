@@ -3,7 +3,6 @@
 
 use super::input::Planned;
 use crate::batch::Entry;
-use crate::draft::catch_up::rows_to_feed;
 use std::ops::Range;
 
 /// A sequence's part in a step.
@@ -13,7 +12,9 @@ pub(super) struct StepEntry<'a> {
     pub(super) given: Vec<u32>,
     /// Whether a drafter in the graph sees the sequence: nobody has found drafts before it.
     pub(super) asks_graph: bool,
-    /// Known tokens that go through that drafter in the graph.
+    /// Known tokens that go through that drafter in this step.
+    pub(super) drafter_rows: Range<usize>,
+    /// So many of them, the last ones, do in the graph.
     pub(super) num_fed: usize,
 }
 
@@ -23,16 +24,25 @@ impl StepEntry<'_> {
         if self.asks_graph { self.entry.draft_lens.model } else { 0 }
     }
 
-    /// Known tokens that go through the drafter in this step.
-    pub(super) fn drafter_rows(&self) -> Range<usize> {
-        let rows = rows_to_feed(self.entry);
-        if self.asks_graph { rows } else { rows.end..rows.end }
+    /// Those that run ahead of the graph.
+    pub(super) fn rows_ahead(&self) -> Range<usize> {
+        self.drafter_rows.start..self.drafter_rows.end - self.num_fed
     }
 
     /// Positions that the drafter knows without what the graph runs.
     pub(super) fn draft_computed(&self) -> usize {
-        let rows = self.drafter_rows();
-        if rows.is_empty() { self.entry.draft_computed } else { rows.end - self.num_fed }
+        match self.drafter_rows.is_empty() {
+            true => self.entry.draft_computed,
+            false => self.drafter_rows.end - self.num_fed,
+        }
+    }
+
+    /// Positions that a head on hidden states knows behind the step: its own drafts it runs again, with other states.
+    pub(super) fn head_computed(&self) -> usize {
+        match self.drafter_rows.is_empty() {
+            true => self.entry.draft_computed,
+            false => self.drafter_rows.end,
+        }
     }
 
     pub(super) fn planned(&self) -> Planned {

@@ -3,13 +3,14 @@
 use super::buffers::{StepBuffers, StepCapacity};
 use super::code::StepCode;
 use super::drafter::GraphDrafter;
+use super::head::HeadDrafter;
 use super::params::{
     AcceptParams, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS,
     SampleParams, VERIFY,
 };
-use crate::exec::cuda::device::{Launch, Op};
+use crate::exec::cuda::device::{Address, Launch, Op};
 use crate::exec::cuda::model::shape::Tiling;
-use crate::exec::cuda::model::{Model, Pass};
+use crate::exec::cuda::model::{Model, Pass, Taps, Workspace};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +44,17 @@ impl Shape {
     }
 }
 
+/// Logits of the rows of a pass.
+#[derive(Clone, Copy)]
+pub(super) struct StepLogits {
+    /// f32 `[rows][stride]`.
+    pub(super) values: Address,
+    /// `Best` `[rows][tiles]`.
+    pub(super) best: Address,
+    /// Tokens of a row.
+    pub(super) stride: usize,
+}
+
 /// What a step is made of.
 pub(crate) struct StepGraph<'a> {
     pub(super) target: &'a Model,
@@ -69,9 +81,12 @@ impl StepGraph<'_> {
     }
 
     fn verify(&self, shape: Shape) -> Vec<Op> {
+        let head = self.drafter.and_then(|drafter| drafter.head());
+        let taps = head.map(HeadDrafter::taps);
         let mut ops = Vec::new();
-        self.pass(self.target, shape, VERIFY, shape.drafts + 1, &mut ops);
+        self.pass(self.target, shape, VERIFY, shape.drafts + 1, taps, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
+        ops.extend(head.into_iter().flat_map(|head| head.ops_behind(shape)));
         ops
     }
 
@@ -82,6 +97,7 @@ impl StepGraph<'_> {
         shape: Shape,
         pass: u32,
         places: usize,
+        taps: Option<&Taps>,
         ops: &mut Vec<Op>,
     ) {
         let config = model.config();
@@ -89,20 +105,32 @@ impl StepGraph<'_> {
         let tiling = Tiling::of(places, group);
         let tile_rows = tiling.rows(group);
         let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
-        ops.push(Op::Launch(self.rows(model, shape, pass, tile_rows)));
-        ops.extend(model.pass(&Pass {
+        let (work, vocab) = (model.workspace(), model.config().vocab_size);
+        ops.push(Op::Launch(self.rows(work, vocab, 0, shape, pass, tile_rows)));
+        let pass_of_rows = Pass {
             num_rows: shape.sequences * places,
             num_tiles: shape.sequences * places.div_ceil(tile_rows),
             tiling,
             num_logits,
             pages: self.buffers.pages,
             max_pages: self.max_pages,
-        }));
-        ops.push(Op::Launch(self.sample(model, shape, pass, num_logits)));
+        };
+        ops.extend(model.pass_with(&pass_of_rows, taps));
+        let logits = StepLogits { values: work.logits, best: work.best, stride: vocab };
+        ops.push(Op::Launch(self.sample(logits, shape, pass, num_logits)));
     }
 
-    fn rows(&self, model: &Model, shape: Shape, pass: u32, tile_rows: usize) -> Launch {
-        let (work, buffers) = (model.workspace(), self.buffers);
+    /// The tables of a pass, of a model where `window` is 0, else of a head whose rows see so many positions.
+    pub(super) fn rows(
+        &self,
+        work: &Workspace,
+        vocab: usize,
+        window: u32,
+        shape: Shape,
+        pass: u32,
+        tile_rows: usize,
+    ) -> Launch {
+        let buffers = self.buffers;
         let params = RowsParams {
             sequences: buffers.sequences,
             drafting: buffers.drafting,
@@ -113,22 +141,29 @@ impl StepGraph<'_> {
             pass,
             num_sequences: shape.sequences as u32,
             max_drafts: shape.drafts as u32,
-            vocab: model.config().vocab_size as u32,
+            vocab: vocab as u32,
             tile_rows: tile_rows as u32,
-            unused: 0,
+            window,
         };
         Launch::new(self.code.rows, 1, ROWS_THREADS, 0, params)
     }
 
-    fn sample(&self, model: &Model, shape: Shape, pass: u32, num_rows: usize) -> Launch {
-        let (work, buffers) = (model.workspace(), self.buffers);
-        let logits_stride = model.config().vocab_size as u32;
+    /// What decides by the logits of a pass.
+    pub(super) fn sample(
+        &self,
+        logits: StepLogits,
+        shape: Shape,
+        pass: u32,
+        num_rows: usize,
+    ) -> Launch {
+        let buffers = self.buffers;
+        let logits_stride = logits.stride as u32;
         let draft_vocab = self.draft_vocab as u32;
         let params = SampleParams {
             sequences: buffers.sequences,
             words: buffers.words,
-            logits: work.logits,
-            best: work.best,
+            logits: logits.values,
+            best: logits.best,
             scores: buffers.scores,
             draft_weights: buffers.draft_weights,
             draft_distributions: buffers.draft_distributions,

@@ -1,15 +1,18 @@
 //! How steps are issued to the device: what it is told of the sequences, the known tokens that run ahead, and the graph.
 
 use super::Steps;
+use super::answers::Answers;
 use super::entry::StepEntry;
 use super::graph::{Shape, StepGraph};
+use super::head::HeadDrafter;
 use super::in_flight::{InFlight, Place};
 use super::input::StepInput;
 use super::params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN};
 use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
-use crate::draft::Proposal;
+use crate::draft::catch_up::rows_to_feed;
+use crate::draft::{HeadSegment, HeadStates, Proposal};
 use crate::exec::cuda::device::Graph;
 use std::ops::Range;
 
@@ -28,15 +31,20 @@ impl Steps {
     ) -> Result<Launched<'a>> {
         let mut parts = self.parts(entries);
         let shape = self.shape(&parts);
+        let most_fed = match shape.filter(|shape| shape.passes > 0) {
+            Some(shape) => self.head().map_or(MAX_FED, |_| HeadDrafter::places(shape)),
+            None => 0,
+        };
         for part in &mut parts {
-            let rows = part.drafter_rows().len();
-            let asks = shape.is_some_and(|shape| shape.passes > 0) && part.entry.samples();
-            part.num_fed = if asks { rows.min(MAX_FED) } else { 0 };
+            let reaches_end = part.drafter_rows.end == part.entry.tokens.len();
+            let asks = part.entry.samples() && reaches_end;
+            part.num_fed = if asks { part.drafter_rows.len().min(most_fed) } else { 0 };
         }
         self.run_known(&parts)?;
         let Some(shape) = shape else { return Ok(Launched { parts, flight: None }) };
         self.number = self.number.wrapping_add(1);
         self.tell(&parts, shape)?;
+        self.tell_head(&parts, shape)?;
         let place = |part: &StepEntry<'_>| Place {
             id: part.entry.id,
             len: part.entry.tokens.len(),
@@ -68,15 +76,31 @@ impl Steps {
         Ok(Some(next))
     }
 
-    fn parts<'a>(&self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
+    fn parts<'a>(&mut self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
         let has_drafter = self.on.drafter.is_some();
+        let mut head_states = match self.head() {
+            Some(_) => self.host.head_states(),
+            None => None,
+        };
         let parts = entries.into_iter().map(|(entry, found)| {
             let asks_graph = has_drafter && found.is_none();
             let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
             let given = [&found, entry.given].concat();
-            StepEntry { entry, given, asks_graph, num_fed: 0 }
+            let drafter_rows = match &mut head_states {
+                Some(states) => {
+                    states.rows_to_feed(entry, asks_graph && entry.draft_lens.model > 0)
+                }
+                None if asks_graph => rows_to_feed(entry),
+                None => 0..0,
+            };
+            StepEntry { entry, given, asks_graph, drafter_rows, num_fed: 0 }
         });
         parts.collect()
+    }
+
+    /// The head on hidden states that drafts in the graph, if one does.
+    pub(super) fn head(&self) -> Option<&HeadDrafter> {
+        self.on.drafter.as_ref()?.head()
     }
 
     /// The smallest recorded step that holds the sequences that get tokens; none if none does.
@@ -96,15 +120,19 @@ impl Steps {
     }
 
     /// Runs all known tokens but those that the graph runs.
-    fn run_known(&self, parts: &[StepEntry<'_>]) -> Result<()> {
+    fn run_known(&mut self, parts: &[StepEntry<'_>]) -> Result<()> {
         let mut device = self.on.gpu.lock();
-        if let Some(drafter) = &self.on.drafter {
-            let segments = parts.iter().map(|part| {
-                let rows = part.drafter_rows();
-                known(part.entry, rows.start..rows.end - part.num_fed)
-            });
-            let segments = segments.filter(|segment| !segment.tokens.is_empty());
-            drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
+        let behind = || parts.iter().filter(|part| !part.rows_ahead().is_empty());
+        match (&self.on.drafter, self.host.head_states()) {
+            (Some(drafter), Some(states)) if let Some(head) = drafter.head() => {
+                let segments = behind().map(|part| head_rows(part, part.rows_ahead(), states));
+                head.run(&segments.collect::<Vec<_>>(), &mut **device)?;
+            }
+            (Some(drafter), _) => {
+                let segments = behind().map(|part| known(part.entry, part.rows_ahead()));
+                drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
+            }
+            (None, _) => (),
         }
         let blocks = self.on.target.prompt_blocks();
         let known_rows = |part: &StepEntry<'_>| {
@@ -153,6 +181,39 @@ impl Steps {
         self.uploads.tell_pages(pages, &self.buffers, device)
     }
 
+    /// Tells a head in the graph about the rows that it begins with.
+    fn tell_head(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
+        let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
+        let Some((head, states)) = head.zip(self.host.head_states()) else { return Ok(()) };
+        if shape.passes == 0 {
+            return Ok(());
+        }
+        let sampling = parts.iter().filter(|part| part.entry.samples());
+        let fed = sampling.map(|part| {
+            let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
+            head_rows(part, rows, states)
+        });
+        head.tell(shape, &fed.collect::<Vec<_>>(), &mut **self.on.gpu.lock())
+    }
+
+    /// Takes in what the target's hidden states have become of the rows of a step.
+    pub(super) fn take_states(&mut self, launched: &Launched<'_>, answers: &Answers) -> Result<()> {
+        let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
+        let Some((head, kept)) = head.zip(self.host.head_states()) else { return Ok(()) };
+        let Some(InFlight { shape, .. }) = launched.flight else { return Ok(()) };
+        let states = head.states(shape, &mut **self.on.gpu.lock())?;
+        let of_place = states.chunks_exact((shape.drafts + 1) * head.width());
+        let sampling = launched.parts.iter().filter(|part| part.entry.samples());
+        for ((part, result), states) in sampling.zip(&answers.results).zip(of_place) {
+            if part.entry.is_read {
+                // Of the last known token, and of the drafts that were kept.
+                let valid = (1 + result.accepted as usize) * head.width();
+                kept.take(part.entry, &states[..valid]);
+            }
+        }
+        Ok(())
+    }
+
     /// Issues a step, recorded when its like is asked for first.
     fn replay(&mut self, flight: &InFlight) -> Result<()> {
         let graph = match self.graphs.get(&flight.shape) {
@@ -197,6 +258,23 @@ fn known<'a>(entry: &Entry<'a>, rows: Range<usize>) -> Segment<'a> {
         prompt_len: entry.prompt_len,
         num_logits: 0,
         tree: &[],
+    }
+}
+
+/// The same of a head, with the states that wait for the rows to feed.
+fn head_rows<'a>(
+    part: &StepEntry<'a>,
+    rows: Range<usize>,
+    states: &'a HeadStates,
+) -> HeadSegment<'a> {
+    let before = rows.start - part.drafter_rows.start;
+    let waiting = states.of(part.entry.id, before..before + rows.len());
+    HeadSegment {
+        tokens: &part.entry.tokens[rows.clone()],
+        states: waiting,
+        first_position: rows.start,
+        pages: part.entry.pages,
+        has_logits: false,
     }
 }
 

@@ -12,6 +12,7 @@ mod code;
 mod drafter;
 mod entry;
 mod graph;
+mod head;
 mod in_flight;
 pub(crate) mod input;
 mod issue;
@@ -35,6 +36,7 @@ use code::StepCode;
 pub(crate) use drafter::{DraftModel, GraphDrafter};
 use entry::StepEntry;
 pub(crate) use graph::Shape;
+pub(crate) use head::HeadDrafter;
 use in_flight::InFlight;
 use input::StepInput;
 use issue::{Launched, slot};
@@ -134,7 +136,9 @@ impl Steps {
             // Without a drafter there is no room for drafts, and requests may bring some.
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
             let is_chain = found.as_ref().is_none_or(Proposal::is_chain);
-            let is_taken = has_room && is_chain && decides_about(entry);
+            // Prompts of a head come through the host, whose drafter has their states.
+            let is_alone = self.head().is_none() || entry.samples() && entry.chunk == 1;
+            let is_taken = has_room && is_chain && is_alone && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
         });
@@ -231,6 +235,9 @@ impl Steps {
             None => None,
         };
         let answers = self.wait_for_launched(launched.as_ref())?;
+        if let (Some(launched), Some(answers)) = (&launched, &answers) {
+            self.take_states(launched, answers)?;
+        }
         if let (Some(next), Some(answers)) = (&mut next, answers.as_ref().or(landed.as_ref())) {
             next.begin_after(&answers.results);
         }
@@ -316,7 +323,11 @@ impl Steps {
         let outcome = |part: &StepEntry<'_>| match answers.filter(|_| part.entry.samples()) {
             Some(answers) => {
                 let place = places.next().expect("places do not end");
-                answers.outcome(place, part.given.len())
+                let outcome = answers.outcome(place, part.given.len());
+                match self.head() {
+                    Some(_) => Outcome { draft_computed: part.head_computed(), ..outcome },
+                    None => outcome,
+                }
             }
             None => Outcome { draft_computed: part.draft_computed(), ..Outcome::default() },
         };
@@ -373,7 +384,8 @@ impl Executor for Steps {
     fn lookahead(&self) -> usize {
         // Where drafts come from texts alone the host wants to see each token before the next step.
         let looks_up_alone = self.on.first.is_some() && self.on.drafter.is_none();
-        let launches_ahead = self.on.launch_ahead && !looks_up_alone;
+        // Nor does a head go on without the states that the host keeps.
+        let launches_ahead = self.on.launch_ahead && !looks_up_alone && self.head().is_none();
         // All drafts accepted and a token more, before drafts again.
         if launches_ahead { self.capacity.drafts + 1 } else { 0 }
     }

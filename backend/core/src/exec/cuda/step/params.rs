@@ -171,8 +171,8 @@ device_structs! {
         vocab: u32,
         /// Most rows of a tile.
         tile_rows: u32,
-        /// 0.
-        unused: u32,
+        /// Positions that a row of a head on hidden states sees; 0 of a model.
+        window: u32,
     }
 
     /// Arguments of `sample`: `SAMPLE_SLICES` blocks a row of logits, which is a sequence each when drafting and
