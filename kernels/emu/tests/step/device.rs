@@ -13,6 +13,16 @@ use spec_emu::{Arena, Launch, Program, Schedule};
 /// Rows of a tile: not a divisor of what a sequence has, as a rule.
 const TILE_ROWS: usize = 3;
 
+/// Positions that a row of the drafter sees, as if it were a head; the target is a model.
+fn window(pass: u32) -> u32 {
+    if pass == VERIFY { 0 } else { 5 }
+}
+
+/// The first of them: none sees position 0.
+fn first_seen(pass: u32, position: u32) -> u32 {
+    if pass == VERIFY { 0 } else { (position + 1).saturating_sub(window(pass)).max(1) }
+}
+
 /// The number of every step.
 const STEP: u32 = 0x5eed;
 
@@ -198,7 +208,7 @@ impl<'a> Device<'a> {
             max_drafts: self.world.max_drafts as u32,
             vocab: vocab as u32,
             tile_rows: TILE_ROWS as u32,
-            window: 0,
+            window: window(tables.pass),
         };
         job("rows", 2, ROWS_THREADS, params)
     }
@@ -230,7 +240,7 @@ impl<'a> Device<'a> {
                 base: row.slot + 1,
                 ancestors: 0,
                 sequence: row.sequence,
-                unused: 0,
+                first: first_seen(tables.pass, row.slot),
             };
             ensure(*row == expected, || format!("{row:?}, not {expected:?}"))?;
             fed.truncate(slot);
