@@ -2,7 +2,8 @@
 //!
 //! `launches --arch sm_90a --output DIR MODEL...` compiles the kernels of each model and writes `VARIANT.cubin` and
 //! `launches.json` to the folder. A model is a checkpoint, or the name of one that is made up, and a number format, such as
-//! `llama-3.1-8b:fp8` (`fp8-head`: its head too; `fp16-fp8-head`: that alone), or an engine file.
+//! `llama-3.1-8b:fp8` (`fp8-head`: its head too; `fp16-fp8-head`: that alone; `eagle3-fp8`: an EAGLE-3 head of it), or an engine
+//! file.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 use spec_build::checkpoint::Checkpoint;
 use spec_build::cuda::{Cache, Compiler, Cubin};
 use spec_core::engine::{Device, Engine, Limits, Manifest, Precision, needed_variants};
-use spec_core::exec::{Outline, Planned, SearchPath};
-use spec_core::model::{Dtype, ModelConfig};
+use spec_core::exec::{HeadOutline, Outline, Planned, SearchPath};
+use spec_core::model::{DraftHead, Dtype, EagleConfig, EagleKind, ModelConfig, TapNorms};
 use spec_core::runtime::Prefill;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,11 @@ const STEPS: [(usize, usize); 8] =
     [(1, 0), (1, 4), (1, 8), (16, 0), (32, 0), (64, 0), (16, 4), (64, 4)];
 /// Prompts, in tokens.
 const PROMPTS: [usize; 3] = [512, 2048, 8192];
+
+/// Passes of a head that are told of: sequences, and known tokens of each.
+const HEAD_PASSES: [(usize, usize); 5] = [(1, 1), (1, 5), (4, 5), (16, 1), (16, 5)];
+/// Tokens that a head drafts.
+const HEAD_TOKENS: usize = 32_000;
 
 /// What steps and sequences may have.
 const LIMITS: Limits =
@@ -102,6 +108,10 @@ fn opened(name: &str) -> Result<Model> {
     }
     let expected = "expected MODEL:FORMAT, such as llama-3.1-8b:fp8, or an engine";
     let (model, format) = name.rsplit_once(':').context(expected)?;
+    let (format, is_head) = match format.strip_prefix("eagle3-") {
+        Some(format) => (format, true),
+        None => (format, false),
+    };
     let (weights, head) = match format {
         "fp8" => (Dtype::Fp8, Dtype::Fp16),
         "fp8-head" => (Dtype::Fp8, Dtype::Fp8),
@@ -111,11 +121,56 @@ fn opened(name: &str) -> Result<Model> {
     };
     let path = if Path::new(model).exists() { model.into() } else { format!("random:{model}") };
     let config = Checkpoint::open(Path::new(&path))?.config;
+    if is_head {
+        let precision = Precision { weights, head, kv: Dtype::Fp16 };
+        return Ok(Model { config: eagle(config), precision });
+    }
     Ok(Model { config, precision: Precision { weights, head, kv: weights } })
+}
+
+/// An EAGLE-3 head of a model, as they are published for it: a layer like its own, and a head of some of its tokens.
+fn eagle(target: ModelConfig) -> ModelConfig {
+    let layers = target.num_layers;
+    let eagle = EagleConfig {
+        kind: EagleKind::Eagle3,
+        taps: vec![2, layers / 2, layers - 3],
+        target_hidden: target.hidden_size,
+        tap_norms: TapNorms::None,
+        fc_bias: false,
+        norm_before_residual: false,
+        norm_output: false,
+        window: None,
+        own_embed: true,
+        own_head: true,
+        draft_vocab: HEAD_TOKENS.min(target.vocab_size),
+        maps_vocab: true,
+    };
+    let draft_head = Some(DraftHead::Eagle(eagle));
+    ModelConfig { num_layers: 1, tied_head: false, draft_head, ..target }
+}
+
+/// What a head runs in a step's graph: passes for the first draft, of known tokens, and for others.
+fn head(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Result<Value> {
+    let Model { config, precision } = model;
+    let outline = HeadOutline::new(config, precision, args.num_sms, capability)?;
+    let pass = |sequences: usize, known: usize, planned: Vec<Planned>| {
+        json!({
+            "sequences": sequences, "rows": sequences * known, "operations": operations(&planned),
+        })
+    };
+    let first = |sequences, known| pass(sequences, known, outline.first_draft(sequences, known));
+    let steps = HEAD_PASSES.map(|(sequences, known)| first(sequences, known));
+    Ok(json!({
+        "name": name, "config": config, "precision": precision, "steps": steps, "verify": [],
+        "draft": pass(1, 1, outline.draft(1)), "prompts": [],
+    }))
 }
 
 fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Result<Value> {
     let Model { config, precision } = model;
+    if config.draft_head.is_some() {
+        return head(name, model, args, capability);
+    }
     let outline =
         |prefill| Outline::new(config, precision, &LIMITS, args.num_sms, capability, prefill);
     let (exact, library) = (outline(Prefill::Exact)?, outline(Prefill::CublasLt)?);

@@ -14,7 +14,7 @@ use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{AdmissionPolicy, Isa, Lookup, Options, Request};
 use spec_core::testing::cpu::{self, Resources, Weights};
-use spec_core::testing::cuda::{Eagle, Gpu, Model};
+use spec_core::testing::cuda::{Eagle, Gpu, HeadOnHost, Model};
 use spec_core::testing::draft::{Head, HeadPass, HeadSegment};
 use spec_emu::Schedule;
 use std::sync::Arc;
@@ -51,10 +51,11 @@ impl Pair {
         cpu::Eagle::new(&self.head, own, Some(target), resources).unwrap()
     }
 
-    fn on_gpu(&self) -> Arc<Eagle> {
+    fn on_gpu(&self) -> HeadOnHost {
         let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
-        let target = Model::load(&self.target, NUM_PAGES, &mut **gpu.lock()).unwrap();
-        Eagle::load(&self.head, Arc::new(target), NUM_PAGES, &gpu).unwrap()
+        let target = Arc::new(Model::load(&self.target, NUM_PAGES, &mut **gpu.lock()).unwrap());
+        let head = Eagle::load(&self.head, target, NUM_PAGES, &mut **gpu.lock()).unwrap();
+        HeadOnHost::new(Arc::new(head), gpu)
     }
 }
 
@@ -169,7 +170,7 @@ fn rows_of_many_sequences_go_through_one_pass() {
     let tokens = tokens(40);
     let pages: [&[u32]; 3] = [&[2, 0], &[5], &[1, 3]];
     let lens = [20, 3, 31];
-    let run = |head: &mut Arc<Eagle>, which: &[usize]| {
+    let run = |head: &mut HeadOnHost, which: &[usize]| {
         let states = head.states(&taps(40, sizes)).unwrap();
         let segment = |&idx: &usize| HeadSegment {
             tokens: &tokens[1..lens[idx] + 1],

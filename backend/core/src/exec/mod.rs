@@ -9,5 +9,5 @@ mod vocab_map;
 
 pub use cpu::roofline::{multiply_rates, product_seconds, read_bandwidth};
 pub use cpu::{Pool, kv_peaks};
-pub use cuda::{Outline, Planned, PlannedPass, SearchPath};
+pub use cuda::{HeadOutline, Outline, Planned, PlannedPass, SearchPath};
 pub(crate) use host::{Host, StepBounds};

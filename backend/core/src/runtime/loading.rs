@@ -11,7 +11,9 @@ use crate::draft_len::DraftPolicy;
 use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
-use crate::exec::cuda::{self, DraftModel, Gpu, GraphDrafter, HeadDrafter, Held, OnHost, Uploaded};
+use crate::exec::cuda::{
+    self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, OnHost, Uploaded,
+};
 use crate::model::DraftHead;
 use crate::pages::PageId;
 use crate::{Error, Result};
@@ -38,7 +40,7 @@ enum Model {
     /// On the GPU with this number.
     Gpu(Arc<cuda::Model>, usize, Gpu),
     /// A head on the target's hidden states, on a GPU.
-    EagleOnGpu(Arc<cuda::Eagle>, usize),
+    EagleOnGpu(Arc<cuda::Eagle>, usize, Gpu),
 }
 
 /// Loads the engines of a placement.
@@ -84,7 +86,9 @@ impl Loader<'_> {
             }
         });
 
-        let draft = draft.map(|draft| draft.drafter(placement));
+        let head = draft.as_ref().and_then(|draft| draft.head_beside(&target));
+        let is_told_states = head.is_some();
+        let draft = draft.map(|draft| draft.drafter(placement, is_told_states));
         let drafter: Option<Box<dyn Drafter>> = match (lookup, draft) {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (lookup, draft) => lookup.or(draft),
@@ -92,7 +96,7 @@ impl Loader<'_> {
         let drafter = drafter.or_else(|| watch.map(|watch| Box::new(watch) as _));
         let first = self.num_pages as PageId;
         let scratch = first..first + placement.scratch_pages(0) as PageId;
-        let Some(target) = target.forward(scratch) else {
+        let Some(target) = target.forward(scratch, head) else {
             return Err(Error::Unsupported("a head on hidden states as the target".into()));
         };
         let host = Host::new(target, drafter)?;
@@ -113,7 +117,7 @@ impl Loader<'_> {
                 let vocab_size = self.placement.shared_vocab();
                 Some(Box::new(DraftModel { model: Arc::clone(model), vocab_size }))
             }
-            Some(Model::EagleOnGpu(head, at)) if at == number => {
+            Some(Model::EagleOnGpu(head, at, _)) if at == number => {
                 let limits = &self.placement.engines[0].0.manifest().limits;
                 let head = Arc::clone(head);
                 Some(Box::new(HeadDrafter::new(head, limits, &mut **gpu.lock())?))
@@ -200,8 +204,8 @@ impl Loader<'_> {
             Some(Model::Gpu(target, at, _)) if *at == number => Some(Arc::clone(target)),
             _ => None,
         };
-        let head = cuda::Eagle::load_from(engine, weights, target, num_pages, gpu.clone(), device)?;
-        Ok(Model::EagleOnGpu(Arc::new(head), number))
+        let head = cuda::Eagle::load_from(engine, weights, target, num_pages, device)?;
+        Ok(Model::EagleOnGpu(Arc::new(head), number, gpu.clone()))
     }
 
     /// An engine's weights on a GPU: brought there, or found there where memory is shared.
@@ -250,26 +254,41 @@ impl Loader<'_> {
 }
 
 impl Model {
-    /// For the executor on the host. `scratch` is pages of a GPU's cache for branches of trees.
-    fn forward(self, scratch: Range<PageId>) -> Option<Box<dyn Forward>> {
+    /// Itself, if it is a head on the GPU of its target.
+    fn head_beside(&self, target: &Self) -> Option<Arc<cuda::Eagle>> {
+        match (self, target) {
+            (Self::EagleOnGpu(head, at, _), Self::Gpu(_, number, _)) if at == number => {
+                Some(Arc::clone(head))
+            }
+            _ => None,
+        }
+    }
+
+    /// For the executor on the host. `scratch` is pages of a GPU's cache for branches of trees, `head` is beside it there.
+    fn forward(
+        self,
+        scratch: Range<PageId>,
+        head: Option<Arc<cuda::Eagle>>,
+    ) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
             Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) => None,
             Self::Gpu(model, _, gpu) => {
-                Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch)))
+                Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch).with_head(head)))
             }
         }
     }
 
-    /// To draft with.
-    fn drafter(self, placement: &Placement<'_>) -> Box<dyn Drafter> {
+    /// To draft with; where its target makes a head's states, that `is_told_states`.
+    fn drafter(self, placement: &Placement<'_>, is_told_states: bool) -> Box<dyn Drafter> {
         let model = match self {
             Self::Eagle(head) => {
                 return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
             }
-            Self::EagleOnGpu(head, _) => {
-                let vocab_size = placement.bounds.vocab_size;
-                return Box::new(draft::Eagle::new(Box::new(head), vocab_size));
+            Self::EagleOnGpu(head, _, gpu) => {
+                let head = HeadOnHost::new(head, gpu);
+                let head = if is_told_states { head.told_states() } else { head };
+                return Box::new(draft::Eagle::new(Box::new(head), placement.bounds.vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
             Self::Cpu(model) => model,

@@ -8,7 +8,7 @@ use super::{MAX_GIVEN_LEN, Options};
 use crate::engine::{Device as Built, Engine, Limits, Manifest, Precision};
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::{Description, Device};
-use crate::exec::cuda::{self, Gpu, Prefill};
+use crate::exec::cuda::{self, Gpu, OnHost, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
 use crate::model::ModelConfig;
@@ -210,11 +210,13 @@ impl<'a> Placement<'a> {
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
-        let head = manifest.model.eagle().map_or(0, |eagle| {
-            let limits = &self.engines[0].0.manifest().limits;
-            cuda::HeadDrafter::bytes(eagle, manifest.model.vocab_size, limits)
-        });
-        passes + steps + head + self.scratch_pages(idx) * page_bytes_of(engine)
+        let beside = match self.engines.get(1) {
+            Some((drafter, _)) if idx == 0 => {
+                beside_head(manifest, drafter.manifest(), self.prefill)
+            }
+            _ => 0,
+        };
+        passes + beside + steps + self.scratch_pages(idx) * page_bytes_of(engine)
     }
 
     /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.
@@ -295,8 +297,9 @@ impl Footprint {
                 let vocab_on_gpu =
                     draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
                 let steps = cuda::Steps::bytes(target, vocab_on_gpu);
+                let beside = draft.map_or(0, |draft| beside_head(target, draft, prefill));
                 Self {
-                    working_bytes: steps + passes.sum::<usize>(),
+                    working_bytes: steps + beside + passes.sum::<usize>(),
                     reserve_bytes: GPU_RESERVE,
                     kv_fraction: GPU_FRACTION,
                 }
@@ -323,6 +326,19 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
         }
     }
     Prefill::CublasLt
+}
+
+/// Bytes that a target on a GPU takes for a drafter that is a head on its hidden states: what passes keep of these, and what
+/// steps on the device need where the head is there too.
+fn beside_head(target: &Manifest, draft: &Manifest, prefill: Prefill) -> usize {
+    let Some(eagle) = draft.model.eagle() else { return 0 };
+    let steps = match draft.device {
+        Built::Cpu => 0,
+        Built::Cuda { .. } => {
+            cuda::HeadDrafter::bytes(eagle, target.model.vocab_size, &target.limits)
+        }
+    };
+    OnHost::tap_bytes(target, prefill, eagle) + steps
 }
 
 /// Rows of a pass of an engine, the target's being the first.

@@ -10,5 +10,7 @@ pub(crate) mod step;
 
 pub use device::{Driver, Gpu, SearchPath, is_present};
 pub(crate) use model::{BLOCKS, Held, Uploaded, Weights};
-pub use model::{Eagle, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill};
+pub use model::{
+    Eagle, HeadOnHost, HeadOutline, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill,
+};
 pub(crate) use step::{DraftModel, GraphDrafter, HeadDrafter, OnGpu, Steps};

@@ -2,20 +2,21 @@
 //!
 //! As with a model, a row's result does not depend on the rows beside it, to the bit.
 
-use super::code::{self, ByRows, HeadCode, LayerCode};
+use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
 use super::params::{JoinParams, MOST_PIECES, NOT_DRAFTED, Piece, Scaling};
 use super::pass::{Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
+use super::taps::Taps;
 use super::weights::{Held, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
 use super::{Model, Pass, Prefill};
 use crate::batch::Logits;
-use crate::draft::{Head, HeadPass, HeadSegment};
-use crate::engine::{Engine, Manifest};
-use crate::exec::cuda::device::{Address, Description, Device, Gpu, Kernel, Op, arrays, upload};
+use crate::draft::{HeadPass, HeadSegment};
+use crate::engine::{Engine, Kernels, Manifest};
+use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::exec::vocab_map;
 use crate::model::{EagleConfig, ModelConfig, TapNorms, eagle};
 use crate::{Error, Result};
@@ -34,9 +35,8 @@ pub struct Eagle {
     vocab_map: Option<Vec<u32>>,
     /// On the same GPU, for what the head has not of its own.
     target: Option<Arc<Model>>,
-    gpu: Gpu,
     /// What the addresses of `parts` are valid with.
-    _weights: Held,
+    _weights: Option<Held>,
 }
 
 /// What passes work in besides the workspace of layers.
@@ -75,22 +75,18 @@ impl Eagle {
         engine: &Engine,
         target: Arc<Model>,
         num_pages: usize,
-        gpu: &Gpu,
-    ) -> Result<Arc<Self>> {
-        let mut device = gpu.lock();
-        let device = &mut **device;
+        device: &mut dyn Device,
+    ) -> Result<Self> {
         let weights = Held::Own(Weights::upload(engine, device)?);
-        let head = Self::load_from(engine, weights, Some(target), num_pages, gpu.clone(), device)?;
-        Ok(Arc::new(head))
+        Self::load_from(engine, weights, Some(target), num_pages, device)
     }
 
-    /// As `load`, with weights that are there, on `gpu`, whose device that is; without a target that is elsewhere.
+    /// As `load`, with weights that are there; without a target that is elsewhere.
     pub(crate) fn load_from(
         engine: &Engine,
         weights: Held,
         target: Option<Arc<Model>>,
         num_pages: usize,
-        gpu: Gpu,
         device: &mut dyn Device,
     ) -> Result<Self> {
         let manifest = engine.manifest();
@@ -127,8 +123,34 @@ impl Eagle {
             capacity,
             vocab_map,
             target,
-            gpu,
-            _weights: weights,
+            _weights: Some(weights),
+        })
+    }
+
+    /// With kernels from elsewhere, and memory nowhere.
+    pub(super) fn outline(
+        layers: Layers,
+        weights: Weights,
+        loader: &mut impl LoadKernel,
+    ) -> Result<Self> {
+        let eagle = layers.config.eagle().cloned();
+        let (Some(eagle), Weights::Eagle(parts)) = (eagle, weights) else {
+            return Err(Error::Unsupported("an outline of what is no EAGLE head".into()));
+        };
+        let kernels = Kernels { model: &layers.config, precision: &layers.precision };
+        let code = HeadCode::of(&kernels, &eagle, loader)?;
+        let none = Buffers { taps: 0, states: 0, joined: 0, squares: 0, handed_on: 0 };
+        let capacity = Capacity::default();
+        Ok(Self {
+            layers,
+            eagle,
+            parts,
+            code,
+            buffers: none,
+            capacity,
+            vocab_map: None,
+            target: None,
+            _weights: None,
         })
     }
 
@@ -171,6 +193,11 @@ impl Eagle {
     /// What puts rows together, and copies them.
     pub(crate) fn join_code(&self) -> Kernel {
         self.code.join
+    }
+
+    /// The target's token of each of its own; none where they are the same.
+    pub(super) fn vocab_map(&self) -> Option<&[u32]> {
+        self.vocab_map.as_deref()
     }
 
     /// What spreads logits over the target's vocabulary, and for each of its tokens which of the drafted ones it is; nothing
@@ -319,6 +346,25 @@ impl Eagle {
         ops.ops()
     }
 
+    /// Appends the states of rows whose hidden states are on the device, `[row][width]`; waits for it.
+    pub(super) fn read_states(
+        &self,
+        taps: &Taps,
+        num_rows: usize,
+        device: &mut dyn Device,
+        to: &mut Vec<f32>,
+    ) -> Result<()> {
+        let stride = self.eagle.target_hidden;
+        for first in (0..num_rows).step_by(self.capacity.rows) {
+            let count = self.capacity.rows.min(num_rows - first);
+            let before = (first * stride * size_of::<f32>()) as Address;
+            let ops = self.fuse(count, |tap| taps.place(tap) + before, stride);
+            ops.iter().try_for_each(|op| device.issue(op))?;
+            download(device, self.buffers.states, count * self.width(), to)?;
+        }
+        Ok(())
+    }
+
     fn join(&self, ops: &mut PassOps<'_>, pieces: &[Piece], params: JoinParams) {
         let mut all = [Piece::default(); MOST_PIECES];
         all[..pieces.len()].copy_from_slice(pieces);
@@ -338,41 +384,21 @@ fn bad(engine: &Engine, what: &str) -> Error {
     Error::BadEngine(format!("engine {}: {what}", engine.path().display()))
 }
 
-/// As the executor on the host uses it.
-impl Head for Arc<Eagle> {
-    fn taps(&self) -> &[usize] {
-        &self.eagle.taps
-    }
-
-    fn width(&self) -> usize {
-        Eagle::width(self)
-    }
-
-    fn vocab_map(&self) -> Option<&[u32]> {
-        self.vocab_map.as_deref()
-    }
-
-    fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {
+impl Eagle {
+    /// Makes states of hidden states, `[row][tap][hidden]`; waits for the device.
+    pub(super) fn states_of(&self, taps: &[f32], device: &mut dyn Device) -> Result<Vec<f32>> {
         let row_len = self.parts.fc.k;
-        let mut states = Vec::with_capacity(taps.len() / row_len * Eagle::width(self));
-        let mut device = self.gpu.lock();
+        let mut states = Vec::with_capacity(taps.len() / row_len * self.width());
         for taps in taps.chunks(self.capacity.rows * row_len) {
             let num_rows = taps.len() / row_len;
-            upload(&mut **device, self.buffers.taps, taps)?;
+            upload(device, self.buffers.taps, taps)?;
             self.fuse_uploaded(num_rows).iter().try_for_each(|op| device.issue(op))?;
-            let count = num_rows * Eagle::width(self);
-            download(&mut **device, self.buffers.states, count, &mut states)?;
+            download(device, self.buffers.states, num_rows * self.width(), &mut states)?;
         }
         Ok(states)
     }
 
-    fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
-        Eagle::forward(self, segments, &mut **self.gpu.lock())
-    }
-}
-
-impl Eagle {
-    /// Runs segments on its device, and waits for what those with logits bring.
+    /// Runs segments, and waits for what those with logits bring.
     pub(crate) fn forward(
         &self,
         segments: &[HeadSegment<'_>],

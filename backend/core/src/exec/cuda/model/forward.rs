@@ -1,11 +1,13 @@
 //! Forward passes whose logits come to the host: prefill, and whatever the pure functions decide about.
 
-use super::Model;
 use super::tables::passes;
 use super::taps::Taps;
 use super::trees::Chains;
+use super::{Capacity, Eagle, Model, Prefill};
 use crate::batch::{Forward, Logits, PromptBlocks, Segment};
+use crate::engine::Manifest;
 use crate::exec::cuda::device::{Address, Device, Gpu};
+use crate::model::EagleConfig;
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -20,7 +22,9 @@ pub struct OnHost {
     /// Of the last pass.
     chains: Chains,
     taps: Option<Taps>,
-    /// `[row][layer][hidden]` of the last pass.
+    /// Makes states of them on the device, which then take their place.
+    head: Option<Arc<Eagle>>,
+    /// `[row][layer][hidden]` of the last pass, or `[row][width]` of the head.
     tapped: Vec<f32>,
 }
 
@@ -33,6 +37,7 @@ impl OnHost {
             scratch: 0..0,
             chains: Chains::default(),
             taps: None,
+            head: None,
             tapped: Vec::new(),
         }
     }
@@ -40,6 +45,17 @@ impl OnHost {
     /// With pages of the model's cache that no sequence has, for branches of trees.
     pub fn with_scratch(self, scratch: Range<PageId>) -> Self {
         Self { scratch, ..self }
+    }
+
+    /// Tells no hidden states, but what a head on the same GPU makes of them.
+    pub fn with_head(self, head: Option<Arc<Eagle>>) -> Self {
+        Self { head, ..self }
+    }
+
+    /// Bytes that hidden states for a head take on the GPU.
+    pub(crate) fn tap_bytes(manifest: &Manifest, prefill: Prefill, eagle: &EagleConfig) -> usize {
+        let rows = Capacity::of(manifest, prefill).rows;
+        Taps::bytes(eagle.taps.len(), rows, eagle.target_hidden)
     }
 
     fn copy_pages(&self, pages: &[(PageId, PageId)]) -> Result<()> {
@@ -98,7 +114,13 @@ impl Forward for OnHost {
             let count = tables.logit_rows.len() * vocab_size;
             download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;
             if let Some(taps) = &self.taps {
-                taps.read(tables.rows.len(), &mut **device, &mut self.tapped)?;
+                let num_rows = tables.rows.len();
+                match &self.head {
+                    None => taps.read(num_rows, &mut **device, &mut self.tapped)?,
+                    Some(head) => {
+                        head.read_states(taps, num_rows, &mut **device, &mut self.tapped)?
+                    }
+                }
             }
         }
         if chains.len() > segments.len() {

@@ -2,6 +2,7 @@
 
 use super::code::LayerCode;
 use super::kv::{self, Cache};
+use super::outline::SOMEWHERE;
 use super::shape::TILE_OUTPUTS;
 use super::tables::Tables;
 use super::workspace::{Capacity, Workspace};
@@ -44,6 +45,28 @@ impl Layers {
         let workspace = Workspace::alloc(manifest, capacity, num_sms as usize, device)?;
         let cache = Cache::alloc(manifest, num_pages, device)?;
         Ok(Self { config, precision, code, rope, cache, workspace, num_sms, capability })
+    }
+
+    /// With kernels from elsewhere, and memory nowhere.
+    pub(super) fn outline(
+        config: &ModelConfig,
+        precision: &Precision,
+        code: LayerCode,
+        num_sms: u32,
+        capability: (u32, u32),
+    ) -> Self {
+        let workspace =
+            Workspace { logit_rows: SOMEWHERE, best: SOMEWHERE, ..Workspace::default() };
+        Self {
+            config: config.clone(),
+            precision: precision.clone(),
+            code,
+            rope: 0,
+            cache: Cache::NOWHERE,
+            workspace,
+            num_sms,
+            capability,
+        }
     }
 
     /// Bytes that [`alloc`](Self::alloc) takes besides the pages.

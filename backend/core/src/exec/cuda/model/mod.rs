@@ -7,6 +7,7 @@ pub(super) mod code;
 mod eagle;
 mod few;
 mod forward;
+mod head_on_host;
 pub(crate) mod kv;
 mod layers;
 mod many;
@@ -23,8 +24,9 @@ mod workspace;
 
 pub use eagle::Eagle;
 pub use forward::OnHost;
+pub use head_on_host::HeadOnHost;
 pub use many::Prefill;
-pub use outline::{Outline, Planned, PlannedPass};
+pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
 pub(crate) use shape::BLOCKS;
 pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};

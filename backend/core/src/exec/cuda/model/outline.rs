@@ -2,14 +2,13 @@
 //! executor itself; only their addresses mean nothing.
 
 use super::code::{EndCode, LayerCode, LoadKernel, ManyCode};
-use super::kv::Cache;
 use super::layers::Layers;
 use super::many::InBlocks;
 use super::params::GemmParams;
 use super::shape::{self, Tiling};
 use super::tables::{self, Tables};
 use super::weights::Matrix;
-use super::{Capacity, Many, Model, Pass, Prefill, Workspace};
+use super::{Capacity, Eagle, Many, Model, Pass, Prefill, Weights};
 use crate::Result;
 use crate::batch::Segment;
 use crate::engine::{Kernels, Limits, Precision};
@@ -88,16 +87,7 @@ impl Outline {
             Some(_) => Some(Many::outline(ManyCode::of(&kernels, &mut loader)?, packed, &device)),
             None => None,
         };
-        let layers = Layers {
-            config: config.clone(),
-            precision: precision.clone(),
-            code,
-            rope: 0,
-            cache: Cache::NOWHERE,
-            workspace: Workspace { logit_rows: SOMEWHERE, best: SOMEWHERE, ..Workspace::default() },
-            num_sms,
-            capability,
-        };
+        let layers = Layers::outline(config, precision, code, num_sms, capability);
         let decoder = Decoder::of(config).load(&mut Nowhere)?;
         let model = Model { decoder, layers, ends, capacity, many, _weights: None };
         Ok(Self { model, variants: loader.variants })
@@ -162,21 +152,72 @@ impl Outline {
     }
 
     fn kernel(&self, launch: &Launch, rows: usize) -> Planned {
-        let Launch { kernel, grid, block, shared_bytes, .. } = *launch;
-        let variant = self.variants[kernel.0 as usize].clone();
-        let (mut rows, mut ring_bytes) = (rows, 0);
-        if variant.kernel == "gemm" {
-            let mut params = [GemmParams::default()];
-            bytes_of_mut(&mut params).copy_from_slice(&launch.params);
-            rows = params[0].num_rows as usize;
-            ring_bytes = shape::gemm_ring_bytes(rows, self.model.layers.capability);
-        }
-        Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
+        planned(launch, rows, &self.variants, self.model.layers.capability)
+    }
+}
+
+/// A launch as it is told of.
+fn planned(launch: &Launch, rows: usize, variants: &[Variant], capability: (u32, u32)) -> Planned {
+    let Launch { kernel, grid, block, shared_bytes, .. } = *launch;
+    let variant = variants[kernel.0 as usize].clone();
+    let (mut rows, mut ring_bytes) = (rows, 0);
+    if variant.kernel == "gemm" {
+        let mut params = [GemmParams::default()];
+        bytes_of_mut(&mut params).copy_from_slice(&launch.params);
+        rows = params[0].num_rows as usize;
+        ring_bytes = shape::gemm_ring_bytes(rows, capability);
+    }
+    Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
+}
+
+/// An EAGLE-3 head, with matrices of its own, of which nothing is loaded.
+pub struct HeadOutline {
+    head: Eagle,
+    variants: Vec<Variant>,
+    capability: (u32, u32),
+}
+
+impl HeadOutline {
+    /// Of an engine on a GPU of so many multiprocessors and this compute capability.
+    pub fn new(
+        config: &ModelConfig,
+        precision: &Precision,
+        num_sms: u32,
+        capability: (u32, u32),
+    ) -> Result<Self> {
+        let mut loader = Numbering { variants: Vec::new(), capability };
+        let code = LayerCode::of(&Kernels { model: config, precision }, &mut loader)?;
+        let layers = Layers::outline(config, precision, code, num_sms, capability);
+        let weights = Weights::load(config, &mut Nowhere)?;
+        let head = Eagle::outline(layers, weights, &mut loader)?;
+        Ok(Self { head, variants: loader.variants, capability })
+    }
+
+    /// Whether it drafts other tokens than its target's first ones.
+    pub(in crate::exec::cuda) fn maps_vocab(&self) -> bool {
+        self.head.config().maps_vocab
+    }
+
+    /// Tokens of its target.
+    pub(in crate::exec::cuda) fn vocab_size(&self) -> usize {
+        self.head.vocab_size()
+    }
+
+    /// The launches of a pass of `places` rows of each sequence, each of which drafts a token; later passes go on with what the
+    /// one before has left.
+    pub(in crate::exec::cuda) fn pass(&self, sequences: usize, places: usize) -> Vec<Planned> {
+        let tiling = Tiling::of(places, self.head.group());
+        let num_tiles = sequences * places.div_ceil(tiling.rows(self.head.group()));
+        let pass = of_rows(sequences * places, num_tiles, tiling, sequences);
+        let ops = self.head.pass(&pass, false);
+        let launches = ops.iter().filter_map(Op::as_launch);
+        let planned = |launch| planned(launch, pass.num_rows, &self.variants, self.capability);
+        launches.map(planned).collect()
     }
 }
 
 /// An address that is not 0, which would mean none.
-const SOMEWHERE: Address = 1 << 40;
+pub(super) const SOMEWHERE: Address = 1 << 40;
 
 fn of_rows(num_rows: usize, num_tiles: usize, tiling: Tiling, num_logits: usize) -> Pass {
     Pass { num_rows, num_tiles, tiling, num_logits, pages: 0, max_pages: 0 }

@@ -17,7 +17,7 @@ use spec_kernels::GEMM_ROWS;
 const MIN_PASS_ROWS: usize = 256;
 
 /// Array sizes of a pass, in elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Capacity {
     /// Rows of a pass.
     pub rows: usize,

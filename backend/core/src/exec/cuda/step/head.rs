@@ -48,6 +48,12 @@ fn spread_sizes(vocab_size: usize, sequences: usize) -> [usize; 3] {
     ]
 }
 
+/// Blocks that spread a row a sequence, a warp for each tile.
+pub(super) fn spread_blocks(sequences: usize, vocab_size: usize) -> u32 {
+    let warps = sequences * vocab_size.div_ceil(TILE_OUTPUTS);
+    warps.div_ceil(ROW_THREADS as usize / 32) as u32
+}
+
 /// Rows that a step verifies at most.
 fn most_rows(limits: &Limits) -> usize {
     limits.max_batch_size * (limits.max_draft_len + 1)
@@ -182,8 +188,7 @@ impl HeadDrafter {
                 vocab: vocab as u32,
                 unused: 0,
             };
-            let warps = shape.sequences * vocab.div_ceil(TILE_OUTPUTS);
-            let grid = warps.div_ceil(ROW_THREADS as usize / 32) as u32;
+            let grid = spread_blocks(shape.sequences, vocab);
             ops.push(Op::Launch(Launch::new(spread.code, grid, ROW_THREADS, 0, params)));
             logits = StepLogits { values: spread.logits, best: spread.best, stride: vocab };
         }

@@ -1,7 +1,9 @@
 //! What steps launch, without anything on a GPU: for predictions.
 
+use super::head;
 use super::params::{ROWS_THREADS, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS};
-use crate::exec::cuda::model::{Outline, Planned};
+use crate::exec::cuda::model::shape::ROW_THREADS;
+use crate::exec::cuda::model::{HeadOutline, Outline, Planned};
 use spec_kernels::Variant;
 
 impl Outline {
@@ -22,10 +24,34 @@ impl Outline {
     fn decided(&self, sequences: usize, places: usize, num_logits: usize) -> Vec<Planned> {
         let mut operations = vec![plain("rows", 1, ROWS_THREADS, 0, sequences * places)];
         operations.extend(self.pass(sequences, places, num_logits));
-        let grid = num_logits as u32 * SAMPLE_SLICES;
-        operations.push(plain("sample", grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, num_logits));
+        operations.push(sampled(num_logits));
         operations
     }
+}
+
+impl HeadOutline {
+    /// What a head runs in a step's graph for the first draft of each sequence, of which it reads so many known tokens.
+    pub fn first_draft(&self, sequences: usize, known: usize) -> Vec<Planned> {
+        let mut operations = self.pass(sequences, known);
+        if self.maps_vocab() {
+            let grid = head::spread_blocks(sequences, self.vocab_size());
+            operations.push(plain("spread", grid, ROW_THREADS, 0, sequences));
+        }
+        operations.push(sampled(sequences));
+        operations
+    }
+
+    /// And for each draft behind it.
+    pub fn draft(&self, sequences: usize) -> Vec<Planned> {
+        let tables = plain("rows", 1, ROWS_THREADS, 0, sequences);
+        [vec![tables], self.first_draft(sequences, 1)].concat()
+    }
+}
+
+/// What decides by so many rows of logits.
+fn sampled(num_logits: usize) -> Planned {
+    let grid = num_logits as u32 * SAMPLE_SLICES;
+    plain("sample", grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, num_logits)
 }
 
 fn plain(kernel: &'static str, grid: u32, threads: u32, shared_bytes: u32, rows: usize) -> Planned {
