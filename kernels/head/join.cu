@@ -24,12 +24,12 @@ struct JoinParams {
     uint16_t* joined;           // f16 [row][all pieces], or null
     float* kept;                // [row][len of the last piece], or null; may be where the first piece comes from
     float* cleared;             // [row][cleared_len]
-    float eps;
     uint32_t num_rows;
     uint32_t num_pieces;        // 1 ..= MOST_PIECES
     uint32_t is_together;       // one norm over all pieces, not one each
     uint32_t keeps_normed;      // what is kept is behind the norm
     uint32_t cleared_len;       // a multiple of 4
+    float eps;
 };
 static_assert(sizeof(JoinParams) == 440, "as on the host");
 

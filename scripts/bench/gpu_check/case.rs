@@ -1,7 +1,7 @@
 //! Tiny random models for the checks: written as checkpoints and built by spec-build, for the CPU and for the GPU.
 
 use crate::common::models::Recipe;
-use crate::common::tiny::{self, Sizes};
+use crate::common::tiny::{self, HeadKind, Sizes};
 use crate::gpu::Bed;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
@@ -101,6 +101,8 @@ impl Pair {
 pub(crate) enum Drafts {
     LookUp,
     Model,
+    /// An EAGLE-3 head that drafts some of the tokens.
+    Head,
 }
 
 /// A target that drafts, which lives as long as the folder.
@@ -113,6 +115,12 @@ pub(crate) fn speculating(drafts: Drafts, bed: Bed) -> (TempDir, Engine) {
     let recipe = match drafts {
         Drafts::LookUp => Recipe::ngram(path("big"), Dtype::Fp8),
         Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
+        Drafts::Head => {
+            let (draft_vocab, window) = (Some(tiny::VOCAB / 2), Some(9));
+            let kind = HeadKind { draft_vocab, window, norm_output: true, ..HeadKind::default() };
+            tiny::write_head_of(&path("head"), 2, 1, sizes, &kind);
+            Recipe::model(path("big"), Dtype::Fp8, path("head"), Dtype::Fp16)
+        }
     };
     recipe.on(&format!("cuda:{}", bed.arch)).build(&path("pair"));
     let engine = open(folder.path(), "pair");

@@ -25,7 +25,9 @@ pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
     }
     for small in [true, false] {
         let bed = Bed { machine: Machine::Emulator, arch, small };
-        timed("drafts", || Ok::<_, Box<dyn Error>>(case::speculating(Drafts::Model, bed)))?;
+        for drafts in [Drafts::Model, Drafts::Head] {
+            timed("drafts", || Ok::<_, Box<dyn Error>>(case::speculating(drafts, bed)))?;
+        }
     }
     Ok(())
 }

@@ -46,7 +46,9 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
             }
         });
     }
-    for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
+    for (drafts, name) in
+        [(Drafts::LookUp, "look-up"), (Drafts::Model, "model"), (Drafts::Head, "head")]
+    {
         let name = format!("launches of steps with drafts by {name}");
         check(report, bed, &name, || steps(drafts, bed));
     }

@@ -6,7 +6,7 @@ use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
 };
 use spec_core::testing::cuda::model::params::{
-    AttentionParams, EmbedParams, GemmParams, RopeParams,
+    AttentionParams, EmbedParams, GemmParams, JoinParams, RopeParams, SpreadParams,
 };
 use spec_core::testing::cuda::step::params::{AcceptParams, RowsParams, SampleParams};
 use std::mem::offset_of;
@@ -78,6 +78,15 @@ fn of_pass(kernel: &str, variant: &str, params: &[u8]) -> Option<Vec<Array>> {
         "rope" => vec![
             ("queries", offset_of!(RopeParams, queries), Kind::Half),
             ("cache", offset_of!(RopeParams, cache), rope_cache),
+        ],
+        "join" => vec![
+            ("joined", offset_of!(JoinParams, joined), Kind::Half),
+            ("kept", offset_of!(JoinParams, kept), FLOATS),
+            ("cleared", offset_of!(JoinParams, cleared), FLOATS),
+        ],
+        "spread" => vec![
+            ("output", offset_of!(SpreadParams, output), FLOATS),
+            ("best", offset_of!(SpreadParams, best), BESTS),
         ],
         "attention" => vec![
             ("output", offset_of!(AttentionParams, output), Kind::Half),

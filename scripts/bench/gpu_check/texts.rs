@@ -31,7 +31,9 @@ const FEW_WAYS: usize = 5;
 
 /// Checks both kinds of drafters.
 pub(crate) fn run(report: &mut Report, bed: Bed) {
-    for (drafts, name) in [(Drafts::LookUp, "look-up"), (Drafts::Model, "model")] {
+    for (drafts, name) in
+        [(Drafts::LookUp, "look-up"), (Drafts::Model, "model"), (Drafts::Head, "head")]
+    {
         let name = format!("texts with and without drafts by {name}");
         report.check(&name, |_| the_same_with_drafts(drafts, Prefill::Exact, bed));
     }

@@ -140,14 +140,15 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
     let elsewhere = "use --device cpu";
     match &model.draft_head {
         None => (),
-        Some(DraftHead::Eagle(eagle)) if eagle.kind == EagleKind::Eagle3 => {
-            // Rows are put together in whole vectors.
-            if !eagle.target_hidden.is_multiple_of(RUN) {
-                let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));
-                return Err(refusal("target_hidden", size, &expected, "use --draft-device cpu"));
-            }
+        Some(DraftHead::Eagle(eagle)) if eagle.kind == EagleKind::Eagle1 => {
+            return Err(not_on_gpus("an EAGLE-1 head"));
         }
-        Some(DraftHead::Eagle(_)) => return Err(not_on_gpus("an EAGLE-1 head")),
+        // Rows are put together in whole vectors.
+        Some(DraftHead::Eagle(eagle)) if !eagle.target_hidden.is_multiple_of(RUN) => {
+            let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));
+            return Err(refusal("target_hidden", size, &expected, "use --draft-device cpu"));
+        }
+        Some(DraftHead::Eagle(_)) => (),
         Some(DraftHead::Medusa(_)) => return Err(not_on_gpus("Medusa heads")),
     }
     if !HEAD_DIMS.contains(&model.head_dim) {

@@ -222,8 +222,6 @@ device_structs! {
         kept: Address,
         /// f32 `[rows][cleared_len]`: becomes zero.
         cleared: Address,
-        /// Of the norms.
-        eps: f32,
         /// Rows.
         num_rows: u32,
         /// Pieces.
@@ -234,6 +232,8 @@ device_structs! {
         keeps_normed: u32,
         /// A multiple of 4.
         cleared_len: u32,
+        /// Of the norms.
+        eps: f32,
     }
 }
 
