@@ -1,6 +1,8 @@
 //! What puts the rows of heads on hidden states together, against its naive twin in f64, under disturbed schedules; and that
 //! a row's bits depend on that row alone.
 
+#![allow(clippy::unwrap_used)]
+
 #[allow(dead_code, reason = "shared with the tests of the few-row product")]
 #[path = "../gemm/image.rs"]
 mod image;

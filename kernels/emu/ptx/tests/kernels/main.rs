@@ -147,6 +147,7 @@ fn tree(shape: Shape, base: usize) -> Case {
         sequence: Some(0),
         base,
         ancestors,
+        first: 0,
     };
     let rows: Vec<Query> = paths.into_iter().enumerate().map(row).collect();
     let tiles = rows.chunks(shape.tile_queries()).map(<[Query]>::to_vec).collect();
@@ -164,12 +165,21 @@ fn attention_of_chains_and_trees_has_the_bits_of_the_emulator() {
             (Format::Fp16, 128, 4, 64),
             (Format::Fp8, 128, 3, 64),
         ] {
-            let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows };
+            let is_windowed = false;
+            let shape = Shape { kv, head_dim, group, kv_heads: 2, tile_rows, is_windowed };
             let chains = Case::chains(shape, &[1, 17, 150, 95], 5);
             // Splits of two pages, and of one with several levels.
             attention(&kernels, &Case { split_tokens: 32, grid: 5, ..chains.clone() });
             attention(&kernels, &Case { split_tokens: 16, grid: 3, ..chains });
             attention(&kernels, &tree(shape, 41));
+            if kv == Format::Fp16 {
+                let windowed = Shape { is_windowed: true, ..shape };
+                let mut case = Case { split_tokens: 32, ..Case::chains(windowed, &[95, 20], 9) };
+                for row in case.tiles.iter_mut().flatten() {
+                    row.first = row.base.saturating_sub(21);
+                }
+                attention(&kernels, &case);
+            }
         }
     }
 }
@@ -190,6 +200,7 @@ fn no_product_of_floats_is_left_to_be_fused_with_a_sum() {
         Variant::rope(fp8, 128),
         Variant::finish(Epilogue::Residual),
         Variant::finish(Epilogue::SwiGlu),
+        Variant::plain("join"),
         Variant::plain("normalise"),
         Variant::plain("quantise"),
         Variant::plain("sample"),
