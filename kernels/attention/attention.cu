@@ -86,8 +86,11 @@ DEVICE void attend_page(const uint8_t* stage, const uint32_t (&query)[NUM_STEPS]
     float score[2][4] = {};
     score_page(stage, query, score);
     Uint2 seen = {0xffffffffu, 0xffffffffu};
-    const bool is_cut = IS_WINDOWED && first_token < view.all_after;
-    if (is_cut || first_token + PAGE_TOKENS > unmasked) {
+    bool is_masked = first_token + PAGE_TOKENS > unmasked;
+    if constexpr (IS_WINDOWED) {
+        is_masked = is_masked || first_token < view.all_after;
+    }
+    if (is_masked) {
         seen = hide_page(view, first_token, score);
     }
     uint32_t weight[4];

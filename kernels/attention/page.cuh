@@ -82,7 +82,9 @@ DEVICE View load_view(const AttentionParams& p, const Item& item) {
             if (row.sequence != NO_SEQUENCE) {
                 view.base[half] = row.base;
                 view.ancestors[half] = row.ancestors;
-                view.first[half] = row.first;
+                if constexpr (IS_WINDOWED) {
+                    view.first[half] = row.first;
+                }
             }
         }
     }
@@ -132,12 +134,9 @@ DEVICE void score_page(const uint8_t* keys, const uint32_t (&query)[NUM_STEPS][4
     }
 }
 
-DEVICE bool sees(const View& view, uint32_t half, uint32_t token) {
-    if (IS_WINDOWED && token < view.first[half]) {
-        return false;
-    }
-    const uint32_t ahead = token - view.base[half];
-    return token < view.base[half] || (ahead < 64 && (view.ancestors[half] >> ahead & 1) != 0);
+DEVICE bool sees(uint32_t base, uint64_t ancestors, uint32_t token) {
+    const uint32_t ahead = token - base;
+    return token < base || (ahead < 64 && (ancestors >> ahead & 1) != 0);
 }
 
 // Hides the scores of what a row does not see. Returns masks for the lane's four tokens of the
@@ -149,7 +148,10 @@ DEVICE Uint2 hide_page(const View& view, uint32_t first_token, float (&score)[2]
         UNROLL
         for (uint32_t i = 0; i < 4; ++i) {
             const uint32_t token = first_token + 4 * (lane_index() % 4) + 2 * tile + i % 2;
-            const bool is_seen = sees(view, i / 2, token);
+            bool is_seen = sees(view.base[i / 2], view.ancestors[i / 2], token);
+            if constexpr (IS_WINDOWED) {
+                is_seen = is_seen && token >= view.first[i / 2];
+            }
             score[tile][i] = is_seen ? score[tile][i] : minus_infinity();
             seen[tile] |= is_seen ? 0xffffu << (16 * (i % 2)) : 0;
         }

@@ -35,8 +35,8 @@ static_assert(sizeof(Span) == 8, "as on the host");
 struct StepSequence {
     uint64_t key;  // of the noise
     uint32_t len;  // known tokens: the prompt, then what was generated
-    // So many of the last known tokens go through the drafter: at most MAX_FED, 0 if it is not kept in step
-    // or does not run at all.
+    // So many of the last known tokens go through the drafter: at most MAX_FED, of a head on hidden states any
+    // number; 0 if it is not kept in step or does not run at all.
     uint32_t num_fed;
     uint32_t last[MAX_FED];   // the last known tokens, in order; the very last one is always given
     uint32_t draft_computed;  // reported as it is where num_fed is 0
@@ -98,11 +98,12 @@ struct StepResult {
     uint32_t num_tokens;  // accepted drafts and one more; 0 in an unused place
     uint32_t drafted;
     uint32_t accepted;
-    uint32_t draft_computed;  // positions whose drafter KV is valid
+    uint32_t draft_computed;  // positions whose drafter KV is valid, if it is a model; of a head the host knows
 };
 static_assert(sizeof(StepResult) == 16, "as on the host");
 
-// Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens), else 1; of the target's
+// Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens; of a head on hidden states
+// the host writes the tables of that pass), else 1; of the target's
 // pass max_drafts + 1. Each has as many tiles as its rows fill.
 struct RowsParams {
     const StepSequence* sequences;

@@ -2,8 +2,8 @@
 //!
 //! The head's row at position j is the token there and the *state* that the target had before it, at j - 1. So position 0
 //! has no row, and what the head's KV cache holds at j depends on the tokens up to j alone, as in any model: pages can be
-//! shared. The target's states come by `observe` and wait (`head_states.rs`) until their rows are run. Behind the known tokens the head
-//! goes on with states of its own; whatever it has written there is overwritten once the target's are known.
+//! shared. The target's states come by `observe` and wait (`head_states.rs`) until their rows are run. Behind the known
+//! tokens the head goes on with states of its own; whatever it has written there is overwritten once the target's are known.
 
 use super::chain::Chains;
 use super::head_states::HeadStates;
@@ -195,8 +195,8 @@ impl Drafter for Eagle {
 
     fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
         let read = || verified.iter().filter(|each| each.entry.is_read);
-        let taps: Vec<f32> =
-            read().flat_map(|each| each.taps.iter().copied().flatten()).copied().collect();
+        let taps: Vec<&[f32]> = read().flat_map(|each| each.taps.iter().copied()).collect();
+        let taps = taps.concat();
         let states = self.head.states(&taps)?;
         let mut rest = &states[..];
         for Verified { entry, taps, .. } in read() {

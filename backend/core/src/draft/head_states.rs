@@ -53,6 +53,8 @@ impl States {
         if position > self.first {
             let gone = (position - self.first) * width;
             self.values.drain(..gone.min(self.values.len()));
+            // A prompt's are many, what follows are few.
+            self.values.shrink_to(2 * self.values.len());
             self.first = position;
         }
     }

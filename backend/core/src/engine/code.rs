@@ -148,6 +148,13 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
             let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));
             return Err(refusal("target_hidden", size, &expected, "use --draft-device cpu"));
         }
+        // What it leaves to its target is as wide as that.
+        Some(DraftHead::Eagle(eagle))
+            if !(eagle.own_embed && eagle.own_head) && eagle.target_hidden != model.hidden_size =>
+        {
+            let (size, expected) = (model.hidden_size, eagle.target_hidden.to_string());
+            return Err(refusal("hidden_size", size, &expected, "use --draft-device cpu"));
+        }
         Some(DraftHead::Eagle(_)) => (),
         Some(DraftHead::Medusa(_)) => return Err(not_on_gpus("Medusa heads")),
     }

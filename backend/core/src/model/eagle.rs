@@ -22,6 +22,9 @@ pub enum EagleKind {
     Eagle3,
 }
 
+/// Layers that a head reads, at most.
+pub(crate) const MOST_TAPS: usize = 16;
+
 /// What is normed before `fc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -90,7 +93,7 @@ impl EagleConfig {
         let Self { kind, taps, target_hidden, window, draft_vocab, maps_vocab, own_head, .. } =
             self;
         let refuse = |what: String| Err(Error::BadModel(format!("EAGLE head: {what}")));
-        let most = 16;
+        let most = MOST_TAPS;
         if taps.is_empty() || taps.len() > most || !taps.is_sorted_by(|a, b| a < b) {
             return refuse(format!("taps are {taps:?}, expected 1 to {most} ascending numbers"));
         }

@@ -211,8 +211,9 @@ impl<'a> Placement<'a> {
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
         let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
         let beside = match self.engines.get(1) {
-            Some((drafter, _)) if idx == 0 => {
-                beside_head(manifest, drafter.manifest(), self.prefill)
+            Some((drafter, at)) if idx == 0 => {
+                let is_here = at.number() == place.number();
+                beside_head(manifest, drafter.manifest(), self.prefill, is_here)
             }
             _ => 0,
         };
@@ -297,7 +298,9 @@ impl Footprint {
                 let vocab_on_gpu =
                     draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
                 let steps = cuda::Steps::bytes(target, vocab_on_gpu);
-                let beside = draft.map_or(0, |draft| beside_head(target, draft, prefill));
+                let beside = draft.map_or(0, |draft| {
+                    beside_head(target, draft, prefill, draft.device != Built::Cpu)
+                });
                 Self {
                     working_bytes: steps + beside + passes.sum::<usize>(),
                     reserve_bytes: GPU_RESERVE,
@@ -330,15 +333,11 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
 
 /// Bytes that a target on a GPU takes for a drafter that is a head on its hidden states: what passes keep of these, and what
 /// steps on the device need where the head is there too.
-fn beside_head(target: &Manifest, draft: &Manifest, prefill: Prefill) -> usize {
+fn beside_head(target: &Manifest, draft: &Manifest, prefill: Prefill, is_here: bool) -> usize {
     let Some(eagle) = draft.model.eagle() else { return 0 };
-    let steps = match draft.device {
-        Built::Cpu => 0,
-        Built::Cuda { .. } => {
-            cuda::HeadDrafter::bytes(eagle, target.model.vocab_size, &target.limits)
-        }
-    };
-    OnHost::tap_bytes(target, prefill, eagle) + steps
+    let vocab_size = target.model.vocab_size;
+    let steps = cuda::HeadDrafter::bytes(eagle, vocab_size, &target.limits);
+    OnHost::tap_bytes(target, prefill, eagle) + if is_here { steps } else { 0 }
 }
 
 /// Rows of a pass of an engine, the target's being the first.

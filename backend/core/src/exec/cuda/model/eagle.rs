@@ -96,7 +96,10 @@ impl Eagle {
         };
         let parts = parts.clone();
         if (parts.embed.is_none() || parts.head.is_none()) && target.is_none() {
-            return Err(bad(engine, "it lacks matrices that its target has on another device"));
+            return Err(bad(
+                engine,
+                "it leaves matrices to its target: run both on one GPU (`draft_gpu`)",
+            ));
         }
         let vocab_map = match &parts.vocab_map {
             Some(_) => {
@@ -137,6 +140,11 @@ impl Eagle {
         let (Some(eagle), Weights::Eagle(parts)) = (eagle, weights) else {
             return Err(Error::Unsupported("an outline of what is no EAGLE head".into()));
         };
+        if parts.embed.is_none() || parts.head.is_none() {
+            return Err(Error::Unsupported(
+                "an outline of a head without matrices of its own".into(),
+            ));
+        }
         let kernels = Kernels { model: &layers.config, precision: &layers.precision };
         let code = HeadCode::of(&kernels, &eagle, loader)?;
         let none = Buffers { taps: 0, states: 0, joined: 0, squares: 0, handed_on: 0 };
@@ -272,6 +280,10 @@ impl Eagle {
         ops.multiply(&first.attention.qkv, Input::Halves(buffers.joined), sums);
         let cache = layers.cache.layer(0);
         ops.rotate(&first.attention, cache, work.raw, Scaling::default());
+        if pass.num_logits == 0 && parts.layers.is_empty() {
+            // Its keys and values are all that is wanted of a row.
+            return ops.ops();
+        }
         ops.attend_with(&first.attention, cache);
         ops.mlp(&first.mlp);
         for (idx, layer) in parts.layers.iter().enumerate() {
@@ -373,18 +385,7 @@ impl Eagle {
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         ops.launch(self.code.join, params.num_rows, shape::ROW_THREADS, shared_bytes, params);
     }
-}
 
-/// Rows of a buffer that is as wide as they are.
-fn piece(rows: Address, len: usize, norm: Address) -> Piece {
-    Piece { rows, norm, stride: len as u32, len: len as u32 }
-}
-
-fn bad(engine: &Engine, what: &str) -> Error {
-    Error::BadEngine(format!("engine {}: {what}", engine.path().display()))
-}
-
-impl Eagle {
     /// Makes states of hidden states, `[row][tap][hidden]`; waits for the device.
     pub(super) fn states_of(&self, taps: &[f32], device: &mut dyn Device) -> Result<Vec<f32>> {
         let row_len = self.parts.fc.k;
@@ -406,7 +407,7 @@ impl Eagle {
     ) -> Result<HeadPass> {
         let (width, vocab_size) = (self.width(), self.vocab_size());
         let plain = HeadSegment::without_states(segments, width, vocab_size)?;
-        let states: Vec<f32> = segments.iter().flat_map(|each| each.states).copied().collect();
+        let states = segments.iter().map(|each| each.states).collect::<Vec<_>>().concat();
         let vocab_size = self.eagle.draft_vocab;
         let mut out = HeadPass { logits: Logits { vocab_size, values: vec![] }, states: vec![] };
         let mut rest = &states[..];
@@ -425,4 +426,13 @@ impl Eagle {
         }
         Ok(out)
     }
+}
+
+/// Rows of a buffer that is as wide as they are.
+fn piece(rows: Address, len: usize, norm: Address) -> Piece {
+    Piece { rows, norm, stride: len as u32, len: len as u32 }
+}
+
+fn bad(engine: &Engine, what: &str) -> Error {
+    Error::BadEngine(format!("engine {}: {what}", engine.path().display()))
 }

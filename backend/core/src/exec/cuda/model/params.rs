@@ -4,6 +4,7 @@
 
 use crate::exec::cuda::device::Address;
 use crate::exec::cuda::device::pod::device_structs;
+use crate::model::eagle::MOST_TAPS;
 
 /// [`Row::sequence`] of a row whose results nobody wants.
 pub const NO_SEQUENCE: u32 = u32::MAX;
@@ -194,8 +195,8 @@ device_structs! {
     }
 }
 
-/// [`JoinParams::pieces`] at most.
-pub const MOST_PIECES: usize = 16;
+/// [`JoinParams::pieces`] at most: the hidden states of all layers that a head reads.
+pub const MOST_PIECES: usize = MOST_TAPS;
 
 device_structs! {
     /// A part of each row that is put together.

@@ -10,7 +10,7 @@ pub(super) struct StepEntry<'a> {
     pub(super) entry: &'a Entry<'a>,
     /// Draft tokens that the host knows already.
     pub(super) given: Vec<u32>,
-    /// Whether a drafter in the graph sees the sequence: nobody has found drafts before it.
+    /// Whether a drafter in the graph may propose: nobody has found drafts before it, and it can go on from the last token.
     pub(super) asks_graph: bool,
     /// Known tokens that go through that drafter in this step.
     pub(super) drafter_rows: Range<usize>,

@@ -16,7 +16,7 @@ pub struct StepInput {
 /// What a sequence is to do in a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Planned {
-    /// So many of its last tokens go through the drafter: at most [`MAX_FED`](super::params::MAX_FED).
+    /// So many of its last tokens go through the drafter: of a model at most [`MAX_FED`](super::params::MAX_FED).
     pub num_fed: usize,
     /// Positions that the drafter knows before that.
     pub draft_computed: usize,

@@ -83,16 +83,17 @@ impl Steps {
             None => None,
         };
         let parts = entries.into_iter().map(|(entry, found)| {
-            let asks_graph = has_drafter && found.is_none();
+            let is_free = has_drafter && found.is_none();
             let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
             let given = [&found, entry.given].concat();
             let drafter_rows = match &mut head_states {
-                Some(states) => {
-                    states.rows_to_feed(entry, asks_graph && entry.draft_lens.model > 0)
-                }
-                None if asks_graph => rows_to_feed(entry),
-                None => 0..0,
+                _ if !is_free => 0..0,
+                Some(states) => states.rows_to_feed(entry, entry.speculates),
+                None => rows_to_feed(entry),
             };
+            // Without the state before the last token a head drafts nothing.
+            let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();
+            let asks_graph = is_free && (head_states.is_none() || has_states);
             StepEntry { entry, given, asks_graph, drafter_rows, num_fed: 0 }
         });
         parts.collect()
@@ -122,14 +123,14 @@ impl Steps {
     /// Runs all known tokens but those that the graph runs.
     fn run_known(&mut self, parts: &[StepEntry<'_>]) -> Result<()> {
         let mut device = self.on.gpu.lock();
-        let behind = || parts.iter().filter(|part| !part.rows_ahead().is_empty());
+        let ahead = || parts.iter().filter(|part| !part.rows_ahead().is_empty());
         match (&self.on.drafter, self.host.head_states()) {
             (Some(drafter), Some(states)) if let Some(head) = drafter.head() => {
-                let segments = behind().map(|part| head_rows(part, part.rows_ahead(), states));
+                let segments = ahead().map(|part| head_rows(part, part.rows_ahead(), states));
                 head.run(&segments.collect::<Vec<_>>(), &mut **device)?;
             }
             (Some(drafter), _) => {
-                let segments = behind().map(|part| known(part.entry, part.rows_ahead()));
+                let segments = ahead().map(|part| known(part.entry, part.rows_ahead()));
                 drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
             }
             (None, _) => (),
@@ -201,6 +202,9 @@ impl Steps {
         let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
         let Some((head, kept)) = head.zip(self.host.head_states()) else { return Ok(()) };
         let Some(InFlight { shape, .. }) = launched.flight else { return Ok(()) };
+        if !launched.parts.iter().any(|part| part.entry.is_read) {
+            return Ok(());
+        }
         let states = head.states(shape, &mut **self.on.gpu.lock())?;
         let of_place = states.chunks_exact((shape.drafts + 1) * head.width());
         let sampling = launched.parts.iter().filter(|part| part.entry.samples());

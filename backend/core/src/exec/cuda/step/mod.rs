@@ -137,8 +137,9 @@ impl Steps {
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
             let is_chain = found.as_ref().is_none_or(Proposal::is_chain);
             // Prompts of a head come through the host, whose drafter has their states.
-            let is_alone = self.head().is_none() || entry.samples() && entry.chunk == 1;
-            let is_taken = has_room && is_chain && is_alone && decides_about(entry);
+            let is_decoding = entry.samples() && entry.chunk == 1;
+            let has_states = self.head().is_none() || is_decoding;
+            let is_taken = has_room && is_chain && has_states && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
         });

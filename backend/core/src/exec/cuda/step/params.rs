@@ -56,8 +56,8 @@ device_structs! {
         key: u64,
         /// Known tokens: the prompt, then what was generated; 0 is an unused place.
         len: u32,
-        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, 0 if it is not kept in step or
-        /// does not run at all.
+        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, of a head on hidden states any number;
+        /// 0 if it is not kept in step or does not run at all.
         num_fed: u32,
         /// The last known tokens, in order; the very last one is always given.
         last: [u32; MAX_FED],
@@ -142,11 +142,12 @@ device_structs! {
         drafted: u32,
         /// How many of them were accepted.
         accepted: u32,
-        /// Positions whose drafter KV is valid now.
+        /// Positions whose drafter KV is valid now, if it is a model; of a head the host knows.
         draft_computed: u32,
     }
 
-    /// Arguments of `rows`. Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens), else 1;
+    /// Arguments of `rows`. Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens; of a head on
+    /// hidden states the host writes the tables of that pass), else 1;
     /// of the target's pass `max_drafts` + 1. Each has as many tiles as its rows fill.
     RowsParams is 72 bytes {
         /// [`StepSequence`] each.
