@@ -6,7 +6,6 @@
 
 use super::drafter::GraphDrafter;
 use super::graph::{Shape, StepGraph, StepLogits};
-use crate::Result;
 use crate::batch::Segment;
 use crate::draft::HeadSegment;
 use crate::engine::Limits;
@@ -16,6 +15,7 @@ use crate::exec::cuda::model::params::{Best, NO_SEQUENCE, Row, SpreadParams, Til
 use crate::exec::cuda::model::shape::{ROW_THREADS, TILE_OUTPUTS, Tiling};
 use crate::exec::cuda::model::{Eagle, Pass, Taps};
 use crate::model::EagleConfig;
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// A head as the drafter.
@@ -205,7 +205,7 @@ impl GraphDrafter for HeadDrafter {
     }
 
     fn catch_up(&self, _: &[Segment<'_>], _: &mut dyn Device) -> Result<()> {
-        unreachable!("rows of a head come with states: `run`")
+        Err(Error::Unsupported("rows of a head without the states that they come with".into()))
     }
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
