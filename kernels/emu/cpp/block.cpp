@@ -61,6 +61,7 @@ void prepare_warp(Block& block, uint32_t index) {
     warp.arrived = 0;
     warp.still_until = 0;
     warp.collective = Collective::None;
+    warp.warpgroup = WarpgroupShare();
     warp.queued = false;
     for (uint32_t lane = 0; lane < LANES; lane++) {
         Thread& thread = warp.lanes[lane];
@@ -143,6 +144,7 @@ void check_ended(const Block& block) {
     if (block.copies_in_flight > 0) {
         fail("the block ended while %u of its copies were under way", block.copies_in_flight);
     }
+    check_warpgroups(block);
     if (launch.overlap && block.grid->before && !block.waited) {
         fail("the block ended without grid_wait, but its launch overlaps the one before");
     }

@@ -14,6 +14,9 @@ void give_block(Block& block);
 // Fails where the block leaves something behind that it must not: called by its last thread.
 void check_ended(const Block& block);
 
+// Fails where products of its warpgroups are under way, or not all warps have issued them.
+void check_warpgroups(const Block& block);
+
 // Drops the blocks of a machine that stops; their memory serves the next one.
 void release_blocks();
 

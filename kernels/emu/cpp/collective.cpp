@@ -1,14 +1,13 @@
-// What the 32 lanes of a warp do together: the last lane to arrive does it for all.
+// What the 32 lanes of a warp do together, but for products of warpgroups.
+#include "collective.h"
+
 #include <cstring>
 #include <immintrin.h>
 
-#include "machine.h"
 #include "prims_cpu.h"
 #include "race.h"
 
 namespace emu {
-
-namespace {
 
 const char* name(Collective kind) {
     switch (kind) {
@@ -28,36 +27,19 @@ const char* name(Collective kind) {
             return "shuffle_up";
         case Collective::Ballot:
             return "ballot";
+        case Collective::Wgmma:
+            return "wgmma_f16";
+        case Collective::WarpgroupFence:
+            return "warpgroup_fence";
+        case Collective::WarpgroupCommit:
+            return "warpgroup_commit";
+        case Collective::WarpgroupWait:
+            return "warpgroup_wait";
     }
     return "";
 }
 
-// Joins the warp's collective with an argument. Calls `all` once, when everybody's argument is
-// there.
-template <class Argument, class All>
-inline void join(Collective kind, Argument& argument, All all) {
-    Thread* self = current;
-    Warp& warp = *self->warp;
-    if (warp.arrived == 0) {
-        warp.collective = kind;
-    } else if (warp.collective != kind) {
-        fail("%s while other lanes of the warp are in %s", name(kind), name(warp.collective));
-    }
-    warp.arguments[self->lane] = &argument;
-    warp.arrived |= 1u << self->lane;
-    if (warp.arrived == ~0u) {
-        all(reinterpret_cast<Argument**>(warp.arguments));
-        warp.arrived = 0;
-        warp.num_collectives++;
-        warp.ready = ~0u & ~(1u << self->lane);
-        machine->idle_polls = 0;
-    } else {
-        self->call = name(kind);
-        self->detail[0] = warp.arrived;
-        self->detail[1] = warp.alive;
-        switch_away();
-    }
-}
+namespace {
 
 struct MmaArgument {
     float* c;

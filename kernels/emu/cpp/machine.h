@@ -96,6 +96,31 @@ enum class Collective : uint8_t {
     ShuffleFrom,
     ShuffleUp,
     Ballot,
+    Wgmma,
+    WarpgroupFence,
+    WarpgroupCommit,
+    WarpgroupWait,
+};
+
+// A warp's share of a product of its warpgroup, which has been issued and is not done: 16 rows of `a` by all columns of `b`.
+struct WarpProduct {
+    uint32_t columns;
+    // Of `a` from registers.
+    bool has_fragments;
+    uint16_t fragments[16][16];
+    uint64_t a;
+    uint64_t b;
+    // Of each lane.
+    float* sums[LANES];
+    uint64_t group;
+};
+
+// What a warp has under way with the others of its warpgroup.
+struct WarpgroupShare {
+    std::vector<WarpProduct> products;
+    uint64_t open_group = 0;
+    uint64_t num_issued = 0;
+    bool is_fenced = false;
 };
 
 struct Warp {
@@ -113,6 +138,7 @@ struct Warp {
     Collective collective = Collective::None;
     bool queued = false;
     void* arguments[LANES] = {};
+    WarpgroupShare warpgroup;
     char race_sync[2] = {};
 };
 

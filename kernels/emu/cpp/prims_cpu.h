@@ -349,3 +349,7 @@ DEVICE float load_volatile(const float* address) {
 DEVICE void store_release_system(uint32_t* address, uint32_t value) {
     emu::store_release(address, value);
 }
+
+#if ARCH >= 900 && ARCH < 1000
+#include "warpgroup_cpu.h"
+#endif

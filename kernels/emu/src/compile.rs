@@ -9,8 +9,8 @@ use std::sync::Mutex;
 use std::{fs, process, thread};
 
 /// The machine, without what only Rust needs.
-pub(crate) const MACHINE: [&str; 8] =
-    ["machine", "schedule", "block", "fiber", "crash", "sync", "copy", "collective"];
+pub(crate) const MACHINE: [&str; 9] =
+    ["machine", "schedule", "block", "fiber", "crash", "sync", "copy", "collective", "warpgroup"];
 
 /// A compiler, where it looks for headers, and where its objects are kept.
 pub(crate) struct Compiler {

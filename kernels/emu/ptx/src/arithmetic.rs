@@ -167,6 +167,9 @@ fn compare(condition: &str) -> Option<fn(u64, u64) -> u64> {
         "le.f32" => |a, b| (f(a) <= f(b)).into(),
         "gt.f32" => |a, b| (f(a) > f(b)).into(),
         "ge.f32" => |a, b| (f(a) >= f(b)).into(),
+        "equ.f32" => {
+            |a, b| u64::from(matches!(order(f(a).into(), f(b).into()), None | Some(Equal)))
+        }
         "neu.f32" => |a, b| (f(a) != f(b)).into(),
         "ltu.f32" => {
             |a, b| u64::from(!matches!(order(f(a).into(), f(b).into()), Some(Equal | Greater)))

@@ -7,6 +7,7 @@ use crate::copy::Copies;
 use crate::memory::Memory;
 use crate::operation::{self, Instruction, LANES};
 use crate::parse::Kernel;
+use crate::warpgroup::{Proxies, Share};
 
 /// What shared memory and registers hold before anybody writes them.
 const POISON: u8 = 0xff;
@@ -110,6 +111,9 @@ pub(crate) struct Block<'a> {
     pub(crate) registers: &'a mut [u64],
     pub(crate) threads: Vec<Thread>,
     pub(crate) copies: Copies,
+    /// Of each warp.
+    pub(crate) shares: Vec<Share>,
+    pub(crate) proxies: Proxies,
     pub(crate) dice: &'a mut Dice,
 }
 
@@ -137,6 +141,8 @@ impl<'a> Block<'a> {
             registers,
             threads: (0..launch.block).map(thread).collect(),
             copies: Copies::new(launch.block as usize),
+            shares: (0..launch.block as usize / LANES).map(|_| Share::default()).collect(),
+            proxies: Proxies::new(launch.shared_bytes as usize, launch.block as usize),
             dice,
         }
     }
@@ -157,6 +163,7 @@ impl<'a> Block<'a> {
                 return Err(self.stuck());
             }
         }
+        self.check_products()?;
         self.land_all()
     }
 

@@ -25,7 +25,7 @@ pub fn compare(
         memory.put(address, read(address, len));
     }
     let spec_emu::Launch { variant, grid, block, shared_bytes, params, .. } = *launch;
-    let kernel = kernels.get(variant.trim_end_matches("@sm_80"))?;
+    let kernel = kernels.get(variant.split('@').next().unwrap_or(variant))?;
     let own = block::Launch { grid, block, shared_bytes, params, seed };
     block::run(&kernel, &own, &mut memory).map_err(|e| format!("{variant}: {e}"))?;
     spec_emu::launch(launch, &Schedule::PLAIN)?;

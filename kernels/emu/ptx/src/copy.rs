@@ -141,6 +141,7 @@ impl Block<'_> {
                 let group = self.copies.groups[thread];
                 self.copies.flights.push(Flight::Copy { thread, group, to, from, bytes });
             }
+            Asynchronous::Fence => self.proxies.fence(thread),
             Asynchronous::Commit => self.copies.groups[thread] += 1,
             Asynchronous::Wait(pending) => self.wait(thread, *pending)?,
             Asynchronous::ArriveBehind { at, is_counted } => {
@@ -179,17 +180,19 @@ impl Block<'_> {
 
     fn land(&mut self, at: usize) -> Result<(), String> {
         match self.copies.flights.remove(at) {
-            Flight::Copy { to, from, bytes, .. } => {
+            Flight::Copy { thread, to, from, bytes, .. } => {
                 let mut sixteen = [0; 16];
                 if bytes > 0 {
                     sixteen[..bytes].copy_from_slice(self.memory.slice(from, bytes)?);
                 }
                 self.shared_bytes(to, 16)?.copy_from_slice(&sixteen);
+                self.proxies.store(thread, to, 16);
             }
             Flight::Arrival { at, .. } => self.copies.arrive(at)?,
             Flight::Bulk { to, from, bytes, at } => {
                 let copied = self.memory.slice(from, bytes)?.to_vec();
                 self.shared_bytes(to, bytes)?.copy_from_slice(&copied);
+                self.proxies.copied(to, bytes);
                 let barrier = self.copies.barrier(at)?;
                 barrier.bytes -= bytes as i64;
                 barrier.complete();

@@ -1,15 +1,17 @@
 //! Statements to operations. What is not listed here or in `arithmetic` is refused.
 
 use crate::arithmetic;
-use crate::operation::{Asynchronous, Operation, Place, Shuffle, Slot, Source, Space, Together};
+use crate::operation::{
+    Asynchronous, Left, Operation, Place, Shuffle, Slot, Source, Space, Together, WarpProduct,
+};
 use crate::parse::Names;
+use crate::warpgroup;
 
 type Decoded<T> = Result<T, String>;
 
 /// What instructions do that order memory or tell the launch behind: here everything happens in order.
-const ORDERING: [&str; 4] = [
+const ORDERING: [&str; 3] = [
     "fence.mbarrier_init.release.cluster",
-    "fence.proxy.async.shared::cta",
     "griddepcontrol.wait",
     "griddepcontrol.launch_dependents",
 ];
@@ -158,6 +160,10 @@ impl Reader<'_> {
                 predicate: self.source(1)?,
                 mask: self.source(2)?,
             },
+            "wgmma.fence.sync.aligned" => Together::WarpgroupFence,
+            "wgmma.commit_group.sync.aligned" => Together::WarpgroupCommit,
+            "wgmma.wait_group.sync.aligned" => Together::WarpgroupWait(self.constant(0)?),
+            opcode if warpgroup::num_sums(opcode).is_some() => self.product(opcode)?,
             "bar.warp.sync" => Together::Sync { mask: self.source(0)? },
             "bar.sync" => Together::Barrier {
                 id: self.source(0)?,
@@ -174,6 +180,30 @@ impl Reader<'_> {
             }
             _ => return Ok(None),
         }))
+    }
+
+    /// Sums, the left operand, a descriptor, whether sums are added to; then factors, which are 1, and that nothing is
+    /// transposed.
+    fn product(&self, opcode: &str) -> Decoded<Together> {
+        let sums = self.slots(0)?;
+        warpgroup::check_sums(opcode, &sums)?;
+        let (a, rest): (_, &[&str]) = if self.operand(1)?.starts_with('{') {
+            (Left::Fragments(self.values_of(1)?), &["1", "1", "0"])
+        } else {
+            (Left::Descriptor(self.source(1)?), &["1", "1", "0", "0"])
+        };
+        if self.operands.get(4..) != Some(rest) {
+            return Err(format!("{:?} at the end, expected {rest:?}", self.operands.get(4..)));
+        }
+        let (b, adds) = (self.source(2)?, self.source(3)?);
+        Ok(Together::Product(WarpProduct { sums, a, b, adds }))
+    }
+
+    fn constant(&self, at: usize) -> Decoded<u64> {
+        match self.source(at)? {
+            Source::Value(value) => Ok(value),
+            Source::Slot(_) => Err("the count of groups is a constant".into()),
+        }
     }
 
     fn shuffle(&self, mode: Shuffle) -> Decoded<Together> {
@@ -223,10 +253,8 @@ impl Reader<'_> {
                 bytes: self.operands.get(3).map_or(Ok(Source::Value(16)), |_| self.source(3))?,
             },
             "cp.async.commit_group" => Asynchronous::Commit,
-            "cp.async.wait_group" => match self.source(0)? {
-                Source::Value(groups) => Asynchronous::Wait(groups),
-                Source::Slot(_) => return Err("the count of groups is a constant".into()),
-            },
+            "cp.async.wait_group" => Asynchronous::Wait(self.constant(0)?),
+            "fence.proxy.async.shared::cta" => Asynchronous::Fence,
             "cp.async.mbarrier.arrive.noinc.shared.b64" => {
                 Asynchronous::ArriveBehind { at: self.place(0)?, is_counted: true }
             }

@@ -13,6 +13,7 @@ mod operation;
 mod parse;
 mod thread;
 mod together;
+mod warpgroup;
 
 pub use block::{Launch, run};
 pub use compare::compare;

@@ -48,6 +48,16 @@ pub(crate) struct Instruction {
     pub(crate) text: String,
 }
 
+impl Instruction {
+    /// The product of a warpgroup that it is, if it is one.
+    pub(crate) fn product(&self) -> Option<&WarpProduct> {
+        match &self.operation {
+            Operation::Together(Together::Product(product)) => Some(product),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Operation {
     Nothing,
@@ -135,6 +145,8 @@ pub(crate) enum Asynchronous {
     Commit,
     /// But for so many groups.
     Wait(u64),
+    /// Between ordinary stores and what bulk copies and products do.
+    Fence,
     /// Once this thread's copies are there; part of the count from the beginning, or an arrival more.
     ArriveBehind {
         at: Place,
@@ -177,6 +189,30 @@ pub(crate) enum Together {
         id: Source,
         count: Option<Source>,
     },
+    /// Of a warpgroup, of which each warp does its share.
+    Product(WarpProduct),
+    WarpgroupFence,
+    WarpgroupCommit,
+    /// But for so many groups.
+    WarpgroupWait(u64),
+}
+
+/// A product of a warpgroup.
+#[derive(Debug)]
+pub(crate) struct WarpProduct {
+    pub(crate) sums: Vec<Slot>,
+    pub(crate) a: Left,
+    /// A descriptor.
+    pub(crate) b: Source,
+    /// Whether to what the sums were.
+    pub(crate) adds: Source,
+}
+
+/// The left operand.
+#[derive(Debug)]
+pub(crate) enum Left {
+    Fragments([Source; 4]),
+    Descriptor(Source),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -110,6 +110,11 @@ impl Block<'_> {
                 for (element, value) in place.chunks_exact_mut(*bytes).zip(given) {
                     element.copy_from_slice(&value.to_le_bytes()[..*bytes]);
                 }
+                let is_shared =
+                    *space == Space::Shared || *space == Space::Generic && address >= SHARED_WINDOW;
+                if is_shared {
+                    self.proxies.store(thread, address & !SHARED_WINDOW, bytes * values.len());
+                }
             }
             Operation::Update { space, update, old, at, value } => {
                 let address = get(slots, &at.base).wrapping_add(at.offset);

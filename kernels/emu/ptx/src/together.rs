@@ -47,7 +47,13 @@ impl Block<'_> {
             Together::Shuffle { mask, .. }
             | Together::Ballot { mask, .. }
             | Together::Sync { mask } => self.get(thread, *mask) as u32,
-            Together::Multiply { .. } | Together::Matrices { .. } | Together::Barrier { .. } => ALL,
+            Together::Multiply { .. }
+            | Together::Matrices { .. }
+            | Together::Barrier { .. }
+            | Together::Product(_)
+            | Together::WarpgroupFence
+            | Together::WarpgroupCommit
+            | Together::WarpgroupWait(_) => ALL,
         }
     }
 
@@ -66,6 +72,10 @@ impl Block<'_> {
             Together::Sync { .. } => (),
             Together::Multiply { to, a, b, c } => self.multiply(first, to, a, b, c),
             Together::Matrices { to, from } => self.matrices(first, to, from)?,
+            Together::Product(product) => self.issue_product(first, product)?,
+            Together::WarpgroupFence => self.fence_warpgroup(first),
+            Together::WarpgroupCommit => self.commit_products(first)?,
+            Together::WarpgroupWait(pending) => self.await_products(first, *pending)?,
             Together::Barrier { id, count } => return self.arrive_at_barrier(first, *id, *count),
         }
         for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {

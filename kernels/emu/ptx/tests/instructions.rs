@@ -268,6 +268,75 @@ fn products_of_matrices_have_the_layout_of_the_document() {
     }
 }
 
+/// A product of 64 rows and 8 columns of a warpgroup, both operands in shared memory; `before` and `behind` it.
+fn warpgroup_product(before: &str, behind: &str) -> Result<Vec<Vec<u32>>, String> {
+    // Thread t stores the halves t / 2 + 8 * (t % 2), 1, 1, ... as half a row of a: 16 elements of 64 rows in atoms of 1024
+    // bytes, chunk c of row r at c ^ r. Behind them is b, of which the first 16 threads store ones and a row's number.
+    let body = format!(
+        "mov.u32 %r1, dynamic_shared_memory; shr.u32 %r2, %t, 1; and.b32 %r3, %t, 1;\n\
+         and.b32 %r4, %r2, 7; xor.b32 %r5, %r3, %r4; shl.b32 %r5, %r5, 4; shl.b32 %r6, %r2, 7;\n\
+         add.s32 %r6, %r6, %r5; add.s32 %r6, %r6, %r1;\n\
+         cvt.rn.f32.u32 %f1, %r2; cvt.rn.f16.f32 %rs1, %f1; mov.u16 %rs2, 15360; mov.b32 %r7, {{%rs1, %rs2}};\n\
+         mov.b32 %r8, {{%rs2, %rs2}}; st.shared.v4.u32 [%r6], {{%r7, %r8, %r8, %r8}};\n\
+         setp.ge.u32 %p1, %t, 16; @%p1 bra $L__1;\n\
+         st.shared.v4.u32 [%r6+8192], {{%r7, %r8, %r8, %r8}};\n$L__1:\n\
+         {before}\nbar.sync 0;\n\
+         mov.f32 %f2, 0f00000000; mov.f32 %f3, 0f3F000000; mov.f32 %f4, %f2; mov.f32 %f5, %f3;\n\
+         and.b32 %r10, %r1, 262143; shr.u32 %r10, %r10, 4; cvt.u64.u32 %rd1, %r10;\n\
+         or.b64 %rd1, %rd1, 4611686293305360384; add.s64 %rd2, %rd1, 512;\n\
+         wgmma.fence.sync.aligned; setp.ne.b32 %p2, 1, 0;\n\
+         wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{%f2, %f3, %f4, %f5}}, %rd1, %rd2, %p2, 1, 1, 0, 0;\n\
+         {behind}\n st.global.v4.f32 [%out], {{%f2, %f3, %f4, %f5}};"
+    );
+    let kernel = Kernel::parse(&text(&body))?;
+    let mut memory = Memory::default();
+    memory.put(OUT, vec![0; OUT_BYTES * 128]);
+    memory.put(IN, vec![0; IN_BYTES]);
+    let params = [OUT.to_le_bytes(), IN.to_le_bytes()].concat();
+    let launch = Launch { grid: 1, block: 128, shared_bytes: 9216, params: &params, seed: 0 };
+    run(&kernel, &launch, &mut memory)?;
+    let out = memory.slice(OUT, OUT_BYTES * 128)?;
+    let word = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+    Ok(out.chunks(OUT_BYTES).map(|out| out.as_chunks().0.iter().map(word).collect()).collect())
+}
+
+const FENCE: &str = "fence.proxy.async.shared::cta;";
+const COMMIT_AND_WAIT: &str = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;";
+
+#[test]
+fn products_of_warpgroups_have_the_layout_of_the_document() {
+    let found = warpgroup_product(FENCE, COMMIT_AND_WAIT).unwrap();
+    for (thread, words) in found.iter().enumerate() {
+        let (warp, lane) = (thread / 32, thread % 32);
+        for (i, &word) in words[..4].iter().enumerate() {
+            let row = 16 * warp + lane / 4 + i / 2 * 8;
+            let column = lane % 4 * 2 + i % 2;
+            // Both halves of a row begin with its number, and go on with ones.
+            let expected = 2.0 * (row * column) as f32 + 14.0 + 0.5 * (i % 2) as f32;
+            assert_eq!(f32::from_bits(word), expected, "row {row}, column {column}");
+        }
+    }
+}
+
+#[test]
+fn products_of_warpgroups_want_fences_commits_and_waits() {
+    let refused = |before, behind| warpgroup_product(before, behind).unwrap_err();
+    let unseen = refused("", COMMIT_AND_WAIT);
+    assert!(unseen.contains("a store has no fence.proxy.async behind it"), "{unseen}");
+    let left = refused(FENCE, "wgmma.commit_group.sync.aligned;");
+    assert!(left.contains("ends before 1 of its products"), "{left}");
+    let open = refused(FENCE, "wgmma.wait_group.sync.aligned 0;");
+    assert!(open.contains("ends before 1 of its products"), "{open}");
+    // Sums that are read too early are those of before.
+    let early = format!("mov.f32 %f9, %f2; {COMMIT_AND_WAIT} mov.f32 %f2, %f9;");
+    assert_eq!(warpgroup_product(FENCE, &early).unwrap()[5][0], 0);
+    // A warp whose lanes have not fenced reads what they have stored themselves.
+    let torn =
+        format!("setp.lt.u32 %p3, %t, 96; @%p3 bra $L__2; bra $L__3;\n$L__2:\n{FENCE}\n$L__3:");
+    let unseen = refused(&torn, COMMIT_AND_WAIT);
+    assert!(unseen.contains("a store has no fence.proxy.async"), "{unseen}");
+}
+
 #[test]
 fn copies_arrive_no_earlier_than_they_are_waited_for() {
     let body = |pending: u32| {

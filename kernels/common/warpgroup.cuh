@@ -1,0 +1,89 @@
+// What four warps do together on Hopper: products of matrices in shared memory, of which the left one may come from
+// registers. They are under way from where they are issued to the wait for their group; their sums and fragments must
+// not be touched in between, and shared memory that they read must not be written. The CPU twins are in
+// emu/cpp/warpgroup_cpu.h.
+#pragma once
+
+constexpr uint32_t WARPGROUP_WARPS = 4;
+
+#ifdef __CUDACC_RTC__
+
+// Orders what this thread has done to registers before the products behind it; in front of the first of each group.
+DEVICE void warpgroup_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Closes this warp's group of products.
+DEVICE void warpgroup_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Returns when all but the newest PENDING groups of this warp are done.
+template <int PENDING>
+DEVICE void warpgroup_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Lets products, and bulk copies, see what ordinary stores have written to shared memory: those of this thread, and
+// those that it knows of.
+DEVICE void fence_async_proxy() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// An operand of rows of 128 bytes of k, in atoms of eight rows: 1024 bytes that begin at a multiple of 1024, in which
+// chunks of 16 bytes stand at c ^ row. It begins at `first`, in the first row of an atom; the next atom is
+// `atom_stride` bytes on.
+DEVICE uint64_t matrix_descriptor(const void* first, uint32_t atom_stride) {
+    const uint64_t swizzle_of_128 = 1ull << 62;
+    // Unused where rows are swizzled.
+    const uint64_t leading_stride = 1ull << 16;
+    const uint64_t address = (shared_address(first) & 0x3ffff) >> 4;
+    return address | leading_stride | uint64_t(atom_stride >> 4) << 32 | swizzle_of_128;
+}
+
+// c[64][N] += a[64][16] * b[N][16]^T, halves into floats; b, and a that lies in shared memory, by descriptors. Warp w
+// of the four has rows 16w to 16w + 15 of a and c. Lane 4g + t has of its warp's a what mma_f16 says, and of c for
+// each eight columns j: rows g (c[4j], c[4j + 1]) and g + 8 (c[4j + 2], c[4j + 3]), columns 8j + 2t, 8j + 2t + 1.
+template <uint32_t N>
+DEVICE void wgmma_f16(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b);
+template <uint32_t N>
+DEVICE void wgmma_f16(float (&c)[N / 2], uint64_t a, uint64_t b);
+
+#define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SUMS_8(i) SUMS_4(i), SUMS_4(i + 4)
+#define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
+#define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
+#define NAMES_4 "%0, %1, %2, %3"
+#define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_32                                                            \
+    NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27" \
+             ", %28, %29, %30, %31"
+
+// The operands behind the sums have the numbers A0 and so on; sums are always added to.
+#define WGMMA(N, SUMS, NAMES, A0, A1, A2, A3, B)                                                \
+    template <>                                                                                 \
+    DEVICE void wgmma_f16<N>(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b) {           \
+        asm volatile(                                                                           \
+            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                                              \
+            " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "},"              \
+            " {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0; }"                           \
+            : SUMS(0)                                                                           \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
+    }                                                                                           \
+    template <>                                                                                 \
+    DEVICE void wgmma_f16<N>(float (&c)[N / 2], uint64_t a, uint64_t b) {                       \
+        asm volatile(                                                                           \
+            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                                              \
+            " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "},"              \
+            " " A0 ", " A1 ", p, 1, 1, 0, 0; }"                                                 \
+            : SUMS(0)                                                                           \
+            : "l"(a), "l"(b));                                                                  \
+    }
+
+WGMMA(8, SUMS_4, NAMES_4, "%4", "%5", "%6", "%7", "%8")
+WGMMA(16, SUMS_8, NAMES_8, "%8", "%9", "%10", "%11", "%12")
+WGMMA(32, SUMS_16, NAMES_16, "%16", "%17", "%18", "%19", "%20")
+WGMMA(64, SUMS_32, NAMES_32, "%32", "%33", "%34", "%35", "%36")
+
+#endif

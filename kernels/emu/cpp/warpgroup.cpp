@@ -1,0 +1,303 @@
+// Products of warpgroups. Each warp has its own share: what the four have in common is that all of them issue the same. A
+// product is under way from where it is issued to the wait for its group; in between it reads shared memory and its sums
+// when it likes.
+#include <cstring>
+#include <immintrin.h>
+#include <memory>
+
+#include "block.h"
+#include "collective.h"
+#include "prims_cpu.h"
+#include "race.h"
+#include "schedule.h"
+#include "warpgroup_cpu.h"
+
+namespace emu {
+
+namespace {
+
+constexpr uint32_t DEPTH = 16;
+constexpr uint32_t MOST_COLUMNS = 256;
+constexpr uint32_t ATOM_ROWS = 8;
+constexpr uint32_t ROW_BYTES = 128;
+
+// Fields of a descriptor, in units of 16 bytes.
+constexpr uint32_t ADDRESS_BITS = 14;
+constexpr uint32_t STRIDE_SHIFT = 32;
+constexpr uint32_t SWIZZLE_SHIFT = 62;
+constexpr uint64_t SWIZZLE_128 = 1;
+
+// An operand in shared memory by its descriptor.
+struct Operand {
+    uint32_t first;
+    uint32_t atom_stride;
+};
+
+Operand operand_of(uint64_t descriptor) {
+    const uint64_t mask = (1u << ADDRESS_BITS) - 1;
+    if (descriptor >> SWIZZLE_SHIFT != SWIZZLE_128) {
+        fail("a descriptor %#llx that does not say rows of 128 swizzled bytes",
+             static_cast<unsigned long long>(descriptor));
+    }
+    return {static_cast<uint32_t>(descriptor & mask) * 16,
+            static_cast<uint32_t>(descriptor >> STRIDE_SHIFT & mask) * 16};
+}
+
+// The 16 halves of a row, from where the swizzle has put their two chunks.
+void load_row(const Operand& operand, uint32_t row, uint16_t (&halves)[DEPTH]) {
+    const Block& block = *current->block;
+    const uint32_t limit = block.grid->launch->shared_bytes;
+    for (uint32_t chunk = 0; chunk < 2; chunk++) {
+        uint32_t at = operand.first + row / ATOM_ROWS * operand.atom_stride;
+        at += row % ATOM_ROWS * ROW_BYTES + chunk * 16;
+        at ^= (at >> 7 & 7) << 4;
+        if (at + 16 > limit) {
+            fail("a product reads row %u at %u of %u bytes of shared memory", row, at, limit);
+        }
+        race::reads(block.shared + at, 16);
+        memcpy(halves + chunk * 8, block.shared + at, 16);
+    }
+}
+
+// All of a warp's share, `b` by columns.
+struct Share {
+    alignas(32) uint16_t a[16][DEPTH];
+    alignas(32) uint16_t b[MOST_COLUMNS][DEPTH];
+    alignas(32) float c[16][MOST_COLUMNS];
+};
+
+// Every element's products are added one after the other, as by mma_f16.
+void multiply(Share& share, uint32_t columns) {
+    for (uint32_t row = 0; row < 16; row++) {
+        for (uint32_t column = 0; column < columns; column++) {
+            float sum = share.c[row][column];
+            for (uint32_t k = 0; k < DEPTH; k++) {
+                sum += half_to_float(share.a[row][k]) * half_to_float(share.b[column][k]);
+            }
+            share.c[row][column] = sum;
+        }
+    }
+}
+
+// The same with vectors of eight columns.
+__attribute__((target("avx2,f16c,fma"))) void multiply_vectors(Share& share, uint32_t columns) {
+    alignas(32) float a[16][DEPTH];
+    for (uint32_t row = 0; row < 16; row++) {
+        for (uint32_t k = 0; k < DEPTH; k += 8) {
+            const __m128i* halves = reinterpret_cast<const __m128i*>(&share.a[row][k]);
+            _mm256_store_ps(&a[row][k], _mm256_cvtph_ps(_mm_load_si128(halves)));
+        }
+    }
+    for (uint32_t first = 0; first < columns; first += 8) {
+        __m256 b[DEPTH];
+        for (uint32_t k = 0; k < DEPTH; k++) {
+            alignas(16) uint16_t column[8];
+            for (uint32_t i = 0; i < 8; i++) {
+                column[i] = share.b[first + i][k];
+            }
+            b[k] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(column)));
+        }
+        for (uint32_t row = 0; row < 16; row += 4) {
+            __m256 sums[4];
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; i++) {
+                sums[i] = _mm256_load_ps(&share.c[row + i][first]);
+            }
+            for (uint32_t k = 0; k < DEPTH; k++) {
+#pragma GCC unroll 4
+                for (uint32_t i = 0; i < 4; i++) {
+                    sums[i] = _mm256_fmadd_ps(_mm256_set1_ps(a[row + i][k]), b[k], sums[i]);
+                }
+            }
+#pragma GCC unroll 4
+            for (uint32_t i = 0; i < 4; i++) {
+                _mm256_store_ps(&share.c[row + i][first], sums[i]);
+            }
+        }
+    }
+}
+
+const bool HAS_VECTORS = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") &&
+                         __builtin_cpu_supports("fma");
+
+// Calls `each(element of a lane, row, column)` for a lane's sums.
+template <class Each>
+inline void for_sums(uint32_t columns, uint32_t lane, Each each) {
+    for (uint32_t i = 0; i < columns / 2; i++) {
+        each(i, lane / 4 + i % 4 / 2 * 8, i / 4 * 8 + lane % 4 * 2 + i % 2);
+    }
+}
+
+// One for each thread of the host, neither on a fiber's stack nor in the little room that a library has for its threads.
+Share& workspace() {
+    thread_local std::unique_ptr<Share> own;
+    if (!own) {
+        own = std::make_unique<Share>();
+    }
+    return *own;
+}
+
+void perform(const WarpProduct& product) {
+    Share& share = workspace();
+    if (product.has_fragments) {
+        memcpy(share.a, product.fragments, sizeof(share.a));
+    } else {
+        const Operand a = operand_of(product.a);
+        const uint32_t first = current->warp->index % 4 * 16;
+        for (uint32_t row = 0; row < 16; row++) {
+            load_row(a, first + row, share.a[row]);
+        }
+    }
+    const Operand b = operand_of(product.b);
+    for (uint32_t column = 0; column < product.columns; column++) {
+        load_row(b, column, share.b[column]);
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        for_sums(product.columns, lane, [&](uint32_t i, uint32_t row, uint32_t column) {
+            share.c[row][column] = product.sums[lane][i];
+        });
+    }
+    if (HAS_VECTORS) {
+        multiply_vectors(share, product.columns);
+    } else {
+        multiply(share, product.columns);
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        for_sums(product.columns, lane, [&](uint32_t i, uint32_t row, uint32_t column) {
+            product.sums[lane][i] = share.c[row][column];
+        });
+    }
+}
+
+// Performs so many of the oldest products: they follow each other.
+void perform_oldest(WarpgroupShare& share, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        perform(share.products[i]);
+    }
+    const race::Unseen unseen;
+    share.products.erase(share.products.begin(), share.products.begin() + static_cast<long>(count));
+}
+
+// Some products may be done at any time.
+void progress(WarpgroupShare& share) {
+    const uint32_t count = static_cast<uint32_t>(share.products.size());
+    if (machine->schedule->landing == Landing::AtOnce) {
+        perform_oldest(share, count);
+    } else if (machine->schedule->landing == Landing::AnyTime) {
+        perform_oldest(share, random_below(count + 1));
+    }
+}
+
+struct WgmmaArgument {
+    uint32_t columns;
+    float* c;
+    const uint32_t* fragment;
+    uint64_t a;
+    uint64_t b;
+};
+
+void collect_fragments(WgmmaArgument** lanes, WarpProduct& product) {
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        const uint32_t group = lane / 4;
+        const uint32_t column = lane % 4 * 2;
+        for (uint32_t i = 0; i < 4; i++) {
+            uint16_t* to = &product.fragments[group + i % 2 * 8][column + i / 2 * 8];
+            memcpy(to, &lanes[lane]->fragment[i], 4);
+        }
+    }
+}
+
+void issue(WgmmaArgument** lanes) {
+    WarpgroupShare& share = current->warp->warpgroup;
+    if (!share.is_fenced) {
+        fail("a product of a warpgroup without a warpgroup_fence since the last commit");
+    }
+    const WgmmaArgument& first = *lanes[0];
+    WarpProduct product;
+    product.columns = first.columns;
+    product.has_fragments = first.fragment != nullptr;
+    product.a = first.a;
+    product.b = first.b;
+    product.group = share.open_group;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        const WgmmaArgument& own = *lanes[lane];
+        if (own.columns != first.columns || own.a != first.a || own.b != first.b) {
+            fail("lane %u has another product than lane 0", lane);
+        }
+        product.sums[lane] = own.c;
+    }
+    if (product.has_fragments) {
+        collect_fragments(lanes, product);
+    }
+    share.num_issued++;
+    {
+        const race::Unseen unseen;
+        share.products.push_back(product);
+    }
+    progress(share);
+}
+
+}  // namespace
+
+void warpgroup_fence() {
+    char nothing = 0;
+    join(Collective::WarpgroupFence, nothing,
+         [](char**) { current->warp->warpgroup.is_fenced = true; });
+}
+
+void warpgroup_commit() {
+    char nothing = 0;
+    join(Collective::WarpgroupCommit, nothing, [](char**) {
+        WarpgroupShare& share = current->warp->warpgroup;
+        share.open_group++;
+        share.is_fenced = false;
+        progress(share);
+    });
+}
+
+void warpgroup_wait(uint32_t pending) {
+    join(Collective::WarpgroupWait, pending, [](uint32_t** lanes) {
+        WarpgroupShare& share = current->warp->warpgroup;
+        size_t due = 0;
+        while (due < share.products.size() &&
+               share.products[due].group + *lanes[0] < share.open_group) {
+            due++;
+        }
+        perform_oldest(share, due);
+        progress(share);
+    });
+    maybe_yield();
+}
+
+uint64_t matrix_descriptor(const void* first, uint32_t atom_stride) {
+    const uint8_t* pointer = static_cast<const uint8_t*>(first);
+    const uint64_t address = static_cast<uint64_t>(pointer - current->block->shared);
+    if (address % 16 != 0 || address >> (ADDRESS_BITS + 4) != 0) {
+        fail("a matrix at %lld of shared memory", static_cast<long long>(address));
+    }
+    return address / 16 | 1ull << 16 | static_cast<uint64_t>(atom_stride / 16) << STRIDE_SHIFT |
+           SWIZZLE_128 << SWIZZLE_SHIFT;
+}
+
+void wgmma(uint32_t columns, float* c, const uint32_t* fragment, uint64_t a, uint64_t b) {
+    WgmmaArgument argument{columns, c, fragment, a, b};
+    join(Collective::Wgmma, argument, issue);
+}
+
+void check_warpgroups(const Block& block) {
+    for (uint32_t index = 0; index < block.num_warps; index++) {
+        const WarpgroupShare& share = block.warps[index].warpgroup;
+        const WarpgroupShare& first = block.warps[index / 4 * 4].warpgroup;
+        if (!share.products.empty()) {
+            fail("warp %u ends before %zu products that nobody has waited for", index,
+                 share.products.size());
+        }
+        if (share.num_issued != first.num_issued) {
+            fail("warp %u has issued %llu products, and warp %u of its warpgroup %llu", index,
+                 static_cast<unsigned long long>(share.num_issued), index / 4 * 4,
+                 static_cast<unsigned long long>(first.num_issued));
+        }
+    }
+}
+
+}  // namespace emu

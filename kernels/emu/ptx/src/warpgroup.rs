@@ -1,0 +1,274 @@
+//! Products of warpgroups: each warp performs its own share, at some moment from where it is issued to the wait for its group.
+//! Registers and shared memory are read then: whoever writes them too early gets other results. What ordinary stores have
+//! written may be read behind a fence between the two ways to shared memory alone.
+
+use half::f16;
+
+use crate::block::Block;
+use crate::operation::{LANES, Left, Slot, Source, WarpProduct};
+use crate::parse::SHARED_START;
+
+/// Elements of k of a product.
+const DEPTH: usize = 16;
+/// Rows of a warp.
+const ROWS: usize = 16;
+/// Warps of a warpgroup.
+const WARPS: usize = 4;
+
+/// Rows as the swizzle repeats, and bytes of each.
+const ATOM_ROWS: u64 = 8;
+const ROW_BYTES: u64 = 128;
+/// Bytes that a swizzle moves together.
+const CHUNK_BYTES: u64 = 16;
+
+/// What a warp has under way.
+#[derive(Default)]
+pub(crate) struct Share {
+    products: Vec<Issued>,
+    open_group: u64,
+    num_issued: u64,
+    is_fenced: bool,
+}
+
+/// A product with the values of its descriptors.
+struct Issued {
+    /// Of the instruction.
+    at: usize,
+    a: u64,
+    b: u64,
+    group: u64,
+}
+
+/// Which bytes of shared memory an ordinary store has written, by whom and when, and when each thread has fenced last.
+pub(crate) struct Proxies {
+    /// Of each 16 bytes; 0 is never.
+    written: Vec<(u64, usize)>,
+    fenced: Vec<u64>,
+    clock: u64,
+}
+
+impl Proxies {
+    pub(crate) fn new(shared_bytes: usize, num_threads: usize) -> Self {
+        let chunks = shared_bytes.div_ceil(CHUNK_BYTES as usize);
+        Self { written: vec![(0, 0); chunks], fenced: vec![0; num_threads], clock: 0 }
+    }
+
+    /// A thread's stores to shared memory so far may be read by products, and what others have told it of.
+    pub(crate) fn fence(&mut self, thread: usize) {
+        self.clock += 1;
+        self.fenced[thread] = self.clock;
+    }
+
+    fn chunks(&mut self, address: u64, len: usize) -> impl Iterator<Item = &mut (u64, usize)> {
+        let first = address.saturating_sub(SHARED_START) / CHUNK_BYTES;
+        let count = (len as u64).div_ceil(CHUNK_BYTES);
+        self.written.iter_mut().skip(first as usize).take(count as usize)
+    }
+
+    /// By an ordinary store, or a copy of 16 bytes, that has landed.
+    pub(crate) fn store(&mut self, thread: usize, address: u64, len: usize) {
+        self.clock += 1;
+        let clock = self.clock;
+        self.chunks(address, len).for_each(|chunk| *chunk = (clock, thread));
+    }
+
+    /// By a bulk copy, which goes the way that products read.
+    pub(crate) fn copied(&mut self, address: u64, len: usize) {
+        self.chunks(address, len).for_each(|chunk| *chunk = (0, 0));
+    }
+
+    /// Whether a warp's products may read 16 bytes: the writer has fenced behind its store, or all lanes have.
+    fn are_seen(&self, address: u64, first: usize) -> bool {
+        let chunk = self.written.get((address.saturating_sub(SHARED_START) / CHUNK_BYTES) as usize);
+        let Some(&(stored, writer)) = chunk else { return true };
+        let lanes = &self.fenced[first..first + LANES];
+        stored == 0 || self.fenced[writer] > stored || lanes.iter().all(|&fenced| fenced > stored)
+    }
+}
+
+/// Rows of an operand in shared memory.
+struct Operand {
+    first: u64,
+    atom_stride: u64,
+}
+
+impl Operand {
+    fn of(descriptor: u64) -> Result<Self, String> {
+        let field = |shift: u32| (descriptor >> shift & 0x3fff) * CHUNK_BYTES;
+        // Rows of 128 bytes, swizzled.
+        if descriptor >> 62 != 1 {
+            return Err(format!("the descriptor {descriptor:#x} does not say rows of 128 bytes"));
+        }
+        Ok(Self { first: field(0), atom_stride: field(32) })
+    }
+
+    /// Where a chunk of a row stands.
+    fn chunk(&self, row: u64, chunk: u64) -> u64 {
+        let atom = self.first + row / ATOM_ROWS * self.atom_stride;
+        let at = atom + row % ATOM_ROWS * ROW_BYTES + chunk * CHUNK_BYTES;
+        at ^ (at >> 7 & 7) << 4
+    }
+}
+
+/// 16 elements of each row.
+type Rows = Vec<[f32; DEPTH]>;
+
+impl Block<'_> {
+    pub(crate) fn fence_warpgroup(&mut self, first: usize) {
+        self.shares[first / LANES].is_fenced = true;
+    }
+
+    /// Closes a warp's group.
+    pub(crate) fn commit_products(&mut self, first: usize) -> Result<(), String> {
+        let share = &mut self.shares[first / LANES];
+        share.open_group += 1;
+        share.is_fenced = false;
+        self.perform_some(first)
+    }
+
+    /// Performs all but the newest closed groups.
+    pub(crate) fn await_products(&mut self, first: usize, pending: u64) -> Result<(), String> {
+        let share = &self.shares[first / LANES];
+        let end = share.open_group.saturating_sub(pending);
+        let due = share.products.iter().take_while(|product| product.group < end).count();
+        (0..due).try_for_each(|_| self.perform_oldest(first))
+    }
+
+    pub(crate) fn issue_product(
+        &mut self,
+        first: usize,
+        product: &WarpProduct,
+    ) -> Result<(), String> {
+        let at = self.threads[first].next;
+        let uniform = |block: &Self, source: Source| {
+            let value = block.get(first, source);
+            let is_alike = (first..first + LANES).all(|lane| block.get(lane, source) == value);
+            if is_alike { Ok(value) } else { Err("lanes have different descriptors".to_string()) }
+        };
+        let a = match product.a {
+            Left::Fragments(_) => 0,
+            Left::Descriptor(source) => uniform(self, source)?,
+        };
+        let b = uniform(self, product.b)?;
+        if (first..first + LANES).any(|lane| self.get(lane, product.adds) == 0) {
+            return Err("sums that are not added to".into());
+        }
+        let share = &mut self.shares[first / LANES];
+        if !share.is_fenced {
+            return Err("no wgmma.fence since the last commit".into());
+        }
+        share.num_issued += 1;
+        share.products.push(Issued { at, a, b, group: share.open_group });
+        self.perform_some(first)
+    }
+
+    /// A product may be done at any time.
+    fn perform_some(&mut self, first: usize) -> Result<(), String> {
+        while !self.shares[first / LANES].products.is_empty() && self.dice.is_bold() {
+            self.perform_oldest(first)?;
+        }
+        Ok(())
+    }
+
+    fn perform_oldest(&mut self, first: usize) -> Result<(), String> {
+        let Issued { at, a, b, .. } = self.shares[first / LANES].products.remove(0);
+        let kernel = self.kernel;
+        let product = kernel.code[at].product().ok_or("no product where one was issued")?;
+        let left = match &product.a {
+            Left::Fragments(sources) => self.fragments(first, sources),
+            Left::Descriptor(_) => {
+                let own = first / LANES % WARPS * ROWS;
+                self.rows(first, &Operand::of(a)?, own..own + ROWS)?
+            }
+        };
+        let right = self.rows(first, &Operand::of(b)?, 0..product.sums.len() * 2)?;
+        for lane in 0..LANES {
+            for (at, &slot) in product.sums.iter().enumerate() {
+                let row = lane / 4 + at % 4 / 2 * 8;
+                let column = at / 4 * 8 + lane % 4 * 2 + at % 2;
+                let mut sum = f32::from_bits(self.get(first + lane, Source::Slot(slot)) as u32);
+                // In which order the instruction leaves open: by ascending k, each rounded, as in the emulator.
+                for k in 0..DEPTH {
+                    sum += left[row][k] * right[column][k];
+                }
+                self.set(first + lane, slot, sum.to_bits().into());
+            }
+        }
+        Ok(())
+    }
+
+    /// A warp's rows out of its lanes' registers.
+    fn fragments(&self, first: usize, sources: &[Source; 4]) -> Rows {
+        let mut rows = vec![[0.0; DEPTH]; ROWS];
+        for lane in 0..LANES {
+            for (register, &source) in sources.iter().enumerate() {
+                let word = self.get(first + lane, source);
+                for part in 0..2 {
+                    let half = f16::from_bits((word >> (16 * part)) as u16);
+                    let (row, column) = (lane / 4 + register % 2 * 8, lane % 4 * 2 + part);
+                    rows[row][column + register / 2 * 8] = half.to_f32();
+                }
+            }
+        }
+        rows
+    }
+
+    /// Rows of shared memory.
+    fn rows(
+        &mut self,
+        first: usize,
+        operand: &Operand,
+        rows: std::ops::Range<usize>,
+    ) -> Result<Rows, String> {
+        let mut found = Vec::with_capacity(rows.len());
+        for row in rows {
+            let mut elements = [0.0; DEPTH];
+            for (chunk, elements) in elements.chunks_exact_mut(DEPTH / 2).enumerate() {
+                let address = operand.chunk(row as u64, chunk as u64);
+                if !self.proxies.are_seen(address, first) {
+                    return Err(format!(
+                        "a product reads {address:#x}, where a store has no fence.proxy.async behind it"
+                    ));
+                }
+                let bytes = self.shared_bytes(address, CHUNK_BYTES as usize)?;
+                for (element, half) in elements.iter_mut().zip(bytes.as_chunks().0) {
+                    *element = f16::from_le_bytes(*half).to_f32();
+                }
+            }
+            found.push(elements);
+        }
+        Ok(found)
+    }
+
+    /// What a block must not leave behind.
+    pub(crate) fn check_products(&self) -> Result<(), String> {
+        for (warp, share) in self.shares.iter().enumerate() {
+            if !share.products.is_empty() {
+                let left = share.products.len();
+                return Err(format!("warp {warp} ends before {left} of its products"));
+            }
+            let (own, leader) = (share.num_issued, self.shares[warp / WARPS * WARPS].num_issued);
+            if own != leader {
+                return Err(format!(
+                    "warp {warp} has issued {own} products, the first of its warpgroup {leader}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sums of a product by its opcode, none for another one.
+pub(crate) fn num_sums(opcode: &str) -> Option<usize> {
+    let columns = opcode.strip_prefix("wgmma.mma_async.sync.aligned.m64n")?;
+    let columns: usize = columns.strip_suffix("k16.f32.f16.f16")?.parse().ok()?;
+    (columns.is_multiple_of(8) && (8..=256).contains(&columns)).then_some(columns / 2)
+}
+
+/// Registers that get sums.
+pub(crate) fn check_sums(opcode: &str, sums: &[Slot]) -> Result<(), String> {
+    match num_sums(opcode) {
+        Some(expected) if expected == sums.len() => Ok(()),
+        _ => Err(format!("{} sums of {opcode}", sums.len())),
+    }
+}
