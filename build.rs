@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::{env, fs};
 
 /// The folders of `kernels/` that hold CUDA sources.
-const ROOMS: [&str; 7] = ["attention", "common", "gemm", "head", "prefill", "sample", "step"];
+const ROOMS: [&str; 8] =
+    ["attention", "common", "gemm", "head", "prefill", "sample", "step", "wgmma"];
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

@@ -27,7 +27,10 @@ pub fn path_of(kernel: &str) -> Option<&'static str> {
     paths.find(|path| kernel_of(path) == Some(kernel))
 }
 
-pub use variant::{ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
+pub use variant::{
+    ARCHS, Epilogue, FEW_ROWS, Format, GEMM_ROWS, MAX_GROUP, Variant, WGMMA_ROWS, gemm_rows,
+    has_warpgroups,
+};
 
 #[cfg(test)]
 mod tests {

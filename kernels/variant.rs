@@ -20,7 +20,7 @@ pub enum Format {
     Fp16,
 }
 
-/// What the few-row product does with its sums.
+/// What the product does with its sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Epilogue {
     /// Rotates queries and keys, writes keys and values to the cache; of heads of this many elements.
@@ -42,8 +42,24 @@ pub enum Epilogue {
 /// compute capability, code for the others also on later ones of the same major version.
 pub const ARCHS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
 
-/// Rows that the few-row products are compiled for, ascending.
+/// Rows that products are compiled for, ascending, where single warps multiply.
 pub const GEMM_ROWS: [usize; 4] = [8, 16, 32, 64];
+
+/// The same where warpgroups do.
+pub const WGMMA_ROWS: [usize; 6] = [8, 16, 32, 64, 128, 192];
+
+/// Rows of a product of warpgroups that norms its input itself; more are given as halves.
+pub const FEW_ROWS: usize = 16;
+
+/// Whether warpgroups make products on an architecture.
+pub fn has_warpgroups(arch: &str) -> bool {
+    arch == "sm_90a"
+}
+
+/// Rows that products are compiled for on an architecture.
+pub fn gemm_rows(arch: &str) -> &'static [usize] {
+    if has_warpgroups(arch) { &WGMMA_ROWS } else { &GEMM_ROWS }
+}
 
 /// Most query heads of a key head.
 pub const MAX_GROUP: usize = 16;
@@ -70,9 +86,9 @@ impl Epilogue {
 }
 
 impl Variant {
-    /// The product of few rows with a packed matrix, for at most `rows` rows, one of [`GEMM_ROWS`].
+    /// The product of rows with a packed matrix, for at most `rows` rows, one of [`gemm_rows`] of some architecture.
     pub fn gemm(weight: Format, rows: usize, epilogue: Epilogue) -> Self {
-        assert!(GEMM_ROWS.contains(&rows), "no product is compiled for {rows} rows");
+        assert!(WGMMA_ROWS.contains(&rows), "no product is compiled for {rows} rows");
         let mut defines = vec![
             ("WEIGHT", weight.name().into()),
             ("ROWS", rows.to_string()),

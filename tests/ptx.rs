@@ -208,74 +208,144 @@ fn heads_leave_the_bytes_of_the_emulator() {
     }
 }
 
-/// A change to `prims.cuh`, and what it is noticed by.
+/// A change to a source, and what it is noticed by.
 struct Mutant {
     capability: (u32, u32),
+    file: &'static str,
     text: &'static str,
     replacement: &'static str,
     notice: &'static str,
 }
 
-const MUTANTS: [Mutant; 10] = [
+const PRIMS: &str = "common/prims.cuh";
+const WARPGROUP: &str = "common/warpgroup.cuh";
+
+const MUTANTS: [Mutant; 18] = [
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: r#""f"(0.0f), "f"(value)"#,
         replacement: r#""f"(value), "f"(0.0f)"#,
         notice: "EPILOGUE=QKV.HEAD_DIM=64",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: r#""=r"(r[0]), "=r"(r[1]), "=r"(r[2])"#,
         replacement: r#""=r"(r[0]), "=r"(r[2]), "=r"(r[1])"#,
         notice: "words, from",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: r#""r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)"#,
         replacement: r#""r"(a[0]), "r"(a[2]), "r"(a[1]), "r"(a[3]), "r"(b0), "r"(b1)"#,
         notice: "words, from",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: r#""r"(b0), "r"(b1)"#,
         replacement: r#""r"(b1), "r"(b0)"#,
         notice: "words, from",
     },
     Mutant {
         capability: OLD,
+        file: PRIMS,
         text: "cp.async.mbarrier.arrive.noinc.shared.b64",
         replacement: "cp.async.mbarrier.arrive.shared.b64",
         notice: "all wait",
     },
     Mutant {
         capability: OLD,
+        file: PRIMS,
         text: r#"::"n"(PENDING)"#,
         replacement: r#"::"n"(PENDING + 1)"#,
         notice: "words, from",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;",
         replacement: "mbarrier.arrive.expect_tx.shared.b64 state, [%0], 16;",
         notice: "gemm",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: "} while (!complete);",
         replacement: "} while (false);",
         notice: "gemm",
     },
     Mutant {
-        capability: OLD,
+        capability: NEW,
+        file: PRIMS,
         text: r#""r"(valid ? 16 : 0)"#,
         replacement: r#""r"(valid ? 8 : 0)"#,
         notice: "words, from",
     },
     Mutant {
         capability: NEW,
+        file: PRIMS,
         text: "bar.sync %0, %1;",
         replacement: "bar.sync %1, %0;",
         notice: "barrier",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "uint64_t(atom_stride >> 4) << 32",
+        replacement: "uint64_t(atom_stride >> 4) << 33",
+        notice: "gemm",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "1ull << 62",
+        replacement: "2ull << 62",
+        notice: "does not say rows of 128 bytes",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "wgmma.commit_group.sync.aligned;",
+        replacement: "",
+        notice: "of its products",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "wgmma.wait_group.sync.aligned %0;",
+        replacement: "wgmma.wait_group.sync.aligned 1;",
+        notice: "of its products",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "wgmma.fence.sync.aligned;",
+        replacement: "",
+        notice: "no wgmma.fence since the last commit",
+    },
+    Mutant {
+        capability: NEW,
+        file: "wgmma/stream.cuh",
+        text: "        fence_async_proxy();\n",
+        replacement: "",
+        notice: "no fence.proxy.async behind it",
+    },
+    Mutant {
+        capability: NEW,
+        file: "wgmma/rows.cuh",
+        text: "    fence_async_proxy();\n",
+        replacement: "",
+        notice: "no fence.proxy.async behind it",
+    },
+    Mutant {
+        capability: NEW,
+        file: WARPGROUP,
+        text: "\" {\" A0 \", \" A1 \", \" A2",
+        replacement: "\" {\" A0 \", \" A2 \", \" A1",
+        notice: "words, from",
     },
 ];
 
@@ -283,9 +353,9 @@ const MUTANTS: [Mutant; 10] = [
 fn what_is_wrong_in_the_assembly_is_noticed() {
     for mutant in &MUTANTS {
         let Some(compiler) = compiler() else { return };
-        let Mutant { capability, text, replacement, notice } = *mutant;
+        let Mutant { capability, file, text, replacement, notice } = *mutant;
         let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp8);
-        let compiler = compiler.with_sources(mutated(text, replacement));
+        let compiler = compiler.with_sources(mutated(file, text, replacement));
         let kernels = Arc::new(Kernels::new(compiler, arch(capability)));
         let run = || {
             let device = device(capability, &kernels, 1);
@@ -299,14 +369,13 @@ fn what_is_wrong_in_the_assembly_is_noticed() {
 }
 
 /// The sources with a change that can be made in one place.
-fn mutated(text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
-    let change = |(name, source): (&'static str, &'static str)| match name {
-        "common/prims.cuh" => {
-            // Behind the twin's include there is no assembly.
-            assert!(source.contains(text), "{text}");
-            (name, &*source.replacen(text, replacement, 1).leak())
+fn mutated(file: &str, text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
+    let change = |(name, source): (&'static str, &'static str)| {
+        if name != file {
+            return (name, source);
         }
-        _ => (name, source),
+        assert!(source.contains(text), "{text}");
+        (name, &*source.replacen(text, replacement, 1).leak())
     };
     spec_kernels::SOURCES.iter().copied().map(change).collect()
 }

@@ -74,7 +74,7 @@ fn main() -> Result<()> {
         let Model { config, precision } = &opened;
         Device::Cuda { archs: vec![args.arch.clone()], min_driver: 0 }
             .validate(config, precision)?;
-        let variants = needed_variants(config, precision);
+        let variants = needed_variants(config, precision, &args.arch);
         let archs = std::slice::from_ref(&args.arch);
         let codes = compiler.compile_model(archs, config, precision)?;
         for (variant, code) in variants.iter().zip(&codes) {

@@ -162,9 +162,9 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
     fact("step times", costs)?;
     let code: Vec<&Section> = sections.iter().filter(|s| s.kind == SectionKind::Code).collect();
     if let Device::Cuda { archs, .. } = device {
-        let (kernels, archs) = (code.len() / archs.len(), archs.len());
+        let (kernels, archs) = (code.len(), archs.len());
         let bytes = table::bytes(total(&code));
-        fact("code", format!("{kernels} kernels for {archs} architecture(s), {bytes}"))?;
+        fact("code", format!("{kernels} kernels, for {archs} architecture(s), {bytes}"))?;
     }
     let bytes = table::bytes(total(&sections.iter().collect::<Vec<_>>()));
     fact("sections", format!("{}, {bytes}", sections.len()))?;

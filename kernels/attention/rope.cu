@@ -67,7 +67,7 @@ DEVICE void norm_head(Head& head, const float* weight, float eps) {
 DEVICE void rotate_head(Head& head, const float* table, uint32_t position) {
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
         const uint32_t i = tile * HALF_TILE + lane_index();
-        head.of[tile] = rotate(table, position, i, head.of[tile]);
+        head.of[tile] = rotate(angle_of(table, position, i), head.of[tile]);
     }
 }
 
@@ -83,12 +83,12 @@ DEVICE void store_query(const RopeParams& p, uint32_t row, uint32_t head_idx, co
 // The cache, for what has this scale.
 DEVICE Cache cache_of(const RopeParams& p, uint32_t scale) {
     const float factor = KV == FP8 ? one_over(p.kv_scales[scale]) : 1.0f;
-    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, KV == FP8, factor};
+    return {p.cache, p.num_kv_heads, KV == FP8, factor};
 }
 
 DEVICE void store_key_head(const RopeParams& p, const Row& row, uint32_t head_idx, const Head& head) {
     const Cache cache = cache_of(p, head_idx);
-    const CacheSlot slot = cache_slot(cache, row);
+    const CacheSlot slot = cache_slot(p.pages, p.max_pages, row);
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
         const uint32_t i = tile * HALF_TILE + lane_index();
         store_key(cache, slot, head_idx, i, head.of[tile].low);
@@ -100,7 +100,7 @@ DEVICE void store_key_head(const RopeParams& p, const Row& row, uint32_t head_id
 DEVICE void store_value_head(
     const RopeParams& p, const Row& row, uint32_t head_idx, const Head& head) {
     const Cache cache = cache_of(p, p.num_kv_heads + head_idx);
-    const CacheSlot slot = cache_slot(cache, row);
+    const CacheSlot slot = cache_slot(p.pages, p.max_pages, row);
     for (uint32_t tile = 0; tile < HEAD_TILES; ++tile) {
         const uint32_t i = tile * 2 * HALF_TILE + lane_index();
         store_value(cache, slot, head_idx, i, head.of[tile].low);

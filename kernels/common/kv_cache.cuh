@@ -3,12 +3,10 @@
 #pragma once
 
 struct Cache {
-    uint8_t* memory;         // of the layer
-    const uint32_t* pages;   // [sequence][max_pages]
-    uint32_t max_pages;
+    uint8_t* memory;   // of the layer
     uint32_t num_kv_heads;
     bool is_fp8;
-    float factor;            // of what is stored as e4m3: one over the scale of the head's keys, or of its values
+    float factor;      // of what is stored as e4m3: one over the scale of the head's keys, or of its values
 };
 
 // One over a power of two, exactly.
@@ -22,10 +20,10 @@ struct CacheSlot {
     uint32_t token;
 };
 
-// Rows without a sequence have no place: the caller must not ask for it.
-DEVICE CacheSlot cache_slot(const Cache& cache, const Row& row) {
-    const uint64_t entry = uint64_t(row.sequence) * cache.max_pages + row.slot / PAGE_TOKENS;
-    return {cache.pages[entry], row.slot % PAGE_TOKENS};
+// By the table of pages, [sequence][max_pages]. Rows without a sequence have no place: the caller must not ask for it.
+DEVICE CacheSlot cache_slot(const uint32_t* pages, uint32_t max_pages, const Row& row) {
+    const uint64_t entry = uint64_t(row.sequence) * max_pages + row.slot / PAGE_TOKENS;
+    return {pages[entry], row.slot % PAGE_TOKENS};
 }
 
 DEVICE uint64_t cache_block(const Cache& cache, const CacheSlot& slot, uint32_t head) {

@@ -7,16 +7,18 @@ constexpr uint32_t HALF_TILE = 32;
 constexpr uint32_t HEAD_TILES = HEAD_DIM / (2 * HALF_TILE);
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "whole tiles, and a lane for every pair of a tile");
 
-struct Pair {
-    float low;    // element `i` of a head
-    float high;   // element `i + HEAD_DIM / 2`
+struct Angle {
+    float cos;
+    float sin;
 };
 
-// Turns pair `i` by the angle of a position; `table` is [position][cos of the pairs | sin of the pairs].
-// Fused by hand, so that every compiled variant rounds alike.
-DEVICE Pair rotate(const float* table, uint32_t position, uint32_t i, Pair x) {
+// By which elements `i` and `i + HEAD_DIM / 2` of a head turn at a position; `table` is [position][cosines | sines].
+DEVICE Angle angle_of(const float* table, uint32_t position, uint32_t i) {
     const float* angles = table + uint64_t(position) * HEAD_DIM;
-    const float cos = angles[i];
-    const float sin = angles[HEAD_DIM / 2 + i];
-    return {fmaf(x.low, cos, -(x.high * sin)), fmaf(x.high, cos, x.low * sin)};
+    return {angles[i], angles[HEAD_DIM / 2 + i]};
+}
+
+// Turns these two elements. Fused by hand, so that every compiled variant rounds alike.
+DEVICE Pair rotate(const Angle& by, const Pair& x) {
+    return {fmaf(x.low, by.cos, -(x.high * by.sin)), fmaf(x.high, by.cos, x.low * by.sin)};
 }

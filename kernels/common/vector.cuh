@@ -13,3 +13,9 @@ struct alignas(8) Float2 {
 struct alignas(16) Float4 {
     float x, y, z, w;
 };
+
+// Two that go together.
+struct Pair {
+    float low;
+    float high;
+};

@@ -22,10 +22,19 @@ constexpr uint32_t ROW_CHUNKS = UNIT_ROW_BYTES / CHUNK_BYTES;
 constexpr uint32_t CHUNK_K = CHUNK_BYTES / WEIGHT_BYTES;
 constexpr uint32_t SQUARES_CHUNKS = SQUARES_LEN / CHUNK_K;
 
-// Four elements, from the word (FP8) or the two words (FP16) that hold them.
-DEVICE Float4 four_elements(const uint32_t* words, float scale) {
-    const uint32_t low = WEIGHT == FP8 ? e4m3_to_half2(words[0]) : words[0];
-    const uint32_t high = WEIGHT == FP8 ? e4m3_to_half2(words[0] >> 16) : words[1];
+// Elements 2i and 2i + 1 of a chunk, as halves.
+DEVICE uint32_t half_pair(const uint32_t (&chunk)[4], uint32_t i) {
+    if constexpr (WEIGHT == FP8) {
+        return e4m3_to_half2(e4m3_pair(chunk, i));
+    } else {
+        return chunk[i];
+    }
+}
+
+// Four elements of a chunk, from one on.
+DEVICE Float4 four_elements(const uint32_t (&chunk)[4], uint32_t first, float scale) {
+    const uint32_t low = half_pair(chunk, first / 2);
+    const uint32_t high = half_pair(chunk, first / 2 + 1);
     return {
         half_to_float(uint16_t(low)) * scale,
         half_to_float(uint16_t(low >> 16)) * scale,
@@ -48,10 +57,11 @@ DEVICE float embed_chunk(
     const uint32_t words[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
     float squares = 0.0f;
     const uint32_t len = minimum(p.k - chunk * CHUNK_K, CHUNK_K);
+    UNROLL
     for (uint32_t i = 0; i < CHUNK_K; i += 4) {
         const uint32_t k = chunk * CHUNK_K + i;
         if (i < len) {
-            const Float4 four = four_elements(words + i * WEIGHT_BYTES / 4, scale);
+            const Float4 four = four_elements(words, i, scale);
             *(Float4*)(to + k) = four;
             squares = add_squares(four, squares);
         }

@@ -1,43 +1,83 @@
-// What a finished tile of sums becomes. A warp finishes a row of it: lane l has outputs l and l + 32, which
-// the image puts together where an epilogue needs two (a rotary pair, a gate and its up).
+// What a finished tile of sums becomes. A warp finishes rows of it: lane l has outputs l and l + 32, which the image
+// puts together where an epilogue needs two (a rotary pair, a gate and its up). What a row needs from memory is loaded
+// for several rows before any of them is stored: behind a store no load may begin.
 #pragma once
 
-DEVICE float scaled(const GemmParams& p, uint32_t n, float sum) {
-    const float scale = WEIGHT == FP8 ? p.scales[n] : 1.0f;
-    return fmaf(sum, scale, p.bias ? p.bias[n] : 0.0f);
+// What a lane's two outputs have in common in all rows.
+struct Outputs {
+    uint32_t n[2];
+    float scale[2];
+    float bias[2];
+};
+
+DEVICE Outputs outputs_of(const GemmParams& p, uint32_t tile) {
+    Outputs outputs;
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t n = tile * UNIT_OUTPUTS + i * 32 + lane_index();
+        outputs.n[i] = n;
+        outputs.scale[i] = WEIGHT == FP8 ? p.scales[n] : 1.0f;
+        outputs.bias[i] = p.bias ? p.bias[n] : 0.0f;
+    }
+    return outputs;
+}
+
+DEVICE float scaled(const Outputs& outputs, uint32_t i, float sum) {
+    return fmaf(sum, outputs.scale[i], outputs.bias[i]);
 }
 
 #if EPILOGUE == RAW
-DEVICE void store_output(const GemmParams& p, uint32_t n_len, uint32_t row, uint32_t n, float v) {
-    if (n < n_len) {
-        ((float*)p.output)[uint64_t(row) * n_len + n] = v;
-    }
+struct Before {};
+
+DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&, uint32_t) {
+    return {};
 }
 
 DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, uint32_t row, float low, float high) {
-    const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
-    store_output(p, n_len, row, n, scaled(p, n, low));
-    store_output(p, n_len, row, n + 32, scaled(p, n + 32, high));
+    const GemmParams& p, uint32_t n_len, uint32_t, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
+    float* to = (float*)p.output + uint64_t(row) * n_len;
+    const float values[2] = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        if (outputs.n[i] < n_len) {
+            to[outputs.n[i]] = values[i];
+        }
+    }
 }
 #endif
 
 #if EPILOGUE == RESIDUAL
-// Returns what then stands there.
-DEVICE float add_output(const GemmParams& p, uint32_t n_len, uint32_t row, uint32_t n, float v) {
-    if (n >= n_len) {
-        return 0.0f;
+// The residual.
+struct Before {
+    float old[2];
+};
+
+DEVICE Before load_before(
+    const GemmParams& p, uint32_t n_len, uint32_t, const Outputs& outputs, uint32_t row) {
+    const float* from = (const float*)p.output + uint64_t(row) * n_len;
+    Before before;
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        before.old[i] = outputs.n[i] < n_len ? from[outputs.n[i]] : 0.0f;
     }
-    float* to = (float*)p.output + uint64_t(row) * n_len + n;
-    return *to += v;
+    return before;
 }
 
 DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, uint32_t row, float low, float high) {
-    const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
-    const float a = add_output(p, n_len, row, n, scaled(p, n, low));
-    const float b = add_output(p, n_len, row, n + 32, scaled(p, n + 32, high));
-    const float sum = warp_sum(fmaf(b, b, a * a));
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before& before,
+    Pair sums) {
+    float* to = (float*)p.output + uint64_t(row) * n_len;
+    const float added[2] = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
+    float values[2];
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        const bool is_inside = outputs.n[i] < n_len;
+        values[i] = is_inside ? before.old[i] + added[i] : 0.0f;
+        if (is_inside) {
+            to[outputs.n[i]] = values[i];
+        }
+    }
+    const float sum = warp_sum(fmaf(values[1], values[1], values[0] * values[0]));
     if (lane_index() == 0) {
         p.squares[uint64_t(row) * divide_up(n_len, SQUARES_LEN) + tile] = sum;
     }
@@ -45,27 +85,38 @@ DEVICE void finish_row(
 #endif
 
 #if EPILOGUE == SWIGLU
+struct Before {};
+
+DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&, uint32_t) {
+    return {};
+}
+
 // Tile t of the image has gates [32t, 32t + 32), then their ups.
 DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, uint32_t row, float low, float high) {
-    const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
-    const float gate = scaled(p, n, low);
-    const float up = scaled(p, n + 32, high);
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
+    const float gate = scaled(outputs, 0, sums.low);
+    const float up = scaled(outputs, 1, sums.high);
     uint16_t* to = (uint16_t*)p.output + uint64_t(row) * (n_len / 2);
     to[tile * 32 + lane_index()] = float_to_half_sat(swiglu(gate, up));
 }
 #endif
 
 #if EPILOGUE == HEAD
+struct Before {};
+
+DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&, uint32_t) {
+    return {};
+}
+
 DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, uint32_t row, float low, float high) {
-    const uint32_t first = tile * UNIT_OUTPUTS;
-    const float sums[2] = {low, high};
-    Best best = {-bits_float(0x7f800000u), first};
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
+    const float of[2] = {sums.low, sums.high};
+    Best best = {-bits_float(0x7f800000u), tile * UNIT_OUTPUTS};
+    UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t n = first + i * 32 + lane_index();
+        const uint32_t n = outputs.n[i];
         if (n < n_len) {
-            const float logit = scaled(p, n, sums[i]);
+            const float logit = scaled(outputs, i, of[i]);
             ((float*)p.output)[uint64_t(row) * n_len + n] = logit;
             best = better(best, logit, n);
         }
@@ -78,55 +129,103 @@ DEVICE void finish_row(
 #endif
 
 #if EPILOGUE == QKV
-// The cache, for what has this scale.
+#include "common/kv_cache.cuh"
+#include "common/rotary.cuh"
+
+// A tile of a head: queries, then keys, then values.
+struct HeadTile {
+    uint32_t head;       // of all
+    uint32_t part;       // of the head
+    bool is_query;
+    bool is_value;
+    uint32_t kv_head;    // of keys or of values
+};
+
+DEVICE HeadTile head_tile(const GemmParams& p, uint32_t tile) {
+    const uint32_t head = tile / HEAD_TILES;
+    const bool is_value = head >= p.num_heads + p.num_kv_heads;
+    const uint32_t kv_head = head - p.num_heads - (is_value ? p.num_kv_heads : 0);
+    return {head, tile % HEAD_TILES, head < p.num_heads, is_value, kv_head};
+}
+
+// Where the row's keys and values go, and by which angle it turns.
+struct Before {
+    uint32_t sequence;
+    CacheSlot slot;
+    Angle angle;
+};
+
+// A row without a sequence may have any position: nothing is looked up for it, and nothing written.
+DEVICE Before load_before(
+    const GemmParams& p, uint32_t, uint32_t tile, const Outputs&, uint32_t row_idx) {
+    const HeadTile at = head_tile(p, tile);
+    Row row = p.rows[row_idx];
+    const bool is_active = row.sequence != NO_SEQUENCE;
+    Before before = {row.sequence, {}, {}};
+    if (!at.is_query) {
+        const Row place = is_active ? row : Row{};
+        before.slot = cache_slot(p.pages, p.max_pages, place);
+    }
+    if (!at.is_value) {
+        const uint32_t position = is_active ? row.position : 0;
+        before.angle = angle_of(p.rope, position, at.part * HALF_TILE + lane_index());
+    }
+    return before;
+}
+
+// The cache, for what has this scale; all rows have the same one.
 DEVICE Cache cache_of(const GemmParams& p, uint32_t scale) {
     const bool is_fp8 = p.kv == FP8;
     const float factor = is_fp8 ? one_over(p.kv_scales[scale]) : 1.0f;
-    return {p.cache, p.pages, p.max_pages, p.num_kv_heads, is_fp8, factor};
+    return {p.cache, p.num_kv_heads, is_fp8, factor};
 }
 
-DEVICE void finish_value(const GemmParams& p, const Row& row, uint32_t head, uint32_t part, Pair v) {
-    const Cache cache = cache_of(p, p.num_kv_heads + head);
-    const CacheSlot slot = cache_slot(cache, row);
-    const uint32_t element = part * UNIT_OUTPUTS + lane_index();
-    store_value(cache, slot, head, element, v.low);
-    store_value(cache, slot, head, element + HALF_TILE, v.high);
-}
-
-DEVICE void finish_key(const GemmParams& p, const Row& row, uint32_t head, uint32_t i, Pair v) {
-    const Cache cache = cache_of(p, head);
-    const CacheSlot slot = cache_slot(cache, row);
-    store_key(cache, slot, head, i, v.low);
-    store_key(cache, slot, head, i + HEAD_DIM / 2, v.high);
-}
-
-DEVICE void finish_query(const GemmParams& p, uint32_t row, uint32_t head, uint32_t i, Pair v) {
-    uint16_t* to = (uint16_t*)p.output + (uint64_t(row) * p.num_heads + head) * HEAD_DIM;
-    to[i] = float_to_half_sat(v.low);
-    to[i + HEAD_DIM / 2] = float_to_half_sat(v.high);
-}
-
-// A row without a sequence may have any position: nothing is looked up for it, and nothing written.
 DEVICE void finish_row(
-    const GemmParams& p, uint32_t, uint32_t tile, uint32_t row_idx, float low, float high) {
-    const Row& row = p.rows[row_idx];
-    if (row.sequence == NO_SEQUENCE) {
+    const GemmParams& p, uint32_t, uint32_t tile, const Outputs& outputs, uint32_t row, const Before& before, Pair sums) {
+    if (before.sequence == NO_SEQUENCE) {
         return;
     }
-    const uint32_t n = tile * UNIT_OUTPUTS + lane_index();
-    const Pair v = {scaled(p, n, low), scaled(p, n + HALF_TILE, high)};
-    const uint32_t head = tile / HEAD_TILES;
-    const uint32_t part = tile % HEAD_TILES;
-    if (head >= p.num_heads + p.num_kv_heads) {
-        finish_value(p, row, head - p.num_heads - p.num_kv_heads, part, v);
+    const HeadTile at = head_tile(p, tile);
+    const Pair v = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
+    if (at.is_value) {
+        const Cache cache = cache_of(p, p.num_kv_heads + at.kv_head);
+        const uint32_t element = at.part * UNIT_OUTPUTS + lane_index();
+        store_value(cache, before.slot, at.kv_head, element, v.low);
+        store_value(cache, before.slot, at.kv_head, element + HALF_TILE, v.high);
         return;
     }
-    const uint32_t i = part * HALF_TILE + lane_index();
-    const Pair turned = rotate(p.rope, row.position, i, v);
-    if (head < p.num_heads) {
-        finish_query(p, row_idx, head, i, turned);
-    } else {
-        finish_key(p, row, head - p.num_heads, i, turned);
+    const uint32_t i = at.part * HALF_TILE + lane_index();
+    const Pair turned = rotate(before.angle, v);
+    if (at.is_query) {
+        uint16_t* to = (uint16_t*)p.output + (uint64_t(row) * p.num_heads + at.head) * HEAD_DIM;
+        to[i] = float_to_half_sat(turned.low);
+        to[i + HEAD_DIM / 2] = float_to_half_sat(turned.high);
+        return;
     }
+    const Cache cache = cache_of(p, at.kv_head);
+    store_key(cache, before.slot, at.kv_head, i, turned.low);
+    store_key(cache, before.slot, at.kv_head, i + HEAD_DIM / 2, turned.high);
 }
 #endif
+
+// Makes outputs of some rows of a tile: `first`, and `stride` further on so many times, below `end`. `sums_of(row)` has a
+// lane's two.
+template <uint32_t COUNT, class SumsOf>
+DEVICE void finish_rows(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t first, uint32_t stride,
+    uint32_t end, SumsOf sums_of) {
+    Before before[COUNT];
+    UNROLL
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        // Those beyond the last repeat the first: a branch would keep the loads apart.
+        const uint32_t row = first + i * stride;
+        before[i] = load_before(p, n_len, tile, outputs, row < end ? row : first);
+    }
+    UNROLL
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        const uint32_t row = first + i * stride;
+        if (row < end) {
+            finish_row(p, n_len, tile, outputs, row, before[i], sums_of(row));
+        }
+    }
+}

@@ -2,6 +2,9 @@
 // norm before, and one of five epilogues. The matrix is streamed once, evenly over the grid, by a warp that
 // does nothing else. A row's bits depend on its own data, the matrix and the grid alone (the head's not on the
 // grid): not on ROWS, on the number of rows, on the other rows or on the order in which CTAs end.
+//
+// Who multiplies differs: on Hopper warpgroups (wgmma/), elsewhere single warps. That an instruction rounds a column alike
+// however many columns it has is not said by NVIDIA's documents, but taken for granted.
 #include "common/prims.cuh"
 #include "common/types.cuh"
 
@@ -15,13 +18,13 @@ struct GemmParams {
     const uint8_t* weights;      // units of image.cuh
     const float* scales;         // [n up to a whole tile], of FP8 weights
     const float* bias;           // [n up to a whole tile], or null
-    const void* input;           // f32 residual [.][k]; RESIDUAL: f16 [.][k]
-    const float* norm;           // [k]; RESIDUAL: unused
+    const void* input;           // HAS_NORM: f32 residual [.][k]; else f16 [.][k]
+    const float* norm;           // HAS_NORM: [k]
     float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
-    const uint32_t* row_index;   // input row of each row, or null: its own
-    float* partials;             // [grid + tiles of n * segments of k][ROWS][64]; HEAD: unused
-    uint32_t* arrivals;          // [tiles of n], zero before and after; HEAD: unused
+    const uint32_t* row_index;   // input row of each row, or null: its own; null where rows stream in
+    float* partials;             // as split.cuh or parts.cuh say; HEAD: unused
+    uint32_t* arrivals;          // [tiles of n, or pairs of them], zero before and after; HEAD: unused
     void* output;
     uint8_t* cache;              // QKV: keys and values of this layer
     const float* rope;           // QKV: [position][cos | sin]
@@ -38,56 +41,6 @@ struct GemmParams {
     uint32_t kv;                 // FP8 or FP16
 };
 static_assert(sizeof(GemmParams) == 160, "as on the host");
-
-constexpr bool HAS_NORM = EPILOGUE != RESIDUAL;
-
-#include "common/image.cuh"
-#include "common/squares.cuh"
-#include "gemm/split.cuh"
-#include "gemm/ring.cuh"
-#include "gemm/input.cuh"
-#include "gemm/tile.cuh"
-#include "gemm/parts.cuh"
-#include "gemm/carry.cuh"
-#if EPILOGUE == QKV
-#include "common/kv_cache.cuh"
-#include "common/rotary.cuh"
-#endif
-#include "common/activation.cuh"
-#include "common/best.cuh"
-#include "gemm/epilogue.cuh"
-
-// Shared memory of a CTA. The host launches with SHARED_BYTES.
-constexpr uint32_t X_OFFSET = STAGES * UNIT_BYTES;
-constexpr uint32_t SUMS_OFFSET = X_OFFSET + ROWS * X_STRIDE * 2;
-constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + 2 * SUMS_SIZE * 4;
-constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + ROWS * 4;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (STAGES + 1) * 8;
-constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
-static_assert(SHARED_BYTES <= (IS_LARGE ? 227 : 99) * 1024, "all that a CTA may have");
-
-// After the consumers a warp that loads, and one that counts parts.
-constexpr uint32_t THREADS = CONSUMERS + 64;
-
-struct Shared {
-    Ring ring;
-    uint16_t* x;
-    float* halves;     // of the sums
-    float* factors;
-    Handover handover;
-};
-
-DEVICE Shared carve(uint8_t* memory) {
-    uint64_t* barriers = (uint64_t*)(memory + BARRIERS_OFFSET);
-    Shared shared;
-    shared.ring = {memory, barriers, barriers + STAGES};
-    shared.x = (uint16_t*)(memory + X_OFFSET);
-    shared.halves = (float*)(memory + SUMS_OFFSET);
-    shared.factors = (float*)(memory + FACTORS_OFFSET);
-    uint64_t* handover = barriers + 2 * STAGES;
-    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
-    return shared;
-}
 
 // A matrix shape may be compiled in.
 DEVICE uint32_t matrix_n(const GemmParams& p) {
@@ -106,130 +59,35 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #endif
 }
 
-// Each warp finishes its rows of a tile.
-DEVICE void finish_rows(const GemmParams& p, uint32_t tile, const float* halves) {
-    const uint32_t lane = lane_index();
-    for (uint32_t row = warp_index(); row < p.num_rows; row += CONSUMER_WARPS) {
-        const float low = tile_sum(halves, row, lane);
-        const float high = tile_sum(halves, row, lane + 32);
-        finish_row(p, matrix_n(p), tile, row, low, high);
-    }
-}
+#define HAS_WARPGROUPS (ARCH >= 900 && ARCH < 1000)
+// Warpgroups take more rows than a few as halves, which a kernel before has normed.
+#define FEW_ROWS 16
+#define HAS_NORM (EPILOGUE != RESIDUAL && (ROWS <= FEW_ROWS || !HAS_WARPGROUPS))
 
-// If a part was written: finishes its tile, if that was the last part. A warp reads and writes no rows of `halves`
-// but its own.
-DEVICE void settle(
-    const GemmParams& p, const Split& split, const Shared& shared, Pending& pending) {
-    if (!pending.is_open || !was_last(shared.handover, pending)) {
-        return;
-    }
-    for (uint32_t row = warp_index(); row < p.num_rows; row += SUM_ROWS * CONSUMER_WARPS) {
-        sum_parts(p, split, pending.tile, row, shared.halves);
-    }
-    finish_rows(p, pending.tile, shared.halves);
-    if (thread_index() == 0) {
-        p.arrivals[pending.tile] = 0;
-    }
-}
+#include "common/activation.cuh"
+#include "common/best.cuh"
+#include "common/image.cuh"
+#include "common/squares.cuh"
+#include "gemm/epilogue.cuh"
 
-// Adds a segment of a tile of this CTA's own to those before it; the last one becomes output.
-DEVICE void finish_segment(
-    const GemmParams& p, const Split& split, const Piece& piece, const Carried& carried,
-    float* halves) {
-    if (piece.block.segment > 0) {
-        add_carried(carried, halves);
-    }
-    if (piece.k_last == split.k_units) {
-        finish_rows(p, piece.block.tile, halves);
-    } else {
-        carry(p, matrix_n(p), piece.block.tile, halves);
-    }
-}
+#if HAS_WARPGROUPS
+#include "common/warpgroup.cuh"
+#include "wgmma/order.cuh"
+#include "wgmma/tile.cuh"
+#include "wgmma/stream.cuh"
+#include "wgmma/rows.cuh"
+#include "wgmma/parts.cuh"
+#include "wgmma/product.cuh"
+#else
+#include "gemm/split.cuh"
+#include "gemm/ring.cuh"
+#include "gemm/tile.cuh"
+#include "gemm/input.cuh"
+#include "gemm/parts.cuh"
+#include "gemm/carry.cuh"
+#include "gemm/product.cuh"
+#endif
 
-// Turns the sums of a piece into output, or into a part of it.
-DEVICE void finish_piece(
-    const GemmParams& p, const Split& split, const Piece& piece, const Sums& sums,
-    const Carried& carried, const Shared& shared, Pending& pending) {
-    settle(p, split, shared, pending);
-    // No warp reads the sums of the piece before any more.
-    consumer_barrier();
-    reduce_slices(sums, shared.halves);
-    if constexpr (OWNS_TILES) {
-        finish_segment(p, split, piece, carried, shared.halves);
-    } else if (num_units(piece) == split.k_units) {
-        finish_rows(p, piece.block.tile, shared.halves);
-    } else {
-        write_part(p, split, piece, shared.halves);
-        hand_over(shared.handover, piece.block.tile, pending);
-    }
-}
-
-// Has a unit's inputs staged; returns what then is.
-DEVICE Range with_unit(
-    const GemmParams& p, const Split& split, Range staged, uint32_t unit, uint32_t k_unit,
-    const Shared& shared) {
-    if (!has_unit(staged, k_unit)) {
-        staged = range_of(split, unit, k_unit);
-        const Weight weight = load_weight(p, place_of(staged, matrix_k(p)));
-        stage(p, matrix_k(p), staged, weight, false, shared.factors, shared.x);
-    }
-    return staged;
-}
-
-// All units of this CTA, piece by piece; `staged` is what is staged already.
-DEVICE void consume(const GemmParams& p, const Split& split, Range staged, const Shared& shared) {
-    Cursor at = {0, 0};
-    Pending pending = {false, 0, 0};
-    for (uint32_t unit = split.first; unit < split.last;) {
-        const Piece piece = piece_at(split, unit);
-        staged = with_unit(p, split, staged, unit, piece.k_first, shared);
-        Carried carried = {};
-        if constexpr (OWNS_TILES) {
-            carried = load_carried(p, matrix_n(p), piece.block);
-        }
-        Sums sums = {};
-        for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
-            if constexpr (CHUNK_K < SEGMENT_K) {
-                staged = with_unit(p, split, staged, unit, k_unit, shared);
-            }
-            const uint8_t* weights = acquire(shared.ring, at);
-            multiply_unit(sums, weights, shared.x + (k_unit - staged.first) * UNIT_K);
-            release(shared.ring, at);
-        }
-        finish_piece(p, split, piece, sums, carried, shared, pending);
-    }
-    settle(p, split, shared, pending);
-}
-
-// What can be done before the kernel ahead has ended, then all the rest.
-DEVICE void run_consumer(const GemmParams& p, const Split& split, const Shared& shared) {
-    if (split.first == split.last) {
-        return;
-    }
-    clear_unused_rows(p, shared.x);
-    const Range range = range_of(split, split.first, piece_at(split, split.first).k_first);
-    const Weight weight = load_weight(p, place_of(range, matrix_k(p)));
-    grid_wait();
-    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);
-    consume(p, split, range, shared);
-}
-
-KERNEL(gemm, GemmParams, THREADS, ROWS <= 16 ? 2 : 1) {
-    const Shared shared = carve(shared_memory());
-    const Split split = split_units(matrix_n(p), matrix_k(p));
-    if (thread_index() == 0) {
-        ring_init(shared.ring);
-        handover_init(shared.handover);
-    }
-    barrier_all();
-    if (warp_index() == CONSUMER_WARPS) {
-        produce(shared.ring, p.weights, split);
-    } else if (warp_index() > CONSUMER_WARPS) {
-        grid_wait();
-        if (!OWNS_TILES && lane_index() == 0) {
-            count_parts(p, split, shared.handover);
-        }
-    } else {
-        run_consumer(p, split, shared);
-    }
+KERNEL(gemm, GemmParams, THREADS, ROWS <= FEW_ROWS ? 2 : 1) {
+    run(p);
 }

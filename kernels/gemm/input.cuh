@@ -1,29 +1,17 @@
-// The activations of a product, in shared memory as f16 and one range of k at a time: [ROWS][X_STRIDE].
-// Normalised on the way where the product follows an RMS norm. Rows that are not computed are zero, and so
-// is k beyond the matrix: the products of a row depend on that row alone. How much is staged at a time changes
-// no bit.
+// The activations of a product, in shared memory as f16 and one range of k at a time, as `store_group` lays them out.
+// Normalised on the way where the product follows an RMS norm. Beyond the matrix they are zero. How much is staged at a
+// time changes no bit.
 #pragma once
 
 constexpr uint32_t CONSUMERS = CONSUMER_WARPS * 32;
-// All of a segment where shared memory has room for it.
-constexpr uint32_t CHUNK_K = ROWS <= 16 || IS_LARGE ? SEGMENT_K : 512 * 32 / ROWS;
-// 32 bytes more than the chunk: the 8-byte loads of a half warp, four rows by four lanes, then touch every
-// bank once.
-constexpr uint32_t X_STRIDE = CHUNK_K + 16;
 constexpr uint32_t CHUNK_UNITS = CHUNK_K / UNIT_K;
-// f16 inputs go to shared memory as they are, if their order is that of the weights.
-constexpr bool IS_COPIED = !HAS_NORM && WEIGHT == FP8;
 // Elements that a thread has of a row; k is a multiple of it.
-constexpr uint32_t GROUP_K = IS_COPIED ? 8 : 4;
+constexpr uint32_t GROUP_K = 4;
 constexpr uint32_t ROW_THREADS = CHUNK_K / GROUP_K;
 // Rows that are staged side by side.
 constexpr uint32_t SIDE_ROWS = CONSUMERS / ROW_THREADS;
 // Rows of a thread whose loads are under way together.
 constexpr uint32_t BATCH_ROWS = minimum(ROWS / SIDE_ROWS, 8u);
-
-DEVICE void consumer_barrier() {
-    barrier_named(1, CONSUMERS);
-}
 
 // Units of a tile's k that are staged: [first, last).
 struct Range {
@@ -33,18 +21,6 @@ struct Range {
 
 DEVICE bool has_unit(const Range& range, uint32_t k_unit) {
     return range.first <= k_unit && k_unit < range.last;
-}
-
-// What to stage for a unit of the order, which is `k_unit` of its tile: its chunk of the segment, or the rest
-// of the CTA's units.
-DEVICE Range range_of(const Split& split, uint32_t unit, uint32_t k_unit) {
-    const uint32_t segment = k_unit / split.segment_units;
-    const uint32_t first = segment * split.segment_units;
-    const uint32_t last = first + block_units(split, segment);
-    const uint32_t chunk = k_unit - (k_unit - first) % CHUNK_UNITS;
-    const Range range = {chunk, minimum(chunk + CHUNK_UNITS, last)};
-    const uint32_t end = k_unit + split.last - unit;
-    return end <= range.last ? Range{k_unit, end} : range;
 }
 
 // Row of the input that a row of the product reads.
@@ -102,15 +78,7 @@ DEVICE uint64_t input_place(const GemmParams& p, uint32_t k_len, const Place& pl
     return uint64_t(input_row(p, minimum(row, p.num_rows - 1))) * k_len + place.k;
 }
 
-// Zeroes the rows that are never staged.
-DEVICE void clear_unused_rows(const GemmParams& p, uint16_t* x) {
-    const uint32_t first = p.num_rows * X_STRIDE;
-    for (uint32_t i = first + 8 * thread_index(); i < ROWS * X_STRIDE; i += 8 * CONSUMERS) {
-        *(Uint4*)(x + i) = {};
-    }
-}
-
-#if EPILOGUE == RESIDUAL
+#if !HAS_NORM
 typedef Uint2 Group;
 // Nothing is multiplied on the way.
 struct Weight {};
@@ -148,19 +116,6 @@ DEVICE Uint2 staged_group(const Group& v, const Weight& w, const float* factors,
 }
 #endif
 
-// FP8 keeps the order of k. FP16 weights meet their activations in the order that makes a lane's four
-// elements of 16 neighbours: pairs 0 4 1 5 2 6 3 7.
-DEVICE void store_group(uint16_t* row, uint32_t k, const Uint2& halves) {
-    if constexpr (WEIGHT == FP8) {
-        *(Uint2*)(row + k) = halves;
-        return;
-    }
-    const uint32_t quarter = k / 4 % 4;
-    uint32_t* words = (uint32_t*)(row + k / 16 * 16) + quarter % 2 * 4 + quarter / 2;
-    words[0] = halves.x;
-    words[2] = halves.y;
-}
-
 // Some rows of a thread, as they are in the input.
 struct Batch {
     Group of[BATCH_ROWS];
@@ -183,21 +138,9 @@ DEVICE void store_batch(
         const uint32_t row = first + i * SIDE_ROWS;
         if (place.is_inside && row < p.num_rows) {
             const Uint2 halves = staged_group(batch.of[i], weight, factors, row);
-            store_group(x + row * X_STRIDE, place.to, place.is_real ? halves : Uint2{});
+            store_group(x, row, place.to, place.is_real ? halves : Uint2{});
         }
     }
-}
-
-// Stages by copies that pass by the registers.
-DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, const Place& place, uint16_t* x) {
-    if (place.is_inside) {
-        for (uint32_t row = place.first_row; row < p.num_rows; row += SIDE_ROWS) {
-            const uint16_t* from = (const uint16_t*)p.input + input_place(p, k_len, place, row);
-            async_copy16_zero(x + row * X_STRIDE + place.to, from, place.is_real);
-        }
-    }
-    async_commit();
-    async_wait<0>();
 }
 
 // Stages a range; `is_first` is the first of a CTA, for which nobody waits, but which needs the factors. The
@@ -206,14 +149,6 @@ DEVICE void stage(
     const GemmParams& p, uint32_t k_len, const Range& range, const Weight& weight, bool is_first,
     float* factors, uint16_t* x) {
     const Place place = place_of(range, k_len);
-    if constexpr (IS_COPIED) {
-        if (!is_first) {
-            consumer_barrier();
-        }
-        copy_rows(p, k_len, place, x);
-        consumer_barrier();
-        return;
-    }
     Batch batch = load_batch(p, k_len, place, place.first_row);
     if (HAS_NORM && is_first) {
         norm_factors(p, k_len, factors);
@@ -225,5 +160,5 @@ DEVICE void stage(
         batch = load_batch(p, k_len, place, row);
         store_batch(p, place, row, batch, weight, factors, x);
     }
-    consumer_barrier();
+    publish_staged();
 }

@@ -17,8 +17,7 @@ struct Sums {
     float of[OUTPUT_TILES][ROW_TILES][4];
 };
 
-// Two fragments of weights from a lane's 16 rows x 32 bytes. Bytes 0-1 of its four neighbours in k serve as
-// k 2t, 2t+1 of the product and bytes 2-3 as k 2t+8, 2t+9; x is read in the same order.
+// Two fragments of weights from a lane's 16 rows x 32 bytes.
 DEVICE void unpack(uint32_t (&fragment)[4], const uint32_t (&loaded)[4], uint32_t step) {
     if constexpr (WEIGHT == FP8) {
         fragment[0] = e4m3_to_half2(loaded[2 * step]);
@@ -30,6 +29,37 @@ DEVICE void unpack(uint32_t (&fragment)[4], const uint32_t (&loaded)[4], uint32_
             fragment[i] = loaded[i];
         }
     }
+}
+
+// All of a segment where shared memory has room for it.
+constexpr uint32_t CHUNK_K = ROWS <= 16 || IS_LARGE ? SEGMENT_K : 512 * 32 / ROWS;
+// Halves of a row of activations: 32 bytes more than the chunk, so that the 8-byte loads of a half warp, four rows by four
+// lanes, touch every bank once.
+constexpr uint32_t X_STRIDE = CHUNK_K + 16;
+
+// Four elements of k, in the order that makes a lane's four of 16 neighbours: pairs 0 4 1 5 2 6 3 7.
+DEVICE void store_group(uint16_t* x, uint32_t row, uint32_t k, const Uint2& halves) {
+    const uint32_t quarter = k / 4 % 4;
+    uint32_t* words = (uint32_t*)(x + row * X_STRIDE + k / 16 * 16) + quarter % 2 * 4 + quarter / 2;
+    words[0] = halves.x;
+    words[2] = halves.y;
+}
+
+// Zeroes the rows that are never staged.
+DEVICE void clear_unused_rows(const GemmParams& p, uint16_t* x) {
+    const uint32_t first = p.num_rows * X_STRIDE;
+    for (uint32_t i = first + 8 * thread_index(); i < ROWS * X_STRIDE; i += 8 * CONSUMER_WARPS * 32) {
+        *(Uint4*)(x + i) = {};
+    }
+}
+
+DEVICE void consumer_barrier() {
+    barrier_named(1, CONSUMER_WARPS * 32);
+}
+
+// By who has staged something, before others read it.
+DEVICE void publish_staged() {
+    consumer_barrier();
 }
 
 // sums += unit * x; `x` points at the unit's k in the staged chunk.

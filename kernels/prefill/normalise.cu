@@ -1,5 +1,5 @@
-// RMS norm of rows of the residual stream, as an operand of a product of many rows. Any grid: a CTA takes every
-// num_blocks-th row. A row's bits depend on that row alone.
+// RMS norm of rows of the residual stream, or of some of them, as an operand of a product of many rows. Any grid: a
+// CTA takes every num_blocks-th row. A row's bits depend on that row alone.
 #include "common/prims.cuh"
 #include "common/types.cuh"
 
@@ -7,23 +7,25 @@
 #include "common/squares.cuh"
 
 struct NormaliseParams {
-    const float* input;    // [row][k]
-    const float* squares;  // of squares.cuh, of the input
-    const float* weight;   // [k]
+    const float* input;          // [row][k]
+    const float* squares;        // of squares.cuh, of the input
+    const float* weight;         // [k]
     Operand output;
+    const uint32_t* row_index;   // input row of each row, or null: its own
     float eps;
     uint32_t num_rows;
-    uint32_t k;            // a multiple of 4
+    uint32_t k;                  // a multiple of 4
     uint32_t unused;
 };
-static_assert(sizeof(NormaliseParams) == 64, "as on the host");
+static_assert(sizeof(NormaliseParams) == 72, "as on the host");
 
 KERNEL(normalise, NormaliseParams, THREADS, 4) {
     grid_wait();
     grid_launch_dependents();
     for (uint32_t row = block_index(); row < p.num_rows; row += num_blocks()) {
-        const float* input = p.input + uint64_t(row) * p.k;
-        const float* squares = p.squares + uint64_t(row) * divide_up(p.k, SQUARES_LEN);
+        const uint64_t from = p.row_index ? p.row_index[row] : row;
+        const float* input = p.input + from * p.k;
+        const float* squares = p.squares + from * divide_up(p.k, SQUARES_LEN);
         const float factor = norm_factor(lane_squares(squares, p.k), p.k, p.eps);
         store_operand(p.output, row, p.k, [&](uint32_t k) {
             const Float4 v = *(const Float4*)(input + k);

@@ -18,26 +18,32 @@ static_assert(sizeof(UnpackParams) == 32, "as on the host");
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t ROW_CHUNKS = UNIT_ROW_BYTES / CHUNK_BYTES;
 
-// 16 bytes as they are.
-DEVICE void store_chunk(uint8_t* output, uint64_t element, const Uint4& chunk) {
-    *(Uint4*)(output + element * WEIGHT_BYTES) = chunk;
+// 16 bytes, those of FP8 in the order of k.
+DEVICE void store_chunk(uint8_t* output, uint64_t element, const uint32_t (&chunk)[4]) {
+    Uint4 ordered = {chunk[0], chunk[1], chunk[2], chunk[3]};
+    if constexpr (WEIGHT == FP8) {
+        ordered = {
+            e4m3_pair(chunk, 0) | e4m3_pair(chunk, 1) << 16,
+            e4m3_pair(chunk, 2) | e4m3_pair(chunk, 3) << 16,
+            e4m3_pair(chunk, 4) | e4m3_pair(chunk, 5) << 16,
+            e4m3_pair(chunk, 6) | e4m3_pair(chunk, 7) << 16,
+        };
+    }
+    *(Uint4*)(output + element * WEIGHT_BYTES) = ordered;
 }
 
 // 16 e4m3 as halves, without their scale.
-DEVICE void widen_chunk(uint8_t* output, uint64_t element, const Uint4& chunk) {
+DEVICE void widen_chunk(uint8_t* output, uint64_t element, const uint32_t (&chunk)[4]) {
     Uint4* to = (Uint4*)(output + element * 2);
-    to[0] = {
-        e4m3_to_half2(chunk.x),
-        e4m3_to_half2(chunk.x >> 16),
-        e4m3_to_half2(chunk.y),
-        e4m3_to_half2(chunk.y >> 16),
-    };
-    to[1] = {
-        e4m3_to_half2(chunk.z),
-        e4m3_to_half2(chunk.z >> 16),
-        e4m3_to_half2(chunk.w),
-        e4m3_to_half2(chunk.w >> 16),
-    };
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        to[i] = {
+            e4m3_to_half2(e4m3_pair(chunk, 4 * i)),
+            e4m3_to_half2(e4m3_pair(chunk, 4 * i + 1)),
+            e4m3_to_half2(e4m3_pair(chunk, 4 * i + 2)),
+            e4m3_to_half2(e4m3_pair(chunk, 4 * i + 3)),
+        };
+    }
 }
 
 DEVICE void unpack_unit(const UnpackParams& p, uint32_t unit) {
@@ -48,7 +54,8 @@ DEVICE void unpack_unit(const UnpackParams& p, uint32_t unit) {
     for (uint32_t i = thread_index(); i < UNIT_OUTPUTS * ROW_CHUNKS; i += THREADS) {
         const uint32_t row = i / ROW_CHUNKS;
         const uint32_t column = i % ROW_CHUNKS;
-        const Uint4 chunk = *(const Uint4*)(from + chunk_offset(row, column));
+        const Uint4 loaded = *(const Uint4*)(from + chunk_offset(row, column));
+        const uint32_t chunk[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
         const uint64_t k = first_k + column * (CHUNK_BYTES / WEIGHT_BYTES);
         const uint64_t element = (first_row + row) * stride + k;
         if (WEIGHT == FP8 && p.format == FP16) {

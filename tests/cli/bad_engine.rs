@@ -80,7 +80,7 @@ fn an_engine_for_a_gpu_is_described_but_does_not_run_on_the_cpu() {
     let engine = dir.path().join("model/1/target.engine");
     let mut manifest = Engine::open(&engine).unwrap().manifest().clone();
     manifest.device = Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 };
-    let names = needed_variants(&manifest.model, &manifest.precision);
+    let names = needed_variants(&manifest.model, &manifest.precision, "sm_90a");
     let code = names.iter().map(|variant| (code_section("sm_90a", variant), 100)).collect();
     let writer = EngineWriter::with_code(&engine, manifest, &code).unwrap();
     for section in writer.sections() {
@@ -93,7 +93,7 @@ fn an_engine_for_a_gpu_is_described_but_does_not_run_on_the_cpu() {
     let model = model.to_str().unwrap();
     let text = succeeds(&["inspect", model]);
     assert!(text.contains("cuda:sm_90a, driver 580 or newer"), "{text}");
-    assert!(text.contains(&format!("{} kernels for 1 architecture(s)", names.len())), "{text}");
+    assert!(text.contains(&format!("{} kernels, for 1 architecture(s)", names.len())), "{text}");
     let line = succeeds(&["verify", model]);
     assert!(line.contains("no tokens were run: that takes a GPU of sm_90a"), "{line}");
     // Where there is a driver, it is what refuses code that is no code.

@@ -54,7 +54,7 @@ fn manifest(model: &ModelConfig, precision: Precision) -> Manifest {
 fn engine(checkpoint: &Checkpoint, weights: Dtype, folder: &std::path::Path) -> Engine {
     let precision = Precision { weights, head: Dtype::Fp16, kv: Dtype::Fp16 };
     let manifest = manifest(&checkpoint.config, precision);
-    let code: Vec<Code> = needed_variants(&manifest.model, &manifest.precision)
+    let code: Vec<Code> = needed_variants(&manifest.model, &manifest.precision, "sm_90a")
         .iter()
         .map(|v| Code { section: code_section("sm_90a", v), cubin: v.to_string().into_bytes() })
         .collect();
@@ -216,7 +216,7 @@ fn weights_beyond_half_precision_are_refused_with_a_format_that_the_device_has()
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let precision = Precision { weights: Dtype::Fp16, head: Dtype::Fp16, kv: Dtype::Fp16 };
     let manifest = manifest(&checkpoint.config, precision);
-    let names = needed_variants(&manifest.model, &manifest.precision);
+    let names = needed_variants(&manifest.model, &manifest.precision, "sm_90a");
     let code = names.iter().map(|variant| (code_section("sm_90a", variant), 1)).collect();
     let device = manifest.device.clone();
     let writer = EngineWriter::with_code(dir.path().join("x"), manifest, &code).unwrap();

@@ -58,10 +58,10 @@ impl Compiler {
         model: &ModelConfig,
         precision: &Precision,
     ) -> Result<Vec<Code>> {
-        let variants = needed_variants(model, precision);
-        let jobs: Vec<(&String, &Variant)> =
-            archs.iter().flat_map(|arch| variants.iter().map(move |v| (arch, v))).collect();
-        let compile = |&(arch, variant): &(&String, &Variant)| -> Result<Code> {
+        let of_arch = |arch| needed_variants(model, precision, arch).into_iter();
+        let jobs: Vec<(&String, Variant)> =
+            archs.iter().flat_map(|arch| of_arch(arch).map(move |v| (arch, v))).collect();
+        let compile = |(arch, variant): &(&String, Variant)| -> Result<Code> {
             let cubin = self.compile(arch, variant)?;
             Ok(Code { section: code_section(arch, variant), cubin })
         };

@@ -32,7 +32,7 @@ mod ffi {
 /// One launch of a kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Launch<'a> {
-    /// Name of the variant, as `Variant` spells it; `@sm_80` at its end asks for the code without bulk copies.
+    /// Name of the variant, as `Variant` spells it; `@sm_80` or `@sm_100` at its end asks for another architecture's code.
     pub variant: &'a str,
     /// Blocks.
     pub grid: u32,
@@ -121,12 +121,15 @@ pub fn has_variant(name: &str) -> bool {
 }
 
 /// What runs for a kernel variant of an engine on a GPU of this compute capability: the shape of its matrix is a
-/// parameter here, and older GPUs may have code of their own.
+/// parameter here, and other GPUs than Hopper's may have code of their own.
 pub fn variant_for(variant: &str, capability: (u32, u32)) -> Result<String, String> {
     let name = variant.split(".SHAPE_").next().unwrap_or(variant);
-    let older = format!("{name}@sm_80");
-    let is_old = capability < (9, 0) && has_variant(&older);
-    let name = if is_old { older } else { name.to_string() };
+    let other = match capability {
+        (9, 0) => String::new(),
+        (10, _) => format!("{name}@sm_100"),
+        _ => format!("{name}@sm_80"),
+    };
+    let name = if has_variant(&other) { other } else { name.to_string() };
     if has_variant(&name) {
         Ok(name)
     } else {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant, path_of};
+use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant, WGMMA_ROWS, path_of};
 
 /// One compiled kernel: its name, its source, and the defines.
 pub(crate) struct Unit {
@@ -20,19 +20,17 @@ const LARGE_GROUPS: [usize; 4] = [5, 6, 12, 16];
 /// Those of heads on hidden states, whose keys and values are halves.
 const WINDOWED_GROUPS: [usize; 3] = [2, 3, 4];
 
-/// The kernels with code of their own for older architectures.
-const TWO_KINDS: [&str; 3] = ["gemm", "probe", "ring"];
-
-/// What a unit's name ends in when it is compiled as for sm_80: without bulk copies.
-const OLD_ARCHITECTURE: &str = "@sm_80";
+/// The kernels with code of their own for other architectures than Hopper's, and these: one without bulk copies, and one that
+/// has them, and large multiprocessors, but no warpgroups.
+const KINDS: [(&str, &[u32]); 3] = [("gemm", &[80, 100]), ("probe", &[80]), ("ring", &[80])];
 
 /// Where sources and headers are: the machine's, the test kernels', the kernels'.
 pub(crate) fn folders(root: &Path) -> [PathBuf; 3] {
     [root.join("cpp"), root.join("tests"), root.join("..")]
 }
 
-/// The variants of all kernels, for both kinds of architecture where they differ; and the
-/// kernels of the emulator's own tests.
+/// The variants of all kernels, for every kind of architecture where they differ; and the kernels of the emulator's own
+/// tests.
 pub(crate) fn all(folders: &[PathBuf; 3]) -> Vec<Unit> {
     let mut units: Vec<_> = variants().iter().map(unit).collect();
     let kernels = fs::read_dir(&folders[1]).expect("a folder of this package");
@@ -42,9 +40,8 @@ pub(crate) fn all(folders: &[PathBuf; 3]) -> Vec<Unit> {
         let path = format!("{name}.cu");
         units.push(Unit { kernel: name.clone(), name, path, defines: Vec::new() });
     }
-    let older: Vec<_> =
-        units.iter().filter(|unit| TWO_KINDS.contains(&&*unit.kernel)).map(older).collect();
-    units.extend(older);
+    let others: Vec<_> = units.iter().flat_map(others).collect();
+    units.extend(others);
     units.sort_by(|a, b| a.name.cmp(&b.name));
     units
 }
@@ -62,12 +59,20 @@ fn unit(variant: &Variant) -> Unit {
     }
 }
 
-/// The same, as for sm_80.
-fn older(unit: &Unit) -> Unit {
-    let mut defines = unit.defines.clone();
-    defines.push(("EMU_ARCH".into(), "800".into()));
-    let (kernel, path) = (unit.kernel.clone(), unit.path.clone());
-    Unit { name: format!("{}{OLD_ARCHITECTURE}", unit.name), kernel, path, defines }
+/// The same for other architectures; the name says so.
+fn others(unit: &Unit) -> Vec<Unit> {
+    let rows = unit.defines.iter().find(|(name, _)| name == "ROWS");
+    if rows.is_some_and(|(_, rows)| !GEMM_ROWS.iter().any(|few| few.to_string() == *rows)) {
+        return Vec::new();
+    }
+    let kinds = KINDS.iter().filter(|(kernel, _)| *kernel == unit.kernel);
+    let other = |&sm: &u32| {
+        let mut defines = unit.defines.clone();
+        defines.push(("EMU_ARCH".into(), (sm * 10).to_string()));
+        let (kernel, path) = (unit.kernel.clone(), unit.path.clone());
+        Unit { name: format!("{}@sm_{sm}", unit.name), kernel, path, defines }
+    };
+    kinds.flat_map(|(_, sms)| sms.iter()).map(other).collect()
 }
 
 fn variants() -> Vec<Variant> {
@@ -77,7 +82,7 @@ fn variants() -> Vec<Variant> {
     all.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     for format in [Format::Fp8, Format::Fp16] {
         all.extend([Variant::embed(format), Variant::unpack(format)]);
-        for rows in GEMM_ROWS {
+        for rows in WGMMA_ROWS {
             let qkv = [64, 128].map(|head_dim| Epilogue::Qkv { head_dim });
             let others = [Epilogue::Raw, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::Head];
             all.extend(qkv.into_iter().chain(others).map(|e| Variant::gemm(format, rows, e)));

@@ -3,8 +3,9 @@
 use spec_core::engine::{Device, Manifest, SectionSpec, expected_sections};
 use spec_core::model::decoder::MatrixKind;
 
-/// The parts of a pass that run in every layer.
-pub(crate) const LAYER: [&str; 6] = ["qkv", "rope", "attention", "out", "gate_up", "down"];
+/// The parts of a pass that run in every layer; the norm of many rows once for the head as well.
+pub(crate) const LAYER: [&str; 7] =
+    ["normalise", "qkv", "rope", "attention", "out", "gate_up", "down"];
 
 /// The name of a product.
 fn product(kind: MatrixKind) -> &'static str {

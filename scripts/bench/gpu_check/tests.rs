@@ -65,7 +65,7 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
     let mut kinds: Vec<_> =
         list(&result, "kernels").iter().filter(kernels).map(|e| &e["kernel"]).collect();
     kinds.sort_by_key(|kind| kind.to_string());
-    assert_eq!(kinds, ["down", "embed", "gate_up", "head", "out", "qkv"]);
+    assert_eq!(kinds, ["down", "embed", "gate_up", "head", "normalise", "out", "qkv"]);
     let steps = list(&result, "steps");
     assert_eq!(steps.len(), 2);
     let parts = steps[1]["parts_us"].as_object().unwrap();

@@ -6,7 +6,7 @@ use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::image::RUN;
 use crate::model::{DraftHead, Dtype, EagleConfig, EagleKind, ModelConfig};
-use spec_kernels::{Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant};
+use spec_kernels::{Epilogue, Format, MAX_GROUP, Variant, gemm_rows, has_warpgroups};
 
 /// Elements of a head that the kernels are written for.
 const HEAD_DIMS: [usize; 2] = [64, 128];
@@ -24,7 +24,7 @@ impl<'a> Kernels<'a> {
         Self { model: &manifest.model, precision: &manifest.precision }
     }
 
-    /// The product of at most `rows` rows, one of [`GEMM_ROWS`], with a matrix.
+    /// The product of at most `rows` rows, one of [`gemm_rows`], with a matrix.
     pub(crate) fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
         let Self { model, precision } = *self;
         let epilogue = match linear.kind {
@@ -79,24 +79,26 @@ impl<'a> Kernels<'a> {
     }
 }
 
-/// Every kernel that a model needs, each once, in the order of its engine.
-pub fn needed_variants(model: &ModelConfig, precision: &Precision) -> Vec<Variant> {
+/// Every kernel that a model needs on an architecture, each once, in the order of its engine.
+pub fn needed_variants(model: &ModelConfig, precision: &Precision, arch: &str) -> Vec<Variant> {
     let kernels = Kernels { model, precision };
+    let rows = gemm_rows(arch);
     let mut variants = match model.eagle() {
-        None => of_model(&kernels),
-        Some(eagle) => of_head(&kernels, eagle),
+        None => of_model(&kernels, rows),
+        Some(eagle) => of_head(&kernels, eagle, rows),
     };
+    variants.extend(has_warpgroups(arch).then(|| Variant::plain("normalise")));
     // Two matrices of one shape share their kernel.
     let mut seen = std::collections::HashSet::new();
     variants.retain(|variant| seen.insert(variant.clone()));
     variants
 }
 
-fn of_model(kernels: &Kernels<'_>) -> Vec<Variant> {
+fn of_model(kernels: &Kernels<'_>, rows: &[usize]) -> Vec<Variant> {
     let mut variants = vec![kernels.embed()];
     let head = Decoder::of(&ModelConfig { num_layers: 0, ..kernels.model.clone() }).head().clone();
     for linear in kernels.layer().into_iter().chain([head]) {
-        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(&linear, rows)));
+        variants.extend(rows.iter().map(|&rows| kernels.gemm(&linear, rows)));
     }
     variants.push(kernels.rope());
     variants.extend(kernels.attention());
@@ -108,14 +110,14 @@ fn of_model(kernels: &Kernels<'_>) -> Vec<Variant> {
 }
 
 /// A head leaves to its target what the engine does not have, kernels included.
-fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig) -> Vec<Variant> {
+fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig, rows: &[usize]) -> Vec<Variant> {
     let Eagle { embed, fc, first, head, .. } = Eagle::of(kernels.model, eagle);
     let mut variants = vec![Variant::plain("join")];
     variants.extend(eagle.maps_vocab.then(|| Variant::plain("spread")));
     variants.extend(embed.map(|_| kernels.embed()));
     let own = [fc, first.attention.qkv];
     for linear in own.into_iter().chain(kernels.layer()).chain(head) {
-        variants.extend(GEMM_ROWS.map(|rows| kernels.gemm(&linear, rows)));
+        variants.extend(rows.iter().map(|&rows| kernels.gemm(&linear, rows)));
     }
     variants.push(kernels.rope());
     variants.extend(kernels.attention());
@@ -201,7 +203,7 @@ mod tests {
     const FP8: Precision = Precision { weights: Dtype::Fp8, head: Dtype::Fp16, kv: Dtype::Fp16 };
 
     fn names(model: &ModelConfig) -> Vec<String> {
-        needed_variants(model, &FP8).iter().map(ToString::to_string).collect()
+        needed_variants(model, &FP8, "sm_80").iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -229,6 +231,14 @@ mod tests {
         ] {
             assert!(names.iter().any(|n| n == name), "{name} is not among {names:?}");
         }
+    }
+
+    #[test]
+    fn warpgroups_take_more_rows() {
+        let hopper = needed_variants(&small_llama(), &FP8, "sm_90a");
+        assert_eq!(hopper.len(), names(&small_llama()).len() + 5 * 2);
+        let most = "gemm.WEIGHT=FP8.ROWS=192.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160";
+        assert!(hopper.iter().any(|variant| variant.to_string() == most));
     }
 
     #[test]

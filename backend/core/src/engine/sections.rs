@@ -36,9 +36,11 @@ pub fn expected_sections(
     let mut list = List { device, precision, specs: Vec::new() };
     decoder::walk(config, &mut list).expect("a list takes everything");
     if let Device::Cuda { archs, .. } = device {
-        let variants = needed_variants(config, precision);
-        let names =
-            archs.iter().flat_map(|arch| variants.iter().map(move |v| code_section(arch, v)));
+        let code = |arch: &String| -> Vec<String> {
+            let variants = needed_variants(config, precision, arch);
+            variants.iter().map(|variant| code_section(arch, variant)).collect()
+        };
+        let names = archs.iter().flat_map(code);
         let code = |name| SectionSpec {
             name,
             kind: SectionKind::Code,
@@ -197,14 +199,16 @@ mod tests {
         assert_eq!(bytes("layers.0.out.scale"), Some(128 * 4));
         assert_eq!(bytes("layers.0.qkv.bias"), Some(512 * 4));
         assert_eq!(bytes("layers.0.input_norm"), Some(96 * 4), "norms are not padded");
-        let variants = needed_variants(&config, &precision);
-        let (weights, code) = specs.split_at(specs.len() - 2 * variants.len());
+        let names = |arch: &'static str| {
+            let variants = needed_variants(&config, &precision, arch);
+            variants.into_iter().map(move |variant| format!("code.{arch}.{variant}"))
+        };
+        let names: Vec<String> = names("sm_90a").chain(names("sm_80")).collect();
+        let (weights, code) = specs.split_at(specs.len() - names.len());
         assert!(weights.iter().all(|spec| spec.kind != SectionKind::Code && spec.bytes.is_some()));
-        for (arch, code) in ["sm_90a", "sm_80"].iter().zip(code.chunks(variants.len())) {
-            for (spec, variant) in code.iter().zip(&variants) {
-                assert_eq!(spec.name, format!("code.{arch}.{variant}"));
-                assert_eq!((spec.kind, spec.dtype, spec.bytes), (SectionKind::Code, None, None));
-            }
+        for (spec, name) in code.iter().zip(names) {
+            assert_eq!(spec.name, name);
+            assert_eq!((spec.kind, spec.dtype, spec.bytes), (SectionKind::Code, None, None));
         }
     }
 }

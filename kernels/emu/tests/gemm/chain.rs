@@ -1,10 +1,10 @@
 //! Kernels of a forward pass one after the other: the embedding, then products that share a workspace.
 
 use crate::image::{Matrix, Random};
-use crate::params::{EmbedParams, GemmParams, ROW_THREADS, float_bytes};
+use crate::params::{EmbedParams, GemmParams, NormaliseParams, ROW_THREADS, float_bytes};
 use crate::problem::{Plan, Problem, Row};
-use crate::run::{Loaded, Run, read};
-use spec_core::testing::cuda::model::GEMM_THREADS;
+use crate::run::{Arch, Loaded, Run, read};
+use spec_core::testing::cuda::model::{GEMM_THREADS, OPERAND_SHARED_BYTES};
 use spec_emu::{Arena, Launch};
 use spec_kernels::{Epilogue, Format, Variant};
 
@@ -20,13 +20,13 @@ pub(crate) struct Size {
     pub(crate) capacity: usize,
     pub(crate) num_rows: usize,
     pub(crate) grid: u32,
-    pub(crate) is_old: bool,
+    pub(crate) arch: Arch,
 }
 
 impl Size {
     fn run(&self) -> Run {
-        let Self { capacity, num_rows, grid, is_old, .. } = *self;
-        Run { is_old, ..Run::new(capacity, (0..num_rows).collect(), grid) }
+        let Self { capacity, num_rows, grid, arch, .. } = *self;
+        Run { arch, ..Run::new(capacity, (0..num_rows).collect(), grid) }
     }
 }
 
@@ -100,9 +100,20 @@ impl Chain {
         let Size { weight, hidden, num_rows, .. } = self.size;
         let problem = Problem::random(Plan::new(weight, epilogue, n, hidden), n as u64);
         let run = self.size.run();
-        let own = Loaded::new(&self.arena, &problem, &run).params;
-        let (input, output) = (input.unwrap_or(own.input), output.unwrap_or(own.output));
+        let Loaded { params: own, normalise, .. } = Loaded::new(&self.arena, &problem, &run);
         let (squares, partials, arrivals) = (self.squares, self.partials, self.arrivals);
+        let mut input = input.unwrap_or(own.input);
+        if let Some(before) = normalise {
+            let product = GemmParams { input, squares, ..own.clone() };
+            input = before.values;
+            self.kernels.push(Kernel {
+                variant: "normalise".into(),
+                block: ROW_THREADS,
+                shared_bytes: OPERAND_SHARED_BYTES,
+                params: NormaliseParams::of(&product, input).bytes(),
+            });
+        }
+        let output = output.unwrap_or(own.output);
         self.kernels.push(Kernel {
             variant: run.variant(&problem.plan),
             block: GEMM_THREADS,

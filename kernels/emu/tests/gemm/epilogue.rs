@@ -2,10 +2,10 @@
 
 use crate::image::Random;
 use crate::problem::{ALL_ROWS, Plan, Problem};
-use crate::run::{Run, check, run, values};
+use crate::run::{Arch, Run, check, run, values};
 use crate::twin::some_rows;
 use spec_emu::Schedule;
-use spec_kernels::{Epilogue, Format, GEMM_ROWS};
+use spec_kernels::{Epilogue, Format};
 
 const FORMATS: [Format; 2] = [Format::Fp8, Format::Fp16];
 
@@ -13,12 +13,13 @@ const FORMATS: [Format; 2] = [Format::Fp8, Format::Fp16];
 fn is_right(plan: Plan, seed: u64) {
     let problem = Problem::random(plan, seed);
     let random = &mut Random(seed);
-    for capacity in GEMM_ROWS {
-        for is_old in [false, true] {
+    for arch in Arch::ALL {
+        for (i, &capacity) in arch.capacities().iter().enumerate() {
             let picks = some_rows(1 + random.below(capacity), random);
             let schedule = Schedule::seeded(random.below(1000) as u64);
             let run = Run::new(capacity, picks, 1 + random.below(7) as u32);
-            check(&problem, &Run { is_old, schedule, is_indexed: is_old, ..run });
+            let is_indexed = (i + usize::from(arch == Arch::Ampere)) % 2 == 0;
+            check(&problem, &Run { arch, schedule, is_indexed, ..run });
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::image::{Random, bytes_of};
 use crate::problem::{Plan, Problem};
-use crate::run::{Outcome, Run, run};
+use crate::run::{Arch, Outcome, Run, run};
 use crate::twin::some_rows;
 use spec_emu::Schedule;
-use spec_kernels::{Epilogue, Format, GEMM_ROWS};
+use spec_kernels::{Epilogue, Format};
 
 /// Everything that a row of a run left behind.
 fn row_bits(problem: &Problem, run: &Run, outcome: &Outcome, row: usize) -> Vec<u8> {
@@ -27,24 +27,32 @@ fn row_bits(problem: &Problem, run: &Run, outcome: &Outcome, row: usize) -> Vec<
     bits
 }
 
+/// Ampere's and Blackwell's code gives the same bits.
 fn does_not_depend_on_company(plan: Plan) {
-    let row = 7;
     let problem = Problem::random(plan, 70);
+    does_not_depend_on_company_of(&problem, &[Arch::Hopper]);
+    does_not_depend_on_company_of(&problem, &[Arch::Ampere, Arch::Blackwell]);
+}
+
+fn does_not_depend_on_company_of(problem: &Problem, archs: &[Arch]) {
+    let (plan, row) = (problem.plan, 7);
     let random = &mut Random(71);
+    let capacities = archs[0].capacities();
     for grid in [2, 5] {
-        let alone = Run::new(8, vec![row], grid);
-        let expected = row_bits(&problem, &alone, &run(&problem, &alone), row);
-        for i in 0..2 * GEMM_ROWS.len() {
-            let capacity = GEMM_ROWS[i % GEMM_ROWS.len()];
-            let mut picks = some_rows(capacity - i / GEMM_ROWS.len(), random);
+        let alone = Run { arch: archs[0], ..Run::new(8, vec![row], grid) };
+        let expected = row_bits(problem, &alone, &run(problem, &alone), row);
+        for i in 0..2 * capacities.len() {
+            let capacity = capacities[i % capacities.len()];
+            let mut picks = some_rows(capacity - i / capacities.len(), random);
             if !picks.contains(&row) {
                 let place = random.below(picks.len());
                 picks[place] = row;
             }
             let schedule = Schedule::seeded(random.below(1000) as u64);
             let among = Run::new(capacity, picks, grid);
-            let among = Run { schedule, is_old: i % 3 == 0, is_indexed: i % 2 == 0, ..among };
-            let found = row_bits(&problem, &among, &run(&problem, &among), row);
+            let arch = archs[i / 2 % archs.len()];
+            let among = Run { schedule, arch, is_indexed: i % 2 == 0, ..among };
+            let found = row_bits(problem, &among, &run(problem, &among), row);
             assert_eq!(found, expected, "{plan:?} {among:?}");
         }
     }

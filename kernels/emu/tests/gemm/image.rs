@@ -69,6 +69,14 @@ impl Matrix {
         }
     }
 
+    /// Byte of a chunk: word t of one of FP8 has elements 2t, 2t + 1, 2t + 8 and 2t + 9.
+    fn in_chunk(&self, k: usize, byte: usize) -> usize {
+        match self.format {
+            Format::Fp8 => k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2,
+            Format::Fp16 => byte,
+        }
+    }
+
     /// The image whose row `i` is row `order[i]` of the matrix.
     pub(crate) fn pack(&self, order: &[usize]) -> Vec<u8> {
         let bytes = bytes_of(self.format);
@@ -79,7 +87,7 @@ impl Matrix {
             for k in 0..self.k {
                 let unit = i / TILE * k_units + k / unit_k;
                 let (line, byte) = (i % TILE, k % unit_k * bytes);
-                let place = ((byte / 16) ^ (line % 8)) * 16 + byte % 16;
+                let place = ((byte / 16) ^ (line % 8)) * 16 + self.in_chunk(k, byte % 16);
                 let to = unit * TILE * UNIT_ROW_BYTES + line * UNIT_ROW_BYTES + place;
                 let code = self.codes[row * self.k + k].to_le_bytes();
                 image[to..to + bytes].copy_from_slice(&code[..bytes]);

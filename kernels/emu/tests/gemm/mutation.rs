@@ -2,11 +2,30 @@
 //! machine stops the kernel, or ThreadSanitizer finds a race. With all of them there is none.
 
 use crate::chain::{Chain, Size};
-use crate::mutant::{Found, MUTANTS, Mutant, OLD_MUTANTS, Setup};
+use crate::mutant::{
+    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, Mutant, STREAM_MUTANTS, Setup,
+};
+use crate::run::Arch;
 use spec_emu::{Mutation, Options, Program, Schedule};
 use spec_kernels::{Epilogue, Format};
 
-fn chain(setup: Setup, is_old: bool) -> Chain {
+/// Whose code is broken, and the rows that it is compiled for and runs with.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    arch: Arch,
+    capacity: usize,
+    num_rows: usize,
+}
+
+/// A segment fits in the shared memory of sm_80 with 16 rows, but not with 32.
+const AMPERE: Kind = Kind { arch: Arch::Ampere, capacity: 32, num_rows: 3 };
+const BLACKWELL: Kind = Kind { arch: Arch::Blackwell, capacity: 16, num_rows: 3 };
+const HOPPER: Kind = Kind { arch: Arch::Hopper, capacity: 16, num_rows: 3 };
+/// With rows that come as halves.
+const STREAMED: Kind = Kind { arch: Arch::Hopper, capacity: 64, num_rows: 35 };
+
+fn chain(setup: Setup, kind: Kind) -> Chain {
+    let Kind { arch, capacity, num_rows } = kind;
     let (hidden, grid) = match setup {
         Setup::Short => (1024, 3),
         Setup::Long => (2560, 5),
@@ -14,9 +33,7 @@ fn chain(setup: Setup, is_old: bool) -> Chain {
         Setup::Head => (2560, 3),
     };
     let weight = Format::Fp8;
-    // A segment fits in the shared memory of sm_80 with 16 rows, but not with 32.
-    let capacity = if is_old { 32 } else { 16 };
-    let mut chain = Chain::new(Size { weight, hidden, capacity, num_rows: 3, grid, is_old });
+    let mut chain = Chain::new(Size { weight, hidden, capacity, num_rows, grid, arch });
     let residual = chain.residual;
     let mut raw = |n| chain.product((Epilogue::Raw, n), Some(residual), None);
     match setup {
@@ -35,24 +52,25 @@ fn chain(setup: Setup, is_old: bool) -> Chain {
     chain
 }
 
-fn expected(setup: Setup) -> Vec<u8> {
-    let chain = chain(setup, false);
+fn expected(setup: Setup, kind: Kind) -> Vec<u8> {
+    let chain = chain(setup, kind);
     spec_emu::run(&chain.launches(false), &Schedule::PLAIN).unwrap();
     chain.bits()
 }
 
-fn build(setup: Setup, is_old: bool, options: &Options<'_>) -> Program {
-    let chain = chain(setup, is_old);
+fn build(setup: Setup, kind: Kind, options: &Options<'_>) -> Program {
+    let chain = chain(setup, kind);
     let mut variants = chain.variants();
+    variants.sort_unstable();
     variants.dedup();
     Program::build(&variants, options).unwrap()
 }
 
 /// What the first of some schedules finds.
-fn find(program: &Program, setup: Setup, is_old: bool, seeds: u64) -> Option<(Found, String)> {
-    let expected = expected(setup);
+fn find(program: &Program, setup: Setup, kind: Kind, seeds: u64) -> Option<(Found, String)> {
+    let expected = expected(setup, kind);
     (0..seeds).find_map(|seed| {
-        let chain = chain(setup, is_old);
+        let chain = chain(setup, kind);
         match program.run(&chain.arena, &chain.launches(true), &Schedule::seeded(seed)) {
             Ok(()) if chain.bits() == expected => None,
             Ok(()) => Some((Found::Wrong, format!("other results with seed {seed}"))),
@@ -62,40 +80,55 @@ fn find(program: &Program, setup: Setup, is_old: bool, seeds: u64) -> Option<(Fo
     })
 }
 
-fn all_are_found(mutants: &[Mutant], is_old: bool, by: impl Fn(Found) -> bool) {
+fn all_are_found(mutants: &[Mutant], kind: Kind, by: impl Fn(Found) -> bool) {
     for mutant in mutants.iter().filter(|mutant| by(mutant.found)) {
         let Mutant { name, setup, file, text, replacement, .. } = *mutant;
         let tsan = mutant.found == Found::Race;
         let mutation = Some(Mutation { file, text, replacement });
-        let program = build(setup, is_old, &Options { tsan, mutation });
-        let found = find(&program, setup, is_old, if tsan { 3 } else { 30 });
-        let kind = found.as_ref().map(|(kind, _)| *kind);
-        assert_eq!(kind, Some(mutant.found), "{name}: {found:?}");
+        let program = build(setup, kind, &Options { tsan, mutation });
+        let found = find(&program, setup, kind, if tsan { 3 } else { 30 });
+        let way = found.as_ref().map(|(way, _)| *way);
+        assert_eq!(way, Some(mutant.found), "{name}: {found:?}");
     }
 }
 
 #[test]
 fn what_keeps_results_right_is_needed() {
-    all_are_found(&MUTANTS, false, |found| found != Found::Race);
+    all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found != Found::Race);
 }
 
 #[test]
 fn what_orders_memory_is_needed() {
-    all_are_found(&MUTANTS, false, |found| found == Found::Race);
+    all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found == Found::Race);
 }
 
 #[test]
 fn what_orders_copies_and_chunks_is_needed() {
-    all_are_found(&OLD_MUTANTS, true, |_| true);
+    all_are_found(&AMPERE_MUTANTS, AMPERE, |_| true);
+}
+
+#[test]
+fn what_keeps_results_of_warpgroups_right_is_needed() {
+    all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found != Found::Race);
+}
+
+#[test]
+fn what_orders_memory_for_warpgroups_is_needed() {
+    all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found == Found::Race);
+}
+
+#[test]
+fn what_rows_that_stream_in_need_is_needed() {
+    all_are_found(&STREAM_MUTANTS, STREAMED, |_| true);
 }
 
 #[test]
 fn the_kernels_as_they_are_have_no_race() {
-    for is_old in [false, true] {
+    for kind in [AMPERE, BLACKWELL, HOPPER, STREAMED] {
         let options = Options { tsan: true, mutation: None };
         for setup in [Setup::Short, Setup::Long, Setup::Sum, Setup::Head] {
-            let found = find(&build(setup, is_old, &options), setup, is_old, 3);
-            assert_eq!(found, None, "{setup:?}, old: {is_old}");
+            let found = find(&build(setup, kind, &options), setup, kind, 3);
+            assert_eq!(found, None, "{setup:?}, {kind:?}");
         }
     }
 }

@@ -47,6 +47,39 @@ impl GemmParams {
     }
 }
 
+/// `NormaliseParams` of `normalise.cu`, whose output is halves without padding.
+#[derive(Clone, Debug)]
+pub(crate) struct NormaliseParams {
+    input: u64,
+    squares: u64,
+    weight: u64,
+    pub(crate) values: u64,
+    row_index: u64,
+    eps: f32,
+    num_rows: usize,
+    k: usize,
+}
+
+impl NormaliseParams {
+    /// What a product would do with its input itself; to where.
+    pub(crate) fn of(product: &GemmParams, values: u64) -> Self {
+        let GemmParams { input, squares, norm, row_index, eps, num_rows, k, .. } = *product;
+        Self { input, squares, weight: norm, values, row_index, eps, num_rows, k }
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let Self { input, squares, weight, values, row_index, eps, num_rows, k } = *self;
+        let (scales, unused) = (0, 0);
+        Fields::default()
+            .pointers(&[input, squares, weight, values, scales])
+            .words(&[k, format_code(Format::Fp16)])
+            .pointers(&[row_index])
+            .floats(&[eps])
+            .words(&[num_rows, k, unused])
+            .0
+    }
+}
+
 /// `EmbedParams` of `embed.cu`.
 #[derive(Clone, Debug)]
 pub(crate) struct EmbedParams {

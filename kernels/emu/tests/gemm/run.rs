@@ -1,19 +1,59 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
 use crate::image::{bytes_of, reorder};
-use crate::params::{GemmParams, float_bytes, format_code, word_bytes};
+use crate::params::{
+    GemmParams, NormaliseParams, ROW_THREADS, float_bytes, format_code, word_bytes,
+};
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
-use spec_core::testing::cuda::model::{GEMM_THREADS, gemm_partials, gemm_shared_bytes};
+use spec_core::testing::cuda::model::{
+    GEMM_THREADS, OPERAND_SHARED_BYTES, gemm_partials, gemm_rows, gemm_shared_bytes,
+};
 use spec_emu::{Arena, Launch, Schedule};
-use spec_kernels::{Epilogue, Format, Variant};
+use spec_kernels::{Epilogue, FEW_ROWS, Format, Variant};
 
 /// What memory holds that the kernel must not touch.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
 
 /// What a sum of 64 squares may lose in f32, of its value.
 pub(crate) const SQUARES_ERROR: f64 = 1e-6;
+
+/// Whose code runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arch {
+    /// Without bulk copies.
+    Ampere,
+    /// With warpgroups.
+    Hopper,
+    /// With bulk copies and large multiprocessors.
+    Blackwell,
+}
+
+impl Arch {
+    pub(crate) const ALL: [Self; 3] = [Self::Ampere, Self::Hopper, Self::Blackwell];
+
+    fn capability(self) -> (u32, u32) {
+        match self {
+            Self::Ampere => (8, 0),
+            Self::Hopper => (9, 0),
+            Self::Blackwell => (10, 0),
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Ampere => "@sm_80",
+            Self::Hopper => "",
+            Self::Blackwell => "@sm_100",
+        }
+    }
+
+    /// Rows that products are compiled for.
+    pub(crate) fn capacities(self) -> &'static [usize] {
+        gemm_rows(self.capability())
+    }
+}
 
 /// How a problem is run.
 #[derive(Clone, Debug)]
@@ -25,29 +65,43 @@ pub(crate) struct Run {
     /// Whether the kernel finds them through `row_index`, or side by side.
     pub(crate) is_indexed: bool,
     pub(crate) grid: u32,
-    /// Without bulk copies, as on sm_80.
-    pub(crate) is_old: bool,
+    pub(crate) arch: Arch,
     pub(crate) schedule: Schedule,
 }
 
 impl Run {
     pub(crate) fn new(capacity: usize, picks: Vec<usize>, grid: u32) -> Self {
         let schedule = Schedule::PLAIN;
-        Self { capacity, picks, is_indexed: false, grid, is_old: false, schedule }
+        Self { capacity, picks, is_indexed: false, grid, arch: Arch::Hopper, schedule }
     }
 
     pub(crate) fn variant(&self, plan: &Plan) -> String {
         let name = Variant::gemm(plan.weight, self.capacity, plan.epilogue).to_string();
-        if self.is_old { name + "@sm_80" } else { name }
+        name + self.arch.suffix()
     }
 
     pub(crate) fn shared_bytes(&self) -> u32 {
-        gemm_shared_bytes(self.capacity, if self.is_old { (8, 0) } else { (9, 0) })
+        gemm_shared_bytes(self.capacity, self.arch.capability())
+    }
+
+    /// Whether many rows stream in, as halves.
+    fn is_streamed(&self) -> bool {
+        self.arch == Arch::Hopper && self.capacity > FEW_ROWS
+    }
+
+    /// Whether the rows are normed before.
+    pub(crate) fn takes_halves(&self, epilogue: Epilogue) -> bool {
+        self.is_streamed() && epilogue != Epilogue::Residual
+    }
+
+    /// Whether rows are looked up: not where they stream in, but by the norm before.
+    fn looks_up(&self, epilogue: Epilogue) -> bool {
+        self.is_indexed && (!self.is_streamed() || self.takes_halves(epilogue))
     }
 
     /// Floats of the workspace for a matrix.
     pub(crate) fn partials(&self, shape: [usize; 2]) -> usize {
-        gemm_partials(shape, self.grid as usize, self.capacity)
+        gemm_partials(shape, self.grid as usize, self.capacity, self.arch.capability())
     }
 }
 
@@ -66,7 +120,21 @@ pub(crate) struct Outcome {
 pub(crate) struct Loaded<'a> {
     arena: &'a Arena,
     pub(crate) params: GemmParams,
+    /// What norms the rows before, if that is needed.
+    pub(crate) normalise: Option<NormaliseParams>,
     output_bytes: usize,
+}
+
+/// The launch of what norms rows.
+pub(crate) fn normalise(params: &[u8], grid: u32) -> Launch<'_> {
+    Launch {
+        variant: "normalise",
+        grid,
+        block: ROW_THREADS,
+        shared_bytes: OPERAND_SHARED_BYTES,
+        params,
+        ..Launch::default()
+    }
 }
 
 impl<'a> Loaded<'a> {
@@ -80,7 +148,7 @@ impl<'a> Loaded<'a> {
         let rows: Vec<u8> = run.picks.iter().flat_map(|&row| problem.rows[row].bytes()).collect();
         let picks: Vec<u32> = run.picks.iter().map(|&row| row as u32).collect();
         let in_order = |values: &[f32]| arena.put(&float_bytes(&reorder(values, &problem.order)));
-        let params = GemmParams {
+        let mut params = GemmParams {
             weights: arena.put(&problem.matrix.pack(&problem.order)),
             scales: if plan.weight == Format::Fp8 { in_order(&problem.scales) } else { 0 },
             bias: if plan.has_bias { in_order(&problem.bias) } else { 0 },
@@ -88,7 +156,7 @@ impl<'a> Loaded<'a> {
             norm: arena.put(&float_bytes(&problem.norm)),
             squares: arena.put(&squares_bytes(problem, run)),
             rows: arena.put(&rows),
-            row_index: if run.is_indexed { arena.put(&word_bytes(&picks)) } else { 0 },
+            row_index: if run.looks_up(plan.epilogue) { arena.put(&word_bytes(&picks)) } else { 0 },
             partials: if has_parts { partials([plan.n, plan.k]) } else { 0 },
             arrivals: if has_parts { arena.put(&vec![0; tiles * 4]) } else { 0 },
             output: arena.put(&output),
@@ -106,7 +174,13 @@ impl<'a> Loaded<'a> {
             max_pages: problem.max_pages(),
             kv: format_code(plan.kv),
         };
-        Self { arena, params, output_bytes: output.len() }
+        let normalise = run.takes_halves(plan.epilogue).then(|| {
+            let values = arena.alloc(run.picks.len() * plan.k * 2);
+            let before = NormaliseParams::of(&params, values);
+            (params.input, params.row_index) = (values, 0);
+            before
+        });
+        Self { arena, params, normalise, output_bytes: output.len() }
     }
 
     fn read(&self, address: u64, len: usize) -> Vec<u8> {
@@ -159,8 +233,11 @@ fn best_of_bytes(bytes: &[u8]) -> (f32, u32) {
 fn input_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
     let k = problem.plan.k;
     let picked = run.picks.iter().flat_map(|&row| &problem.input[row * k..][..k]);
-    let input: Vec<f32> =
-        if run.is_indexed { problem.input.clone() } else { picked.copied().collect() };
+    let input: Vec<f32> = if run.looks_up(problem.plan.epilogue) {
+        problem.input.clone()
+    } else {
+        picked.copied().collect()
+    };
     if problem.plan.epilogue == Epilogue::Residual {
         return input.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
     }
@@ -195,6 +272,8 @@ fn output_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
 pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
     let arena = Arena::new(1 << 30);
     let loaded = Loaded::new(&arena, problem, run);
+    let before = loaded.normalise.as_ref().map(NormaliseParams::bytes);
+    let before = before.iter().map(|params| normalise(params, run.grid));
     let launch = Launch {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
@@ -203,7 +282,10 @@ pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
         params: &loaded.params.bytes(),
         ..Launch::default()
     };
-    spec_emu::launch(&launch, &run.schedule).unwrap_or_else(|error| panic!("{run:?}: {error}"));
+    for launch in before.chain([launch]) {
+        let ran = spec_emu::launch(&launch, &run.schedule);
+        ran.unwrap_or_else(|error| panic!("{run:?}: {error}"));
+    }
     loaded.outcome(problem, run)
 }
 

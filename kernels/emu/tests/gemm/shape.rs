@@ -2,58 +2,65 @@
 
 use crate::image::Random;
 use crate::problem::{Plan, Problem};
-use crate::run::{Run, check};
+use crate::run::{Arch, Run, check};
 use crate::twin::some_rows;
 use spec_emu::Schedule;
-use spec_kernels::{Epilogue, Format, GEMM_ROWS};
+use spec_kernels::{Epilogue, Format};
 
 /// Fewer k than a unit, no multiple of one, several chunks; a tile that is not whole; rings that wrap.
 const SHAPES: [(usize, usize); 8] =
     [(64, 64), (200, 576), (128, 640), (65, 64), (130, 1088), (64, 4096), (192, 2048), (320, 128)];
 
-fn is_right_in_every_shape(weight: Format, epilogue: Epilogue, is_old: bool) {
+fn is_right_in_every_shape(weight: Format, epilogue: Epilogue, arch: Arch) {
     let random = &mut Random(1);
     for (i, (n, k)) in SHAPES.into_iter().enumerate() {
         let problem = Problem::random(Plan::new(weight, epilogue, n, k), i as u64);
-        for capacity in GEMM_ROWS {
+        for &capacity in arch.capacities() {
             let picks = some_rows(1 + random.below(capacity), random);
             let grid = 1 + random.below(9) as u32;
             let schedule = Schedule::seeded(random.below(1000) as u64);
-            check(&problem, &Run { is_old, schedule, ..Run::new(capacity, picks, grid) });
+            check(&problem, &Run { arch, schedule, ..Run::new(capacity, picks, grid) });
         }
     }
 }
 
 #[test]
 fn fp8_matrices_of_every_shape_add_to_the_residual() {
-    is_right_in_every_shape(Format::Fp8, Epilogue::Residual, false);
-    is_right_in_every_shape(Format::Fp8, Epilogue::Residual, true);
+    for arch in Arch::ALL {
+        is_right_in_every_shape(Format::Fp8, Epilogue::Residual, arch);
+    }
 }
 
 #[test]
 fn fp16_matrices_of_every_shape_add_to_the_residual() {
-    is_right_in_every_shape(Format::Fp16, Epilogue::Residual, false);
-    is_right_in_every_shape(Format::Fp16, Epilogue::Residual, true);
+    for arch in Arch::ALL {
+        is_right_in_every_shape(Format::Fp16, Epilogue::Residual, arch);
+    }
 }
 
 #[test]
 fn fp8_heads_of_every_shape_give_logits() {
-    is_right_in_every_shape(Format::Fp8, Epilogue::Head, false);
-    is_right_in_every_shape(Format::Fp8, Epilogue::Head, true);
+    for arch in Arch::ALL {
+        is_right_in_every_shape(Format::Fp8, Epilogue::Head, arch);
+    }
 }
 
 #[test]
 fn fp16_heads_of_every_shape_give_logits() {
-    is_right_in_every_shape(Format::Fp16, Epilogue::Head, false);
-    is_right_in_every_shape(Format::Fp16, Epilogue::Head, true);
+    for arch in Arch::ALL {
+        is_right_in_every_shape(Format::Fp16, Epilogue::Head, arch);
+    }
 }
 
 #[test]
 fn every_number_of_rows_is_right() {
     let problem = Problem::random(Plan::new(Format::Fp8, Epilogue::Raw, 128, 256), 2);
-    for capacity in GEMM_ROWS {
-        for count in 1..=capacity {
-            check(&problem, &Run::new(capacity, (0..count).collect(), 3));
+    for arch in Arch::ALL {
+        for &capacity in arch.capacities() {
+            // Counts of the next smaller capacity are its own.
+            for count in (capacity / 2).max(1)..=capacity {
+                check(&problem, &Run { arch, ..Run::new(capacity, (0..count).collect(), 3) });
+            }
         }
     }
 }
@@ -67,7 +74,8 @@ fn every_grid_is_right_under_every_kind_of_schedule() {
         for seed in 0..3 {
             let schedule = Schedule::seeded(seed + 3 * u64::from(grid));
             let picks = vec![3, 0, 8];
-            check(&problem, &Run { schedule, is_old: grid % 2 == 0, ..Run::new(8, picks, grid) });
+            let arch = Arch::ALL[seed as usize];
+            check(&problem, &Run { schedule, arch, ..Run::new(8, picks, grid) });
         }
     }
 }

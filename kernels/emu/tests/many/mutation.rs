@@ -53,6 +53,7 @@ impl Chain {
         };
         let halves = Written::new(&arena, Format::Fp16, ROWS, WIDTH);
         let normalise = NormaliseParams {
+            row_index: 0,
             input: residual,
             squares,
             weight: put(&arena, &random.floats(WIDTH, |x| 1.0 + 0.5 * x)),

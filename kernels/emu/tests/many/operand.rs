@@ -54,6 +54,7 @@ fn normalise(
         squares: put(&arena, &rows.iter().flat_map(|row| squares(row)).collect::<Vec<_>>()),
         weight: put(&arena, weight),
         output: written.params,
+        row_index: 0,
         eps: EPS,
         num_rows: rows.len() as u32,
         k: weight.len() as u32,

@@ -3,7 +3,8 @@
 //! A matrix [n outputs][k inputs] is cut into units of 64 outputs by 128 bytes of k; n is padded to whole
 //! tiles of 64 outputs and k to whole units, with zeros. The units of a tile follow each other, k ascending;
 //! tile follows tile. A unit is 64 rows of 128 bytes, and in row r the 16-byte chunk c stands at c ^ (r & 7):
-//! it is copied into shared memory as it is and read from there without bank conflicts.
+//! it is copied into shared memory as it is and read from there without bank conflicts. Of FP8 inputs a chunk has 16: its
+//! word t, which a lane of the tensor cores takes, has inputs 2t, 2t + 1, 2t + 8 and 2t + 9 of them.
 //! What belongs to an output, its scale and its bias, stands in the order of the rows too.
 
 use super::decoder::MatrixKind;
@@ -116,9 +117,7 @@ pub fn pack_tile(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: &
                 (*scale, *inverse) = row_scale(row, E4M3_MAX);
             }
             pack(rows, k, out, |row, values: &[f32; 128], bytes| {
-                for (byte, value) in bytes.iter_mut().zip(values) {
-                    *byte = f32_to_e4m3(value * inverse[row]);
-                }
+                *bytes = in_lane_order(&values.map(|value| f32_to_e4m3(value * inverse[row])));
             });
         }
         Dtype::Fp16 => pack(rows, k, out, |_, values: &[f32; 64], bytes| {
@@ -135,7 +134,7 @@ pub fn pack_tile(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: &
 /// Packs up to 64 outputs that are e4m3 already, `rows` being `[outputs][k]`, into one tile; their scales stay
 /// with the caller.
 pub fn pack_tile_fp8(rows: &[u8], k: usize, out: &mut [u8]) {
-    pack(rows, k, out, |_, values: &[u8; 128], bytes| *bytes = *values);
+    pack(rows, k, out, |_, values: &[u8; 128], bytes| *bytes = in_lane_order(values));
 }
 
 /// One row of an image as f32, padding left off; `row` counts in the order of the image. `scale` is the row's
@@ -155,15 +154,34 @@ pub fn unpack_row(
     let units = tile.as_chunks::<UNIT_BYTES>().0;
     for (values, unit) in out.chunks_mut(unit_len(dtype)).zip(units) {
         for (idx, value) in values.iter_mut().enumerate() {
-            let at = place(row, idx * dtype.bytes());
             *value = scale
                 * match dtype {
-                    Dtype::Fp8 => e4m3_to_f32(unit[at]),
-                    Dtype::Fp16 => f16::from_le_bytes([unit[at], unit[at + 1]]).to_f32(),
+                    Dtype::Fp8 => e4m3_to_f32(unit[place(row, e4m3_byte(idx))]),
+                    Dtype::Fp16 => {
+                        let at = place(row, idx * dtype.bytes());
+                        f16::from_le_bytes([unit[at], unit[at + 1]]).to_f32()
+                    }
                     other => panic!("there is no CUDA image of {other}"),
                 };
         }
     }
+}
+
+/// Which byte of a row of a unit an FP8 input is.
+const fn e4m3_byte(input: usize) -> usize {
+    let pair = input % CHUNK_BYTES / 2;
+    input / CHUNK_BYTES * CHUNK_BYTES + pair % 4 * 4 + pair / 4 * 2 + input % 2
+}
+
+/// A row of a unit of FP8 inputs.
+fn in_lane_order(values: &[u8; ROW_BYTES]) -> [u8; ROW_BYTES] {
+    std::array::from_fn(|byte| values[input_of(byte)])
+}
+
+/// Which FP8 input of a row a byte is.
+const fn input_of(byte: usize) -> usize {
+    let (word, within) = (byte % CHUNK_BYTES / 4, byte % 4);
+    byte / CHUNK_BYTES * CHUNK_BYTES + 2 * word + within / 2 * 8 + within % 2
 }
 
 /// Where in a unit a byte of a row stands.

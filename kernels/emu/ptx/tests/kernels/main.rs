@@ -29,11 +29,11 @@ use case::{Case, Context, Query, Shape};
 use image::{Matrix, Random};
 use params::{EmbedParams, ROW_THREADS, float_bytes};
 use problem::{Plan, Problem, Row};
-use run::{Loaded, Run};
+use run::{Arch, Loaded, Run, normalise};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
 use spec_core::testing::cuda::model::GEMM_THREADS;
-use spec_emu::{Arena, Launch};
+use spec_emu::{Arena, Launch, Schedule};
 use spec_emu_ptx::{Kernels, compare};
 use spec_kernels::{Epilogue, Format, Variant};
 
@@ -53,20 +53,16 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
-fn product(
-    kernels: &Kernels,
-    plan: Plan,
-    capacity: usize,
-    num_rows: usize,
-    grid: u32,
-    is_old: bool,
-) {
+fn product(kernels: &Kernels, plan: Plan, capacity: usize, num_rows: usize, grid: u32, arch: Arch) {
     let problem = Problem::random(plan, 1 + u64::from(grid));
     let picks = (0..num_rows).map(|row| row * 7 % problem::ALL_ROWS).collect();
-    let run = Run { is_old, is_indexed: grid.is_multiple_of(2), ..Run::new(capacity, picks, grid) };
+    let run = Run { arch, is_indexed: grid.is_multiple_of(2), ..Run::new(capacity, picks, grid) };
     for seed in [0, 5] {
         let arena = Arena::new(1 << 28);
         let loaded = Loaded::new(&arena, &problem, &run);
+        if let Some(before) = &loaded.normalise {
+            spec_emu::launch(&normalise(&before.bytes(), grid), &Schedule::PLAIN).unwrap();
+        }
         let launch = Launch {
             variant: &run.variant(&plan),
             grid,
@@ -83,11 +79,14 @@ fn product(
 fn products_with_every_epilogue_have_the_bits_of_the_emulator() {
     use Epilogue::{Head, Raw, Residual, SwiGlu};
     use Format::{Fp8, Fp16};
-    for (arch, is_old) in [("compute_90a", false), ("compute_80", true)] {
-        let Some(kernels) = kernels(arch) else { return };
-        let run = |plan, capacity, rows, grid| {
-            product(&kernels, plan, capacity, rows, grid, is_old);
-        };
+    let archs = [
+        ("compute_90a", Arch::Hopper),
+        ("compute_80", Arch::Ampere),
+        ("compute_100a", Arch::Blackwell),
+    ];
+    for (name, arch) in archs {
+        let Some(kernels) = kernels(name) else { return };
+        let run = |plan, capacity, rows, grid| product(&kernels, plan, capacity, rows, grid, arch);
         run(Plan::new(Fp8, Raw, 200, 576).with_bias(), 8, 7, 4);
         run(Plan::new(Fp16, Residual, 130, 320), 16, 13, 5);
         run(Plan::new(Fp8, Residual, 64, 2304), 32, 29, 7);
@@ -95,6 +94,10 @@ fn products_with_every_epilogue_have_the_bits_of_the_emulator() {
         run(Plan::new(Fp8, Head, 65, 640), 64, 50, 3);
         run(Plan::qkv(Fp8, 64, [3, 1], 192, Fp16).with_bias(), 8, 5, 2);
         run(Plan::qkv(Fp16, 128, [1, 1], 320, Fp8), 16, 11, 3);
+        if arch == Arch::Hopper {
+            run(Plan::new(Fp16, SwiGlu, 192, 200).with_bias(), 128, 70, 2);
+            run(Plan::new(Fp8, Residual, 200, 704), 192, 190, 5);
+        }
     }
 }
 

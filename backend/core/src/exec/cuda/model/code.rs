@@ -7,10 +7,21 @@ use crate::exec::cuda::device::{Device, Kernel};
 use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::{EagleConfig, ModelConfig};
-use spec_kernels::{Epilogue, GEMM_ROWS, Variant};
+use spec_kernels::{Epilogue, Variant, WGMMA_ROWS};
 
-/// A product compiled for each number of rows.
-pub(super) type ByRows = [Kernel; GEMM_ROWS.len()];
+/// A product compiled for each number of rows, in the order of [`shape::gemm_rows`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByRows {
+    /// Beyond those of the GPU there is nothing.
+    kernels: [Kernel; WGMMA_ROWS.len()],
+}
+
+impl ByRows {
+    /// That of a place in the GPU's numbers of rows.
+    pub(super) fn get(&self, idx: usize) -> Kernel {
+        self.kernels[idx]
+    }
+}
 
 /// The kernels at both ends of a model.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +38,8 @@ pub(super) struct LayerCode {
     qkv: ByRows,
     /// Head norms and rotation, where the product does not rotate.
     pub(super) rope: Kernel,
+    /// Norms of many rows, where products take these as halves.
+    pub(super) normalise: Option<Kernel>,
     /// Attention, in narrow tiles.
     attention: Kernel,
     /// In wide ones.
@@ -117,9 +130,13 @@ impl LayerCode {
         let [narrow, wide] = kernels.attention();
         // All layers are alike.
         let layer = Layer::of(model, 0);
+        let has_warpgroups = shape::has_warpgroups(loader.capability());
+        let normalise = has_warpgroups
+            .then(|| loader.load(&Variant::plain("normalise"), shape::OPERAND_SHARED_BYTES));
         Ok(Self {
             qkv: by_rows(loader, kernels, &layer.attention.qkv)?,
             rope: loader.load(&kernels.rope(), 0)?,
+            normalise: normalise.transpose()?,
             attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
             attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
             out: by_rows(loader, kernels, &layer.attention.out)?,
@@ -221,8 +238,8 @@ impl LoadKernel for Loader<'_> {
 
 /// The product with a matrix, for each number of rows.
 fn by_rows(loader: &mut impl LoadKernel, kernels: &Kernels<'_>, linear: &Linear) -> Result<ByRows> {
-    let mut loaded = [Kernel(0); GEMM_ROWS.len()];
-    for (kernel, rows) in loaded.iter_mut().zip(GEMM_ROWS) {
+    let mut loaded = ByRows { kernels: [Kernel(0); WGMMA_ROWS.len()] };
+    for (kernel, &rows) in loaded.kernels.iter_mut().zip(shape::gemm_rows(loader.capability())) {
         let shared_bytes = shape::gemm_shared_bytes(rows, loader.capability());
         *kernel = loader.load(&kernels.gemm(linear, rows), shared_bytes)?;
     }

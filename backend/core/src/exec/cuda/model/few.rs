@@ -1,17 +1,16 @@
-//! Products of few rows, each a kernel that also does what comes before and after: every row has the same bits in any
-//! pass.
+//! Products of rows with packed matrices, each a kernel that also does what comes before and after: every row has the same
+//! bits in any pass. Where warpgroups multiply, more than a few rows are normed by a kernel of its own, once for all CTAs.
 
 use super::code::ByRows;
+use super::format_code;
 use super::kv::LayerCache;
+use super::many_params::{NormaliseParams, Operand};
 use super::params::{GemmParams, Scaling};
 use super::pass::{Input, Output, PassOps};
 use super::shape;
 use super::weights::Matrix;
-use crate::exec::cuda::device::Address;
-use spec_kernels::GEMM_ROWS;
-
-/// Rows that one launch of a product takes.
-const MOST_ROWS: usize = GEMM_ROWS[GEMM_ROWS.len() - 1];
+use crate::exec::cuda::device::{Address, Kernel};
+use crate::model::Dtype;
 
 /// Bytes of an element.
 const F32: usize = 4;
@@ -38,20 +37,55 @@ struct Places {
 
 /// Multiplies all rows of a pass, or those that want logits: as many launches as it takes.
 pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) {
-    let places = places(ops, matrix, input, output);
+    let mut places = places(ops, matrix, input, output);
     let num_rows = match output {
         Output::Logits(_) => ops.pass.num_logits,
         _ => ops.pass.num_rows,
     };
+    let capability = ops.layers.capability;
+    if places.norm != 0 && shape::takes_halves(num_rows, capability) {
+        places = normed(ops, matrix, places, num_rows);
+    }
     let code = code(ops, matrix, output);
-    for first in (0..num_rows).step_by(MOST_ROWS) {
-        launch(ops, matrix, code, &places, first, (num_rows - first).min(MOST_ROWS));
+    // All launches take as many rows.
+    let launches = num_rows.div_ceil(shape::most_gemm_rows(capability)).max(1);
+    let each = num_rows.div_ceil(launches).max(1);
+    let idx = shape::gemm_rows_idx(each, capability);
+    for first in (0..num_rows).step_by(each) {
+        launch(ops, matrix, (code.get(idx), idx), &places, first, (num_rows - first).min(each));
     }
     if let Output::Heads { part, cache } = output
         && ops.layers.config.qk_norm
     {
         ops.rotate(part, cache, places.output, Scaling::default());
     }
+}
+
+/// Norms the rows of a product; where it then finds them, as halves.
+fn normed(ops: &mut PassOps<'_>, matrix: &Matrix, from: Places, num_rows: usize) -> Places {
+    let layers = ops.layers;
+    debug_assert_eq!(matrix.k, layers.config.hidden_size, "what there is room for");
+    let to = layers.workspace.normed;
+    let params = NormaliseParams {
+        input: from.input,
+        squares: from.squares,
+        weight: from.norm,
+        output: Operand {
+            values: to,
+            scales: 0,
+            stride: matrix.k as u32,
+            format: format_code(Dtype::Fp16),
+        },
+        row_index: from.row_index,
+        eps: layers.config.rms_norm_eps,
+        num_rows: num_rows as u32,
+        k: matrix.k as u32,
+        unused: 0,
+    };
+    let code = layers.code.normalise.expect("loaded where products take halves");
+    let shared_bytes = shape::OPERAND_SHARED_BYTES;
+    ops.launch(code, num_rows as u32, shape::ROW_THREADS, shared_bytes, params);
+    Places { input: to, input_bytes: matrix.k * F16, norm: 0, row_index: 0, ..from }
 }
 
 /// The product with a matrix, for each number of rows.
@@ -112,7 +146,7 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
 fn launch(
     ops: &mut PassOps<'_>,
     matrix: &Matrix,
-    code: &ByRows,
+    (code, rows_idx): (Kernel, usize),
     places: &Places,
     first: usize,
     num_rows: usize,
@@ -149,9 +183,9 @@ fn launch(
         max_pages: ops.pass.max_pages as u32,
         kv: layers.kv_format(),
     };
-    let idx = shape::gemm_rows_idx(num_rows);
-    let shared_bytes = shape::gemm_shared_bytes(GEMM_ROWS[idx], layers.capability);
-    ops.launch(code[idx], layers.num_sms, shape::GEMM_THREADS, shared_bytes, params);
+    let rows = shape::gemm_rows(layers.capability)[rows_idx];
+    let shared_bytes = shape::gemm_shared_bytes(rows, layers.capability);
+    ops.launch(code, layers.num_sms, shape::GEMM_THREADS, shared_bytes, params);
 }
 
 /// The address of an element of an array.

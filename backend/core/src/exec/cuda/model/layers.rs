@@ -42,7 +42,7 @@ impl Layers {
         let Description { num_sms, capability, .. } = *device.describe();
         let max_seq_len = manifest.limits.max_seq_len;
         let rope = upload_rope(&RopeTable::new(&config, max_seq_len), max_seq_len, device)?;
-        let workspace = Workspace::alloc(manifest, capacity, num_sms as usize, device)?;
+        let workspace = Workspace::alloc(manifest, capacity, device)?;
         let cache = Cache::alloc(manifest, num_pages, device)?;
         Ok(Self { config, precision, code, rope, cache, workspace, num_sms, capability })
     }
@@ -71,7 +71,7 @@ impl Layers {
 
     /// Bytes that [`alloc`](Self::alloc) takes besides the pages.
     pub(super) fn bytes(manifest: &Manifest, capacity: &Capacity, device: &Description) -> usize {
-        let passes = Workspace::bytes(manifest, capacity, device.num_sms as usize);
+        let passes = Workspace::bytes(manifest, capacity, device);
         let rope = manifest.limits.max_seq_len * manifest.model.head_dim * size_of::<f32>();
         passes + rope + Cache::scale_bytes(manifest)
     }

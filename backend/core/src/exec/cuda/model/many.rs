@@ -196,6 +196,7 @@ impl InBlocks<'_> {
                     squares: work.squares,
                     weight,
                     output: self.operand(matrix, scales),
+                    row_index: 0,
                     eps: ops.layers.config.rms_norm_eps,
                     num_rows,
                     k,

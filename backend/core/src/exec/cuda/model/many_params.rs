@@ -35,7 +35,7 @@ device_structs! {
     }
 
     /// Of `normalise.cu`.
-    NormaliseParams is 64 bytes {
+    NormaliseParams is 72 bytes {
         /// f32 `[rows][k]`.
         input: Address,
         /// f32 `[rows][tiles of k]`: sums of its squares.
@@ -44,6 +44,8 @@ device_structs! {
         weight: Address,
         /// What is written.
         output: Operand,
+        /// u32 `[rows]`: which of the input's they are; 0 where these are as many.
+        row_index: Address,
         /// Of the norm.
         eps: f32,
         /// Rows.

@@ -41,9 +41,9 @@ pub enum Planned {
         threads: u32,
         /// Dynamic shared memory of a block.
         shared_bytes: u32,
-        /// Of that, bytes of the ring of weights of a few-row product; 0 elsewhere.
+        /// Of that, bytes of what streams through the ring of a product; 0 elsewhere.
         ring_bytes: u32,
-        /// Rows that a few-row product computes; those of the pass elsewhere.
+        /// Rows that a product computes; those of the pass elsewhere.
         rows: usize,
     },
     /// A product of a library.

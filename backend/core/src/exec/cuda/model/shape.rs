@@ -3,7 +3,7 @@
 use crate::batch::PromptBlocks;
 use crate::model::Dtype;
 use crate::pages::PAGE_TOKENS;
-use spec_kernels::{GEMM_ROWS, MAX_GROUP};
+use spec_kernels::{FEW_ROWS, GEMM_ROWS, MAX_GROUP, WGMMA_ROWS};
 
 /// Outputs in a tile of a matrix.
 pub(crate) const TILE_OUTPUTS: usize = 64;
@@ -102,9 +102,9 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of a few-row product
-/// take: on an H100 three are predicted to take 17.5 ms of an 8B model in FP8, a block 13.6 ms, whatever is in it
-/// (`scripts/gpu-predict`).
+/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of 64 take: on an H100
+/// three were predicted to take 17.5 ms of an 8B model in FP8, a block 13.6 ms, whatever is in it (`scripts/gpu-predict`).
+/// Warpgroups take two launches for that time.
 pub(crate) const BLOCKS: PromptBlocks =
     PromptBlocks { len: 512, least: 2 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1 };
 /// Blocks of a prompt in a pass, at most: matrices are unpacked for all of them together, which takes a third of the time
@@ -123,20 +123,62 @@ pub(crate) const UNPACK_BLOCKS: u32 = 4;
 /// Attention blocks of a multiprocessor where there is little to do.
 const FEW_BLOCKS: usize = 2;
 
-/// Bytes of a stage of the ring of weights.
+/// Bytes of a unit of weights.
 const UNIT_BYTES: usize = 8192;
-/// Inputs of a segment of a few-row product.
+/// Inputs of a segment of a product by single warps; warpgroups stage as many of few rows.
 const SEGMENT_INPUTS: usize = 1024;
 
-/// The smallest compiled number of rows that holds `rows`, which is at most the largest.
-pub(crate) fn gemm_rows_idx(rows: usize) -> usize {
-    GEMM_ROWS.partition_point(|&most| most < rows)
+/// The compute capability whose products are made by warpgroups.
+const HOPPER: (u32, u32) = (9, 0);
+
+/// Whether warpgroups make products.
+pub(crate) fn has_warpgroups(capability: (u32, u32)) -> bool {
+    capability == HOPPER
 }
 
 /// Compute capabilities whose blocks may have up to 227 KB of shared memory; other blocks have 99 KB.
 const LARGE: std::ops::Range<(u32, u32)> = (9, 0)..(12, 0);
 
-/// Stages of the ring of weights, and the inputs that a product of `rows` rows stages at a time.
+/// Rows that products are compiled for on a GPU of this compute capability.
+pub fn gemm_rows(capability: (u32, u32)) -> &'static [usize] {
+    if capability == HOPPER { &WGMMA_ROWS } else { &GEMM_ROWS }
+}
+
+/// Most rows of one product.
+pub(crate) fn most_gemm_rows(capability: (u32, u32)) -> usize {
+    gemm_rows(capability).last().copied().unwrap_or(0)
+}
+
+/// Place of the smallest compiled number of rows that holds `rows`, which is at most the largest.
+pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
+    gemm_rows(capability).partition_point(|&most| most < rows)
+}
+
+/// Whether so many rows are given to products as halves, normed before.
+pub(crate) fn takes_halves(rows: usize, capability: (u32, u32)) -> bool {
+    capability == HOPPER && rows > FEW_ROWS
+}
+
+/// Bytes of what streams through shared memory for a product of warpgroups.
+fn wgmma_ring_bytes(rows: usize) -> usize {
+    let kib = match rows {
+        8 => 80,
+        16 => 64,
+        _ => 192,
+    };
+    kib << 10
+}
+
+fn wgmma_shared_bytes(rows: usize) -> usize {
+    let inputs = if rows > FEW_ROWS { 0 } else { rows * SEGMENT_INPUTS * size_of::<u16>() };
+    let finished = if rows > 128 { 16 } else { rows.min(32) };
+    let sums = 2 * finished * (TILE_OUTPUTS + 4) * size_of::<f32>();
+    let factors = FEW_ROWS * size_of::<f32>();
+    let barriers = 2 * (16 + 1) * size_of::<u64>();
+    wgmma_ring_bytes(rows) + inputs + sums + factors + barriers + 16
+}
+
+/// Stages of the ring of weights, and the inputs that a product of `rows` rows by single warps stages at a time.
 fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
     match (rows, is_large) {
         (8, true) => (10, SEGMENT_INPUTS),
@@ -150,8 +192,11 @@ fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
     }
 }
 
-/// Shared memory of a few-row product of `rows` rows, one of [`GEMM_ROWS`], on a GPU of this compute capability.
+/// Shared memory of a product of `rows` rows, one of [`gemm_rows`], on a GPU of this compute capability.
 pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
+    if capability == HOPPER {
+        return wgmma_shared_bytes(rows) as u32;
+    }
     let (stages, staged) = gemm_stages(rows, LARGE.contains(&capability));
     let ring = stages * UNIT_BYTES;
     let inputs = rows * (staged + 16) * size_of::<u16>();
@@ -161,16 +206,29 @@ pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     (ring + inputs + sums + factors + barriers + 16) as u32
 }
 
-/// Of that, what the ring of weights takes, of the product that `rows` rows go to.
+/// Of that, what the ring takes, of the product that `rows` rows go to.
 pub(crate) fn gemm_ring_bytes(rows: usize, capability: (u32, u32)) -> u32 {
-    let (stages, _) = gemm_stages(GEMM_ROWS[gemm_rows_idx(rows)], LARGE.contains(&capability));
+    let rows = gemm_rows(capability)[gemm_rows_idx(rows, capability)];
+    if capability == HOPPER {
+        return wgmma_ring_bytes(rows) as u32;
+    }
+    let (stages, _) = gemm_stages(rows, LARGE.contains(&capability));
     (stages * UNIT_BYTES) as u32
 }
 
 /// f32 values of the workspace of a product of up to `rows` rows, for sums that blocks share: a slot for each block,
-/// and one for each tile in each segment.
-pub fn gemm_partials([n, k]: [usize; 2], grid: usize, rows: usize) -> usize {
-    let slots = grid + n.div_ceil(TILE_OUTPUTS) * k.div_ceil(SEGMENT_INPUTS);
+/// and one for each tile in each segment; where warpgroups multiply, two tiles for each block and for each pair.
+pub fn gemm_partials(
+    [n, k]: [usize; 2],
+    grid: usize,
+    rows: usize,
+    capability: (u32, u32),
+) -> usize {
+    let tiles = n.div_ceil(TILE_OUTPUTS);
+    let slots = match capability {
+        HOPPER => 2 * (grid + tiles.div_ceil(2)),
+        _ => grid + tiles * k.div_ceil(SEGMENT_INPUTS),
+    };
     slots * TILE_OUTPUTS * rows
 }
 

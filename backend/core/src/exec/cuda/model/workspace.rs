@@ -6,12 +6,11 @@ use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::{Limits, Manifest};
 use crate::exec::cuda::device::arrays;
-use crate::exec::cuda::device::{Address, Device};
+use crate::exec::cuda::device::{Address, Description, Device};
 use crate::model::ModelConfig;
 use crate::model::decoder::{Layer, Linear};
 use crate::model::eagle::Eagle;
 use crate::pages::pages_for;
-use spec_kernels::GEMM_ROWS;
 
 /// Fewest rows that a pass is planned for: what prefill runs at a time.
 const MIN_PASS_ROWS: usize = 256;
@@ -67,6 +66,8 @@ pub struct Workspace {
     pub residual: Address,
     /// f32 `[rows][tiles of hidden]`: sums of its squares.
     pub squares: Address,
+    /// f16 `[few][hidden]`: normed rows, where products take them as halves.
+    pub normed: Address,
     /// f32 `[rows][qkv]`, for models with head norms and for heads on hidden states.
     pub raw: Address,
     /// f16 `[rows][queries]`.
@@ -99,16 +100,21 @@ pub struct Workspace {
 
 impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
-    fn sizes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> [usize; 16] {
+    fn sizes(manifest: &Manifest, capacity: &Capacity, device: &Description) -> [usize; 17] {
         let model = &manifest.model;
+        let Description { num_sms, capability, .. } = *device;
+        let grid = num_sms as usize;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let num_logits = model.eagle().map_or(model.vocab_size, |eagle| eagle.draft_vocab);
         let vocab_tiles = num_logits.div_ceil(shape::TILE_OUTPUTS);
         let is_raw = model.qk_norm || model.draft_head.is_some();
         let shapes = shared_tiles(model);
         let shapes = || shapes.iter().copied();
-        let most_rows = GEMM_ROWS[GEMM_ROWS.len() - 1];
-        let partials = shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows));
+        let most_rows = shape::most_gemm_rows(capability).min(few);
+        let most_rows = shape::gemm_rows(capability)[shape::gemm_rows_idx(most_rows, capability)];
+        let partials =
+            shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows, capability));
+        let normed = if shape::takes_halves(few, capability) { few * model.hidden_size } else { 0 };
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
         let partials = TILINGS.map(|t| t.partials(model.head_dim, t.most_blocks(grid)));
@@ -116,6 +122,7 @@ impl Workspace {
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
+            normed * size_of::<u16>(),
             if is_raw { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
             rows * model.q_size() * size_of::<u16>(),
@@ -134,20 +141,20 @@ impl Workspace {
     }
 
     /// Bytes that [`alloc`](Self::alloc) takes.
-    pub(crate) fn bytes(manifest: &Manifest, capacity: &Capacity, grid: usize) -> usize {
-        arrays::total(&Self::sizes(manifest, capacity, grid))
+    pub(crate) fn bytes(manifest: &Manifest, capacity: &Capacity, on: &Description) -> usize {
+        arrays::total(&Self::sizes(manifest, capacity, on))
     }
 
     /// Allocates all arrays, zeroed.
     pub(crate) fn alloc(
         manifest: &Manifest,
         capacity: &Capacity,
-        grid: usize,
         device: &mut dyn Device,
     ) -> Result<Self> {
         let [
             residual,
             squares,
+            normed,
             raw,
             queries,
             attended,
@@ -162,10 +169,11 @@ impl Workspace {
             tiles,
             logit_rows,
             pages,
-        ] = arrays::alloc(Self::sizes(manifest, capacity, grid), device)?;
+        ] = arrays::alloc(Self::sizes(manifest, capacity, device.describe()), device)?;
         Ok(Self {
             residual,
             squares,
+            normed,
             raw,
             queries,
             attended,

@@ -1,0 +1,136 @@
+// How the parts of a pair of tiles become one sum. Each CTA writes its part to a slot of its own; the last one to
+// arrive adds the parts in the order of k, so the result does not depend on who was last. A thread adds what it has
+// a share of itself: parts are written and read in the order of accumulators.
+#pragma once
+
+constexpr uint32_t WARPGROUP_THREADS = WARPGROUP_WARPS * 32;
+constexpr uint32_t TILE_FLOATS = ROWS * UNIT_OUTPUTS;
+
+DEVICE uint32_t warpgroup_index() {
+    return warp_index() / WARPGROUP_WARPS;
+}
+
+// Where a CTA's part of this warpgroup's tile goes: [slot][tile][eight rows][thread][4]. From one piece to the next,
+// of this CTA or of the one after it, the CTA or the pair grows, so no two have one slot.
+DEVICE Float4* part_of(const GemmParams& p, uint32_t cta, uint32_t pair) {
+    const uint64_t tile = uint64_t(cta + pair) * PAIR_TILES + warpgroup_index();
+    return (Float4*)(p.partials + tile * TILE_FLOATS) + thread_index() % WARPGROUP_THREADS;
+}
+
+DEVICE bool has_rows(const GemmParams& p, uint32_t eight) {
+    return eight * 8 < p.num_rows;
+}
+
+// Four sums of each eight rows.
+DEVICE void write_part(const GemmParams& p, uint32_t pair, const Sums& sums) {
+    Float4* part = part_of(p, block_index(), pair);
+    UNROLL
+    for (uint32_t i = 0; i < PRODUCTS; ++i) {
+        UNROLL
+        for (uint32_t j = 0; j < PRODUCT_ROWS / 8; ++j) {
+            const float* four = sums.of[i] + j * 4;
+            const uint32_t eight = i * (PRODUCT_ROWS / 8) + j;
+            if (has_rows(p, eight)) {
+                part[eight * WARPGROUP_THREADS] = {four[0], four[1], four[2], four[3]};
+            }
+        }
+    }
+}
+
+// Parts whose loads are under way together.
+constexpr uint32_t PARTS_AT_ONCE = FINISH_ROWS == 8 ? 4 : 2;
+
+// Adds up the parts of this warpgroup's tile, for the rows of a batch.
+DEVICE void sum_parts(
+    const GemmParams& p, const Order& order, uint32_t pair, uint32_t batch, Four (&sums)[FINISH_ROWS / 8]) {
+    const Sharers sharers = sharers_of(order, pair);
+    for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
+        sums[j] = {};
+    }
+    for (uint32_t first = sharers.first; first <= sharers.last; first += PARTS_AT_ONCE) {
+        Float4 loaded[PARTS_AT_ONCE][FINISH_ROWS / 8];
+        UNROLL
+        for (uint32_t i = 0; i < PARTS_AT_ONCE; ++i) {
+            // Beyond the last part it is loaded again, and rows that there are not are others: a branch would keep
+            // the loads apart.
+            const Float4* part = part_of(p, minimum(first + i, sharers.last), pair);
+            UNROLL
+            for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
+                const uint32_t eight = batch * (FINISH_ROWS / 8) + j;
+                loaded[i][j] = part[(has_rows(p, eight) ? eight : 0) * WARPGROUP_THREADS];
+            }
+        }
+        UNROLL
+        for (uint32_t i = 0; i < PARTS_AT_ONCE; ++i) {
+            const bool is_part = first + i <= sharers.last;
+            UNROLL
+            for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
+                const float four[4] = {loaded[i][j].x, loaded[i][j].y, loaded[i][j].z, loaded[i][j].w};
+                UNROLL
+                for (uint32_t e = 0; e < 4; ++e) {
+                    sums[j].of[e] = is_part ? sums[j].of[e] + four[e] : sums[j].of[e];
+                }
+            }
+        }
+    }
+}
+
+// Between the consumers and the thread that counts their parts: that takes it a microsecond, in which they go on
+// to the next pair.
+struct Handover {
+    uint64_t* written;    // all warps have written their share of a part
+    uint64_t* counted;    // it is known whether it was the last of its pair
+    uint32_t* is_last;
+};
+
+// By one thread, before a barrier of the whole CTA.
+DEVICE void handover_init(const Handover& handover) {
+    mbar_init(handover.written, CONSUMER_WARPS);
+    mbar_init(handover.counted, 1);
+}
+
+// The counting thread's whole life: every part of this CTA, in order. A pair's counter counts the units that have been
+// multiplied. The barrier puts all threads' stores before the counter, and the counter of the last CTA comes after all
+// others': no thread needs a fence of its own.
+DEVICE void count_parts(const GemmParams& p, const Order& order, const Handover& handover) {
+    uint32_t parity = 0;
+    for (uint32_t unit = order.first; unit < order.last;) {
+        const Piece piece = piece_at(order, unit);
+        const uint32_t own = num_units(piece);
+        if (own < order.k_units) {
+            mbar_wait(handover.written, parity);
+            const uint32_t before = atomic_add_acq_rel(&p.arrivals[piece.pair], own);
+            *handover.is_last = before + own == order.k_units;
+            mbar_arrive(handover.counted);
+            parity ^= 1;
+        }
+        unit += own;
+    }
+}
+
+// The pair of which a part was written last, until it is settled whether that was its last one.
+struct Pending {
+    bool is_open;
+    uint32_t pair;
+    uint32_t parity;
+};
+
+// By every consumer warp, when it has written its share.
+DEVICE void hand_over(const Handover& handover, uint32_t pair, Pending& pending) {
+    warp_sync();
+    if (lane_index() == 0) {
+        mbar_arrive(handover.written);
+    }
+    pending.is_open = true;
+    pending.pair = pair;
+}
+
+// Whether the pending part was the last one; settles it.
+DEVICE bool was_last(const Handover& handover, Pending& pending) {
+    mbar_wait(handover.counted, pending.parity);
+    // Lanes may leave the wait one by one; what follows takes whole warps.
+    warp_sync();
+    pending.is_open = false;
+    pending.parity ^= 1;
+    return *handover.is_last;
+}

@@ -1,0 +1,197 @@
+// The product of warpgroups: its flow from units to outputs.
+#pragma once
+
+// Shared memory of a CTA. The host launches with SHARED_BYTES.
+constexpr uint32_t STAGED_OFFSET = RING_BYTES;
+constexpr uint32_t SUMS_OFFSET = STAGED_OFFSET + STAGED_BYTES;
+constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + PAIR_TILES * SUMS_SIZE * 4;
+constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + FEW_ROWS * 4;
+constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (MOST_STAGES + 1) * 8;
+constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
+static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
+
+// After the consumers a warp that loads, and one that counts parts.
+constexpr uint32_t THREADS = CONSUMER_WARPS * 32 + 64;
+
+struct Shared {
+    Ring ring;
+    uint16_t* x;       // of few rows
+    float* sums;       // of this warpgroup
+    float* factors;    // of few rows
+    Handover handover;
+};
+
+DEVICE Shared carve(uint8_t* memory) {
+    uint64_t* barriers = (uint64_t*)(memory + BARRIERS_OFFSET);
+    Shared shared;
+    shared.ring = {memory, barriers, barriers + MOST_STAGES};
+    shared.x = (uint16_t*)(memory + STAGED_OFFSET);
+    shared.sums = (float*)(memory + SUMS_OFFSET) + warpgroup_index() % PAIR_TILES * SUMS_SIZE;
+    shared.factors = (float*)(memory + FACTORS_OFFSET);
+    uint64_t* handover = barriers + 2 * MOST_STAGES;
+    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
+    return shared;
+}
+
+// The other warpgroup is elsewhere.
+DEVICE void warpgroup_barrier() {
+    barrier_named(2 + warpgroup_index(), WARPGROUP_THREADS);
+}
+
+// Makes outputs of a batch of rows of a tile.
+DEVICE void finish_batch(
+    const GemmParams& p, uint32_t tile, uint32_t batch, const Four (&four)[FINISH_ROWS / 8], float* sums) {
+    leave_sums(four, sums);
+    warpgroup_barrier();
+    constexpr uint32_t AT_ONCE = minimum(FINISH_ROWS / WARPGROUP_WARPS, 4u);
+    const Outputs outputs = outputs_of(p, tile);
+    const uint32_t first = batch * FINISH_ROWS;
+    const uint32_t end = minimum(first + FINISH_ROWS, p.num_rows);
+    for (uint32_t row = first + warp_index() % WARPGROUP_WARPS; row < end; row += AT_ONCE * WARPGROUP_WARPS) {
+        finish_rows<AT_ONCE>(p, matrix_n(p), tile, outputs, row, WARPGROUP_WARPS, end, [&](uint32_t row) {
+            const float* from = sums + (row - first) * SUMS_STRIDE + lane_index();
+            return Pair{from[0], from[32]};
+        });
+    }
+    // The next batch goes there.
+    warpgroup_barrier();
+}
+
+DEVICE uint32_t tile_of(uint32_t pair) {
+    return pair * PAIR_TILES + warpgroup_index();
+}
+
+// Makes outputs of the sums of a whole tile.
+DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, float* shared) {
+    UNROLL
+    for (uint32_t batch = 0; batch < ROWS / FINISH_ROWS; ++batch) {
+        Four four[FINISH_ROWS / 8];
+        UNROLL
+        for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
+            UNROLL
+            for (uint32_t e = 0; e < 4; ++e) {
+                const uint32_t at = batch * FINISH_ROWS / 2 + j * 4 + e;
+                four[j].of[e] = sums.of[at / (PRODUCT_ROWS / 2)][at % (PRODUCT_ROWS / 2)];
+            }
+        }
+        if (batch * FINISH_ROWS < p.num_rows) {
+            finish_batch(p, tile_of(pair), batch, four, shared);
+        }
+    }
+}
+
+// If a part was written: finishes its tile, if that was the last part.
+DEVICE void settle(const GemmParams& p, const Order& order, const Shared& shared, Pending& pending) {
+    if (!pending.is_open || !was_last(shared.handover, pending)) {
+        return;
+    }
+    if (tile_of(pending.pair) < order.tiles) {
+        for (uint32_t batch = 0; batch * FINISH_ROWS < p.num_rows; ++batch) {
+            Four four[FINISH_ROWS / 8];
+            sum_parts(p, order, pending.pair, batch, four);
+            finish_batch(p, tile_of(pending.pair), batch, four, shared.sums);
+        }
+    }
+    if (thread_index() == 0) {
+        p.arrivals[pending.pair] = 0;
+    }
+}
+
+// Turns the sums of a piece into output, or into a part of it.
+DEVICE void finish_piece(
+    const GemmParams& p, const Order& order, const Piece& piece, const Sums& sums, const Shared& shared,
+    Pending& pending) {
+    settle(p, order, shared, pending);
+    if (num_units(piece) < order.k_units) {
+        write_part(p, piece.pair, sums);
+        hand_over(shared.handover, piece.pair, pending);
+    } else if (tile_of(piece.pair) < order.tiles) {
+        finish_tile(p, piece.pair, sums, shared.sums);
+    }
+}
+
+#if ROWS <= FEW_ROWS
+// Has a unit's inputs staged; returns what then is.
+DEVICE Range with_unit(
+    const GemmParams& p, const Order& order, Range staged, uint32_t unit, uint32_t k_unit, const Shared& shared) {
+    if (!has_unit(staged, k_unit)) {
+        staged = range_of(order, unit, k_unit);
+        const Weight weight = load_weight(p, place_of(staged, matrix_k(p)));
+        stage(p, matrix_k(p), staged, weight, false, shared.factors, shared.x);
+    }
+    return staged;
+}
+
+DEVICE const uint8_t* x_of_unit(const Range& staged, uint32_t k_unit, uint8_t*, const Shared& shared) {
+    constexpr uint32_t X_UNIT_BYTES = UNIT_K / X_ROW_K * X_BLOCK_BYTES;
+    return (const uint8_t*)shared.x + (k_unit - staged.first) * X_UNIT_BYTES;
+}
+
+// What can be done before the kernel ahead has ended, and the first rows.
+DEVICE Range stage_first(const GemmParams& p, const Order& order, const Shared& shared) {
+    const Range range = range_of(order, order.first, piece_at(order, order.first).k_first);
+    const Weight weight = load_weight(p, place_of(range, matrix_k(p)));
+    grid_wait();
+    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);
+    return range;
+}
+#else
+// All come with their units.
+struct Range {};
+
+DEVICE Range with_unit(
+    const GemmParams&, const Order&, Range staged, uint32_t, uint32_t, const Shared&) {
+    return staged;
+}
+
+DEVICE const uint8_t* x_of_unit(const Range&, uint32_t, uint8_t* stage, const Shared&) {
+    return x_of(stage);
+}
+
+DEVICE Range stage_first(const GemmParams&, const Order&, const Shared&) {
+    grid_wait();
+    return {};
+}
+#endif
+
+// All units of this CTA, piece by piece; `staged` is what is staged already.
+DEVICE void consume(const GemmParams& p, const Order& order, Range staged, const Shared& shared) {
+    Cursor at = {0, 0};
+    Pending pending = {false, 0, 0};
+    for (uint32_t unit = order.first; unit < order.last;) {
+        const Piece piece = piece_at(order, unit);
+        const bool has_tile = tile_of(piece.pair) < order.tiles;
+        Sums sums = {};
+        for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
+            staged = with_unit(p, order, staged, unit, k_unit, shared);
+            uint8_t* stage = acquire(shared.ring, at);
+            if (has_tile) {
+                const uint8_t* weights = stage + warpgroup_index() * UNIT_BYTES;
+                multiply_unit(sums, weights, x_of_unit(staged, k_unit, stage, shared));
+            }
+            release(shared.ring, at);
+        }
+        finish_piece(p, order, piece, sums, shared, pending);
+    }
+    settle(p, order, shared, pending);
+}
+
+DEVICE void run(const GemmParams& p) {
+    const Shared shared = carve(shared_memory());
+    const Order order = order_units(matrix_n(p), matrix_k(p));
+    if (thread_index() == 0) {
+        ring_init(shared.ring);
+        handover_init(shared.handover);
+    }
+    barrier_all();
+    if (warp_index() == CONSUMER_WARPS) {
+        produce(p, matrix_k(p), shared.ring, order);
+    } else if (warp_index() > CONSUMER_WARPS) {
+        grid_wait();
+        if (!OWNS_TILES && lane_index() == 0) {
+            count_parts(p, order, shared.handover);
+        }
+    } else if (order.first < order.last) {
+        consume(p, order, stage_first(p, order, shared), shared);
+    }
+}
