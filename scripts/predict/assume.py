@@ -45,7 +45,7 @@ ASSUMED = {
     "release": Range(500, 1200, 2600, "clocks from the end of a grid to where the next one goes on, which waits for it"),
     "launch": Range(1500, 1750, 2200, "clocks from the trigger to the first instruction of the next kernel's blocks"),
     "staging": Range(650, 820, 1000, "clocks from there to the first product behind a norm: squares, factors, activations"),
-    "copying": Range(480, 600, 750, "the same where activations are copied as they are"),
+    "copying": Range(480, 600, 750, "the same where activations are copied as they are; also of staging more of them later"),
     "attention": Range(6000, 7400, 9500, "clocks of attention but for its pages: plan, queries, sums"),
     "item": Range(2000, 3000, 4000, "clocks of each further item of a block of the attention, but for its pages"),
     "climb": Range(1800, 2500, 3500, "clocks of a level of splits that blocks of the attention add up for each other"),
@@ -55,6 +55,8 @@ ASSUMED = {
     "accept": Range(3000, 4000, 5500, "clocks of `accept`"),
     "library": Range(0.7, 0.6, 0.45, "share of the tensor cores' rate that a library reaches"),
     "mma": Range(5.5, 6, 8, "clocks that a product of mma.sync keeps the tensor core of a quarter"),
+    "wgmma": Range(12, 16, 32, "clocks that a product of a warpgroup keeps it at least, however few its columns"),
+    "wgmma_latency": Range(20, 32, 48, "clocks from there until sums can be read"),
 }
 CASES = ("low", "mid", "high")
 

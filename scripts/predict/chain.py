@@ -4,8 +4,6 @@ ahead of them have ended, and what happens at each boundary. In clocks."""
 import heapq
 from typing import NamedTuple
 
-from split import UNIT_BYTES
-
 
 class Kernel(NamedTuple):
     """One kernel's share of a multiprocessor."""
@@ -14,8 +12,11 @@ class Kernel(NamedTuple):
     # From the end of the kernel ahead to the first unit, and from the last unit to the end of the grid for the next one.
     before: float
     after: float
-    # Units that are streamed, clocks of each, and of what follows each so many of them.
+    # Units that are streamed, bytes of each from memory and from the L2 cache besides, clocks of each, and of what follows
+    # each so many of them.
     units: int = 0
+    unit_bytes: int = 0
+    unit_l2_bytes: int = 0
     unit_clocks: float = 0
     piece_units: float = 1
     piece_clocks: float = 0
@@ -44,8 +45,8 @@ class Chain:
 
     def __init__(self, kernels, gpu, assumed):
         self.gpu, self.assumed = gpu, assumed
-        share = gpu.bandwidth * assumed.bandwidth / gpu.num_sms / gpu.hertz
-        self.serve = UNIT_BYTES / share
+        # Bytes a clock.
+        self.share = gpu.bandwidth * assumed.bandwidth / gpu.num_sms / gpu.hertz
         self.running = [Running(kernel) for kernel in kernels]
         self.memory_free = 0.0
         self.events, self.number = [], 0
@@ -83,13 +84,18 @@ class Chain:
         if one.ahead_done is not None:
             self.push(max(clock, one.ahead_done) + one.kernel.before, self.go_on, index)
 
+    def serve(self, kernel):
+        """Clocks of a unit: all of it comes through the L2 cache."""
+        every = kernel.unit_bytes + kernel.unit_l2_bytes
+        return max(kernel.unit_bytes / self.share, every / self.assumed.l2_rate)
+
     def issue(self, index, clock):
         """Asks for units as long as the ring has room."""
         one = self.running[index]
         while one.start is not None and one.issued < one.kernel.units:
             if one.issued - one.released >= one.kernel.stages:
                 return
-            self.memory_free = max(self.memory_free, clock) + self.serve
+            self.memory_free = max(self.memory_free, clock) + self.serve(one.kernel)
             one.issued += 1
             self.push(max(self.memory_free, clock + self.assumed.memory), self.land, index)
             if one.kernel.triggers_late and one.issued == one.kernel.units:

@@ -5,90 +5,50 @@ from functools import cached_property
 from sass import Code, count
 from warp import Simulator
 
-# Warps that multiply on a quarter of a multiprocessor, of one block.
+# Warps that multiply on a quarter of a multiprocessor, of one block: one of each warpgroup.
 PRODUCT_WARPS = 2
-# Warps that multiply.
-CONSUMER_WARPS = 8
-# Rows that one of a product's warps adds up side by side.
-MOST_SUM_ROWS = 4
+# Warps that finish a tile.
+TILE_WARPS = 4
+MOST_AT_ONCE = 4
 ROUNDS = 12
 
 
 class Product:
-    """The few-row product, where each of its warps has so many rows, one behind the other."""
+    """A product of warpgroups, where each of a tile's warps finishes so many rows, one behind the other."""
 
     def __init__(self, code, defines, warp_rows, assumed):
         self.code, self.warp_rows = code, warp_rows
-        # Rows that a warp adds up side by side.
-        self.side_rows = min(int(defines["ROWS"]) // CONSUMER_WARPS, MOST_SUM_ROWS)
-        self.simulator = Simulator(assumed.l2, assumed.count, assumed.mma)
+        self.simulator = Simulator(assumed)
         # Where loads find again what another row has loaded.
-        self.again = Simulator(assumed.l1, assumed.count, assumed.mma)
+        self.again = Simulator(assumed, assumed.l1)
         self.epilogue = defines["EPILOGUE"]
-        self.unit_loop = code.loop("HMMA")
-
-    def body(self, loop):
-        return self.code.instructions[loop[0]:loop[1] + 1]
+        rows = int(defines["ROWS"])
+        # Rows of a warp whose outputs are made together.
+        self.rows_at_once = min((16 if rows > 128 else min(rows, 32)) // TILE_WARPS, MOST_AT_ONCE)
+        # Most units find their inputs staged.
+        self.unit = code.round("HGMMA")
 
     @cached_property
     def unit_instructions(self):
-        return len(self.body(self.unit_loop))
+        return len(self.unit)
 
     @cached_property
     def unit_clocks(self):
-        return self.simulator.loop(self.body(self.unit_loop), PRODUCT_WARPS)
-
-    @cached_property
-    def reduction_clocks(self):
-        """From barrier to barrier behind the units, where sums go through shared memory and nothing comes from elsewhere."""
-        barriers = [index for index in self.code.find("BAR") if index > self.unit_loop[1]]
-        pieces = [self.code.instructions[first + 1:last + 1] for first, last in zip(barriers, barriers[1:])]
-        sums = [piece for piece in pieces if count(piece, "STS") and not count(piece, "LDG") and not count(piece, "EXIT")]
-        # Half of the warps are at it at a time.
-        return sum(self.simulator.line(piece, PRODUCT_WARPS, share=2) for piece in sums)
-
-    @cached_property
-    def sum_round(self):
-        """Parts that are added up together, clocks of a part, and of the loads of them all."""
-        loop = self.code.loop("LDG", "FADD", without=("HMMA", "STS", "STG"))
-        if not loop:
-            return 1, 0.0, 0.0
-        body = self.body(loop)
-        together = max(1, count(body, "LDG") // (2 * self.side_rows))
-        load = self.simulator.latency("LDG.E")
-        return together, max(0.0, self.simulator.loop(body, PRODUCT_WARPS, ROUNDS) - load) / together, load
-
-    def sum_clocks(self, parts):
-        """To add up the parts of a tile."""
-        together, of_part, load = self.sum_round
-        rounds = -(-self.warp_rows // self.side_rows)
-        return rounds * (parts * of_part + -(-parts // together) * load)
+        """Of a unit of both tiles."""
+        return self.simulator.loop(self.unit, PRODUCT_WARPS)
 
     @cached_property
     def finish_clocks(self):
         """To make outputs of a tile's sums."""
-        loop = self.code.loop("LDG", "LDS", "STG", without=("HMMA",))
+        loop = self.code.loop("LDG", "LDS", "STG", without=("HGMMA",))
         if not loop:
             return 0.0
-        body = self.body(loop)
-        if self.epilogue == "QKV":
-            # Queries, keys and values go their own ways.
-            body = self.code.shortest(*loop, "STG")
+        body = self.code.shortest(*loop, "STG")
         first = self.simulator.loop(body, PRODUCT_WARPS, ROUNDS)
         # Only these read nothing of the row.
         is_alike = self.epilogue in ("SWIGLU", "HEAD")
         further = self.again.loop(body, PRODUCT_WARPS, ROUNDS) if is_alike else first
-        return first + (self.warp_rows - 1) * further
-
-    @cached_property
-    def part_clocks(self):
-        """To write a part."""
-        loop = self.code.loop("LDS", "FADD", "STG", without=("HMMA", "LDG"))
-        if not loop:
-            return 0.0
-        # The compiler may write several rows a round.
-        unrolled = max(1, count(self.body(loop), "STG") // 2)
-        return -(-self.warp_rows // unrolled) * self.simulator.loop(self.body(loop), PRODUCT_WARPS, ROUNDS)
+        return first + (-(-self.warp_rows // self.rows_at_once) - 1) * further
 
     @cached_property
     def triggers_late(self):
@@ -101,7 +61,7 @@ class Attention:
 
     def __init__(self, code, assumed):
         self.code = code
-        self.simulator = Simulator(assumed.l2, assumed.count, assumed.mma)
+        self.simulator = Simulator(assumed)
         self.page_loop = code.loop("HMMA", "LDGSTS") or code.loop("HMMA")
         # Clocks of a page by warps.
         self.known = {}
@@ -139,7 +99,7 @@ class Kernels:
 
     def product(self, variant, rows, assumed):
         # Only how many rows a warp has makes a difference.
-        warp_rows = -(-rows // CONSUMER_WARPS)
+        warp_rows = -(-rows // TILE_WARPS)
         key = (variant, warp_rows, assumed)
         if key not in self.found:
             self.found[key] = Product(self.code(variant), self.defines(variant), warp_rows, assumed)

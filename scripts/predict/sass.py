@@ -97,7 +97,7 @@ class Code:
         return seen
 
     def shortest(self, first, last, op):
-        """The shortest way through a loop that has an operation: one of several that exclude each other."""
+        """The shortest way through a loop that has an operation: one of several that exclude each other. None where there is none."""
         start = (first, self.instructions[first].op.startswith(op))
         ways, rest = {start: None}, deque([start])
         while rest:
@@ -109,11 +109,18 @@ class Code:
                 if first <= following <= last and after not in ways:
                     ways[after] = state
                     rest.append(after)
+        if (last, True) not in ways:
+            return None
         way, state = [], (last, True)
         while state is not None:
             way.append(self.instructions[state[0]])
             state = ways[state]
         return way[::-1]
+
+    def round(self, op):
+        """The shortest way around that has an operation, by any loop."""
+        ways = [self.shortest(*loop, op) for loop in self.loops()]
+        return min(filter(None, ways), key=len)
 
     def find(self, op):
         """Indices of an operation."""

@@ -3,7 +3,7 @@
 import statistics
 from typing import NamedTuple
 
-import split
+import order
 from chain import Chain, Kernel
 
 # Positions of a split of the attention, and of a page.
@@ -15,7 +15,9 @@ ATTENTION_WARPS = 4
 QUARTERS = 4
 # Layers that are simulated; all others take what these add.
 FEW_LAYERS, MORE_LAYERS = 3, 6
-F32 = 4
+F32, F16 = 4, 2
+# Parts that are added up together, and rows of them.
+PARTS_AT_ONCE, FINISH_ROWS = 2, 32
 
 
 class Seen(NamedTuple):
@@ -54,9 +56,12 @@ class Planner:
             _, n, k = following["shape"]
             element = 1 if following["library"] == "fp8" else 2
             return n * k * ((1 if self.config["weights"] == "fp8" else 2) + element)
-        if name in ("normalise", "quantise"):
+        if name in ("normalise", "quantise") and following:
             m, _, k = following["shape"]
             return m * k * F32
+        if name == "normalise":
+            # In front of a product of warpgroups: read and written through the L2 cache alone.
+            return 0
         if name in ("finish", "rope") and ahead:
             m, n, _ = ahead["shape"]
             return m * n * F32
@@ -71,24 +76,39 @@ class Planner:
         n, k, epilogue = int(defines["SHAPE_N"]), int(defines["SHAPE_K"]), defines["EPILOGUE"]
         weight_bytes = 1 if defines["WEIGHT"] == "FP8" else 2
         rows = operation["rows"]
-        cut = split.split(n, k, weight_bytes, operation["grid"], epilogue == "HEAD")
+        cut = order.order(n, k, weight_bytes, operation["grid"], epilogue == "HEAD")
         code = self.kernels.product(variant, rows, assumed)
-        has_norm = epilogue != "RESIDUAL"
-        staged = rows * min(k, split.SEGMENT_K) * (F32 if has_norm else F32 // 2) / assumed.l2_rate
-        before = (assumed.staging if has_norm else assumed.copying) + staged
-        finish, reduction = code.finish_clocks, code.reduction_clocks
-        settle = (code.sum_clocks(cut.parts) if cut.parts else 0) + finish
+        unit_bytes = order.PAIR_TILES * order.UNIT_BYTES
+        if int(defines["ROWS"]) > order.FEW_ROWS:
+            # Rows come as halves with their units.
+            unit_l2_bytes = rows * order.unit_k(weight_bytes) * F16
+            before = assumed.copying + unit_l2_bytes / assumed.l2_rate
+            restaging = 0.0
+        else:
+            has_norm = epilogue != "RESIDUAL"
+            staged = rows * min(k, order.CHUNK_K) * (F32 if has_norm else F16) / assumed.l2_rate
+            unit_l2_bytes = 0
+            before = (assumed.staging if has_norm else assumed.copying) + staged
+            restaging = assumed.copying + staged
+        # Of a part, both tiles.
+        part = order.PAIR_TILES * order.UNIT_OUTPUTS * rows * F32 / assumed.l2_rate
+        settle = cut.parts * part + assumed.l2 * -(-cut.parts // PARTS_AT_ONCE) * -(-rows // FINISH_ROWS) + code.finish_clocks
+        last = part + assumed.count + settle if cut.parts else code.finish_clocks
         # The last piece is settled at the end.
-        # More segments than one are staged in turn, while nothing is multiplied.
-        restaging = (cut.segments - 1) * (staged + assumed.l2) / cut.pieces
-        last = reduction + (assumed.count + settle + code.part_clocks if cut.parts else finish)
-        # Of a tile that is a block's own, what waits for its next segment is written like a part.
-        each = reduction + code.part_clocks + cut.tiles / cut.pieces * settle + restaging
+        each = (cut.chunks - 1) * restaging
+        each += cut.pieces * part + cut.pairs * settle if cut.parts else cut.pieces * code.finish_clocks
+        events = max(1.0, cut.pieces + cut.chunks - 1)
         return Kernel(
             name=product_name(epilogue, n, k), before=before, after=last + assumed.release, units=cut.units,
-            unit_clocks=code.unit_clocks, piece_units=cut.units / cut.pieces, piece_clocks=each,
-            stages=operation["ring_bytes"] // split.UNIT_BYTES, triggers_late=code.triggers_late,
-            shared_bytes=operation["shared_bytes"], registers=self.kernels.registers(variant) * operation["threads"])
+            unit_bytes=unit_bytes, unit_l2_bytes=unit_l2_bytes, unit_clocks=code.unit_clocks, piece_units=cut.units / events,
+            piece_clocks=each / events, stages=operation["ring_bytes"] // (unit_bytes + self.x_bytes(defines)),
+            triggers_late=code.triggers_late, shared_bytes=operation["shared_bytes"],
+            registers=self.kernels.registers(variant) * operation["threads"])
+
+    def x_bytes(self, defines):
+        """Of a stage, what many rows have room in."""
+        rows, weight_bytes = int(defines["ROWS"]), 1 if defines["WEIGHT"] == "FP8" else 2
+        return rows * order.unit_k(weight_bytes) * F16 if rows > order.FEW_ROWS else 0
 
     def attention_clocks(self, operation, seen):
         """From the end of the kernel ahead to its own."""
@@ -101,8 +121,8 @@ class Planner:
         items = item_pages = 0
         for first in range(0, seen.rows, rows_of_tile):
             end = seen.context + min(first + rows_of_tile, seen.rows)
-            pages = split.up(end, PAGE_TOKENS)
-            items += seen.sequences * heads * split.up(end, SPLIT_TOKENS)
+            pages = order.up(end, PAGE_TOKENS)
+            items += seen.sequences * heads * order.up(end, SPLIT_TOKENS)
             item_pages += seen.sequences * heads * pages
         grid = operation["grid"]
         blocks = min(items, grid)
@@ -112,9 +132,9 @@ class Planner:
         rounds = item_pages / blocks / (1 if is_wide else ATTENTION_WARPS)
         clocks = self.assumed.attention + max(1.0, rounds) * code.page_clocks(warps)
         clocks += max(0.0, items / blocks - 1) * self.assumed.item
-        levels, splits = 0, split.up(seen.context + seen.rows, SPLIT_TOKENS)
+        levels, splits = 0, order.up(seen.context + seen.rows, SPLIT_TOKENS)
         while splits > 1:
-            levels, splits = levels + 1, split.up(splits, RADIX)
+            levels, splits = levels + 1, order.up(splits, RADIX)
         clocks += levels * self.assumed.climb
         # Tiles of one sequence read its pages again, but from the L2 cache.
         return max(clocks, self.assumed.attention + self.clocks_of(self.kv_bytes(seen)))
@@ -191,6 +211,9 @@ def with_layers(operations, num_layers, layers):
     first = next(index for index, name in enumerate(names) if name.startswith("embed")) + 1
     # Not all passes of a prompt have one.
     last = next((index for index, name in enumerate(names) if "EPILOGUE=HEAD" in name), len(names))
+    if names[last - 1] == "normalise":
+        # Of the head.
+        last -= 1
     length, rest = divmod(last - first, num_layers)
     if rest:
         raise ValueError(f"{last - first} operations between embedding and head, expected {num_layers} layers alike")

@@ -3,7 +3,6 @@
 import json
 from statistics import mean, median
 
-import split
 from assume import CASES, GPUS, assumptions
 from kernel import Kernels
 from step import MORE_LAYERS, Planner, Seen, with_layers
@@ -13,9 +12,9 @@ FITTED = ("llama-3.1-8b:fp8", "llama-3.1-8b:fp16", "llama-3.1-8b:fp8-head")
 # What the lint compiles as well.
 KEPT = FITTED[:2]
 CHECKED = ("llama-3.2-1b:fp16", "llama-3.2-1b:fp8", "llama-3.1-70b:fp8")
-CHECKED_ROWS = (1, 9, 32, 64)
-# Where a product's work changes: up to eight rows are as many as its warps.
-ROWS = [rows for first in range(1, 64, 8) for rows in (first, first + 7)]
+CHECKED_ROWS = (1, 9, 32, 64, 160)
+# Where a product's work changes: each of a tile's warps finishes a row of four, and each number of rows has code of its own.
+ROWS = [1, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192]
 # Times as long as units alone: beyond it more is lost than at a boundary.
 MUCH = 1.05
 MEMORY_GIB = {"H100": 79, "H200": 139}
@@ -35,7 +34,6 @@ def fitted(folder, listed, disassembler, model):
             rows = entry["rows"]
             operations = with_layers(entry["operations"], config["num_layers"], MORE_LAYERS)
             chain, ends = planner.ends(operations, Seen(1, 0, rows))
-            serve = split.UNIT_BYTES * gpu.num_sms * gpu.hertz / gpu.bandwidth
             took = {}
             for operation, kernel, start, end in zip(operations, chain, [0.0, *ends], ends):
                 took.setdefault(operation["variant"], []).append((kernel, end - start))
@@ -46,8 +44,12 @@ def fitted(folder, listed, disassembler, model):
                     attention.setdefault(rows, []).append(clocks)
                 elif variant.startswith("gemm"):
                     defines = kernels.defines(variant)
-                    unit = kernel.unit_clocks + kernel.piece_clocks / kernel.piece_units
-                    if defines["EPILOGUE"] == "HEAD" and clocks > MUCH * kernel.units * max(serve, unit):
+                    serve = kernel.unit_bytes * gpu.num_sms * gpu.hertz / gpu.bandwidth
+                    # Parts of sums come once a launch, whatever its units; tiles of the head with them.
+                    is_head = defines["EPILOGUE"] == "HEAD"
+                    unit = kernel.unit_clocks + (kernel.piece_clocks / kernel.piece_units if is_head else 0)
+                    unit = max(unit, (kernel.unit_bytes + kernel.unit_l2_bytes) / assumed.l2_rate)
+                    if is_head and clocks > MUCH * kernel.units * max(serve, unit):
                         # Its pieces are many, and where the ring is too small for one of them, what is lost grows with them.
                         unit = clocks / kernel.units
                     key = (defines["WEIGHT"], defines["EPILOGUE"], rows)
@@ -82,8 +84,7 @@ def budgets(folder, listed, disassembler, model):
         defines = kernels.defines(variant)
         if variant.startswith("gemm"):
             code = kernels.product(variant, int(defines["ROWS"]), assumed)
-            found[variant] = {"unit_instructions": code.unit_instructions, "unit_clocks": round(code.unit_clocks),
-                              "reduction_clocks": round(code.reduction_clocks)}
+            found[variant] = {"unit_instructions": code.unit_instructions, "unit_clocks": round(code.unit_clocks)}
         elif variant.startswith("attention"):
             found[variant] = {"page_instructions": kernels.attention(variant, assumed).page_instructions}
     return found

@@ -14,6 +14,8 @@ LATENCY = {
 OTHER_LATENCY = 20
 # Until the operands of one are read.
 READ_LATENCY = 12
+# Multiply-adds of halves a clock of a quarter.
+QUARTER_MACS = 512
 # Clocks that an instruction keeps a pipe of a quarter busy. The quarters share one for shared memory, so it takes four times
 # as long.
 ALU = ("F2FP", "SHF", "LOP3", "ISETP", "SEL", "PRMT", "VIADD", "VIMNMX", "LEA", "IADD3", "FMNMX", "FSETP", "PLOP3")
@@ -37,10 +39,14 @@ class Takes(NamedTuple):
 class Warp:
     def __init__(self):
         self.at = self.ready = self.rounds = 0
+        # Until the sums of its warpgroup's products are there.
+        self.products = 0
         self.boards = [0] * NUM_SCOREBOARDS
 
     def may_issue(self, instruction, takes, clock, busy):
         if self.ready > clock:
+            return False
+        if instruction.op.startswith("WARPGROUP.DEPBAR") and self.products > clock:
             return False
         if any(instruction.waits >> board & 1 and self.boards[board] > clock for board in range(NUM_SCOREBOARDS)):
             return False
@@ -50,6 +56,8 @@ class Warp:
         if takes.pipe:
             busy[takes.pipe] = clock + takes.clocks
         until = clock + takes.latency
+        if instruction.op.startswith("HGMMA"):
+            self.products = until
         if instruction.writes != NO_SCOREBOARD:
             self.boards[instruction.writes] = max(self.boards[instruction.writes], until)
         if instruction.reads != NO_SCOREBOARD:
@@ -61,9 +69,10 @@ class Warp:
 class Simulator:
     """Runs code, with what is assumed of memory and of the tensor cores."""
 
-    def __init__(self, l2_clocks, atomic_clocks, mma_clocks):
-        self.memory = {"LDG.": l2_clocks, "ATOM": atomic_clocks, "RED": atomic_clocks}
-        self.mma_clocks = mma_clocks
+    def __init__(self, assumed, load_clocks=None):
+        loads = assumed.l2 if load_clocks is None else load_clocks
+        self.memory = {"LDG.": loads, "ATOM": assumed.count, "RED": assumed.count}
+        self.assumed = assumed
 
     def latency(self, op):
         """Clocks until the result of an operation is there."""
@@ -73,20 +82,22 @@ class Simulator:
                     return clocks
         return OTHER_LATENCY
 
-    def takes(self, op, share):
-        """Where one of `share` warps is at it, it finds the pipe that the quarters share less busy."""
+    def takes(self, op):
         if op.startswith("HMMA"):
-            return Takes("tensor", self.mma_clocks, self.latency(op))
+            return Takes("tensor", self.assumed.mma, self.latency(op))
+        if op.startswith("HGMMA"):
+            _, columns, depth = map(int, op.split(".")[1].split("x"))
+            clocks = max(self.assumed.wgmma, 16 * columns * depth / QUARTER_MACS)
+            return Takes("tensor", clocks, clocks + self.assumed.wgmma_latency)
         for ops, pipe, clocks in PIPES:
             if op.startswith(ops):
-                clocks = max(1, clocks // share) if pipe == "shared" else clocks
                 return Takes(pipe, clocks, self.latency(op) + (clocks if pipe == "shared" else 0))
         return Takes(None, 0, self.latency(op))
 
-    def run(self, body, num_warps, rounds, share=1):
+    def run(self, body, num_warps, rounds):
         """Clocks at which the first warp ends each round, and one at which all have ended."""
         warps, busy, clock, last, ends = [Warp() for _ in range(num_warps)], {}, 0, 0, []
-        takes = [self.takes(instruction.op, share) for instruction in body]
+        takes = [self.takes(instruction.op) for instruction in body]
         while any(warp.rounds < rounds for warp in warps):
             for step in range(num_warps):
                 index = (last + step) % num_warps
@@ -109,7 +120,3 @@ class Simulator:
         ends, _ = self.run(body, num_warps, rounds)
         half = rounds // 2
         return (ends[-1] - ends[half]) / (rounds - 1 - half)
-
-    def line(self, body, num_warps, share=1):
-        """Clocks of code that runs once, up to its last instruction."""
-        return self.run(body, num_warps, 1, share)[1]

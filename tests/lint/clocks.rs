@@ -1,7 +1,8 @@
 //! How long pieces of machine code take, from what the assembler says to the hardware in each instruction's control bits: the
 //! rules of `scripts/predict/sass.py` and `warp.py` once more, in the middle of what those assume. Both have to find the same.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
 use std::process::Command;
 
@@ -38,6 +39,11 @@ const LATENCIES: [(&str, u64); 20] = [
 ];
 const OTHER_LATENCY: u64 = 20;
 const READ_LATENCY: u64 = 12;
+
+/// Of a product of a warpgroup: multiply-adds a clock of a quarter, clocks at least, and those until sums can be read.
+const QUARTER_MACS: u64 = 512;
+const LEAST_PRODUCT: u64 = 16;
+const PRODUCT_LATENCY: u64 = 32;
 
 /// Clocks that an operation keeps a pipe busy.
 const PIPES: [(&[&str], Pipe, u64); 6] = [
@@ -78,6 +84,8 @@ struct Instruction {
     waits: u64,
     /// Where it branches to.
     label: Option<String>,
+    /// Whether the one behind it may follow.
+    falls_through: bool,
 }
 
 /// The instructions of a kernel.
@@ -132,34 +140,63 @@ impl Code {
         fitting.min_by_key(|(_, body)| body.len())
     }
 
+    /// Where a branch goes.
+    fn target(&self, at: usize) -> Option<usize> {
+        self.labels.get(self.instructions[at].label.as_ref()?).copied()
+    }
+
+    /// The shortest way around a loop that has an operation: others are for what happens now and then.
+    fn round(&self, op: &str) -> Option<Vec<Instruction>> {
+        let loops = (0..self.instructions.len()).filter_map(|last| {
+            let first = self.target(last)?;
+            (first <= last).then(|| self.way(first, last, op))?
+        });
+        loops.min_by_key(Vec::len)
+    }
+
+    /// The shortest way from one instruction to another, between the two, that has an operation.
+    fn way(&self, first: usize, last: usize, op: &str) -> Option<Vec<Instruction>> {
+        let start = (first, self.instructions[first].is(op));
+        let mut before = HashMap::from([(start, None)]);
+        let mut rest = VecDeque::from([start]);
+        while let Some(state @ (at, has_op)) = rest.pop_front() {
+            if state == (last, true) {
+                break;
+            }
+            let next = self.instructions[at].falls_through.then_some(at + 1);
+            for next in next.into_iter().chain(self.target(at)) {
+                if !(first..=last).contains(&next) {
+                    continue;
+                }
+                let after = (next, has_op || self.instructions[next].is(op));
+                if let Entry::Vacant(place) = before.entry(after) {
+                    place.insert(Some(state));
+                    rest.push_back(after);
+                }
+            }
+        }
+        before.get(&(last, true))?;
+        let mut way = Vec::new();
+        let mut state = Some((last, true));
+        while let Some(found) = state {
+            way.push(self.instructions[found.0].clone());
+            state = before[&found];
+        }
+        way.reverse();
+        Some(way)
+    }
+
     /// What the budget of a product is about.
     pub(crate) fn product(&self) -> BTreeMap<&'static str, u64> {
-        let Some((first, body)) = self.body(&["HMMA"]) else { return BTreeMap::new() };
-        let end = first + body.len();
-        BTreeMap::from([
-            ("unit_instructions", body.len() as u64),
-            ("unit_clocks", of_loop(body)),
-            ("reduction_clocks", self.reduction(end)),
-        ])
+        let Some(body) = self.round("HGMMA") else { return BTreeMap::new() };
+        let (instructions, clocks) = (body.len() as u64, of_loop(&body));
+        BTreeMap::from([("unit_instructions", instructions), ("unit_clocks", clocks)])
     }
 
     /// What that of the attention is about.
     pub(crate) fn attention(&self) -> BTreeMap<&'static str, u64> {
         let body = self.body(&["HMMA", "LDGSTS"]).or_else(|| self.body(&["HMMA"]));
         body.map(|(_, body)| ("page_instructions", body.len() as u64)).into_iter().collect()
-    }
-
-    /// From barrier to barrier behind the units, where sums go through shared memory and nothing comes from elsewhere.
-    fn reduction(&self, behind: usize) -> u64 {
-        let barriers =
-            (behind..self.instructions.len()).filter(|&at| self.instructions[at].is("BAR"));
-        let barriers: Vec<usize> = barriers.collect();
-        let pieces = barriers.windows(2).map(|pair| &self.instructions[pair[0] + 1..=pair[1]]);
-        let has = |piece: &[Instruction], op: &str| piece.iter().any(|one| one.is(op));
-        let sums =
-            pieces.filter(|piece| has(piece, "STS") && !has(piece, "LDG") && !has(piece, "EXIT"));
-        // Half of the warps are at it at a time.
-        sums.map(|piece| run(piece, 1, 2).1).sum()
     }
 }
 
@@ -169,6 +206,16 @@ impl Instruction {
         let op = op.unwrap_or_default().to_string();
         let label = text.split(['(', ')']).find(|part| part.starts_with(".L_x_"));
         let label = label.filter(|_| op.starts_with("BRA")).map(String::from);
+        let ends = ["BRA", "EXIT", "RET"].iter().any(|end| op.starts_with(end));
+        // By a predicate before it or among its operands; or torn warps alone are sent elsewhere.
+        let mut operands = text.split_whitespace().skip(1);
+        let is_predicate = |word: &str| {
+            let word = word.trim_start_matches('!').trim_start_matches('U');
+            word.strip_prefix('P')
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let is_conditional =
+            text.starts_with('@') || op == "BRA.DIV" || operands.next().is_some_and(is_predicate);
         Self {
             op,
             stall: (control & 15).max(1),
@@ -176,6 +223,7 @@ impl Instruction {
             reads: (control >> 8 & 7) as usize,
             waits: control >> 11 & 63,
             label,
+            falls_through: !ends || is_conditional,
         }
     }
 
@@ -183,16 +231,26 @@ impl Instruction {
         self.op.starts_with(op)
     }
 
+    /// Clocks that a product of a warpgroup keeps the tensor core of a quarter.
+    fn product_clocks(&self) -> Option<u64> {
+        let mut sizes = self.op.strip_prefix("HGMMA.")?.split('.').next()?.split('x').skip(1);
+        let mut size = || sizes.next()?.parse::<u64>().ok();
+        let (columns, depth) = (size()?, size()?);
+        Some(LEAST_PRODUCT.max(16 * columns * depth / QUARTER_MACS))
+    }
+
     fn latency(&self) -> u64 {
         let found = LATENCIES.iter().find(|(op, _)| self.is(op));
         found.map_or(OTHER_LATENCY, |(_, clocks)| *clocks)
     }
 
-    /// The pipe it takes, for how long; one of `share` warps that are at it finds the shared one less busy.
-    fn pipe(&self, share: u64) -> Option<(Pipe, u64)> {
+    /// The pipe it takes, for how long.
+    fn pipe(&self) -> Option<(Pipe, u64)> {
+        if let Some(clocks) = self.product_clocks() {
+            return Some((Pipe::Tensor, clocks));
+        }
         let (_, pipe, clocks) = PIPES.iter().find(|(ops, ..)| ops.iter().any(|op| self.is(op)))?;
-        let clocks = if *pipe == Pipe::Shared { (clocks / share).max(1) } else { *clocks };
-        Some((*pipe, clocks))
+        Some((*pipe, *clocks))
     }
 }
 
@@ -202,10 +260,12 @@ struct Warp {
     ready: u64,
     rounds: usize,
     boards: [u64; NUM_SCOREBOARDS],
+    /// Until the sums of its warpgroup's products are there.
+    products: u64,
 }
 
 /// Clocks at which the first warp ends each round, and one at which all have ended.
-fn run(body: &[Instruction], rounds: usize, share: u64) -> (Vec<u64>, u64) {
+fn run(body: &[Instruction], rounds: usize) -> (Vec<u64>, u64) {
     let mut warps: [Warp; WARPS] = Default::default();
     let mut busy: [u64; 4] = [0; 4];
     let (mut clock, mut last, mut ends) = (0, 0, Vec::new());
@@ -216,9 +276,12 @@ fn run(body: &[Instruction], rounds: usize, share: u64) -> (Vec<u64>, u64) {
                 return false;
             }
             let one = &body[warp.at];
+            if one.is("WARPGROUP.DEPBAR") && warp.products > clock {
+                return false;
+            }
             let mut boards = warp.boards.iter().enumerate();
             let waits = boards.any(|(board, &until)| one.waits >> board & 1 == 1 && until > clock);
-            let is_busy = one.pipe(share).is_some_and(|(pipe, _)| busy[pipe as usize] > clock);
+            let is_busy = one.pipe().is_some_and(|(pipe, _)| busy[pipe as usize] > clock);
             !waits && !is_busy
         };
         let next = (0..WARPS).map(|step| (last + step) % WARPS).find(may_issue);
@@ -226,9 +289,13 @@ fn run(body: &[Instruction], rounds: usize, share: u64) -> (Vec<u64>, u64) {
             let warp = &mut warps[index];
             let one = &body[warp.at];
             let mut until = clock + one.latency();
-            if let Some((pipe, clocks)) = one.pipe(share) {
+            if let Some((pipe, clocks)) = one.pipe() {
                 busy[pipe as usize] = clock + clocks;
                 until += if pipe == Pipe::Shared { clocks } else { 0 };
+            }
+            if let Some(clocks) = one.product_clocks() {
+                until = clock + clocks + PRODUCT_LATENCY;
+                warp.products = until;
             }
             for (board, until) in [(one.writes, until), (one.reads, clock + READ_LATENCY)] {
                 if let Some(set) = warp.boards.get_mut(board) {
@@ -252,7 +319,7 @@ fn run(body: &[Instruction], rounds: usize, share: u64) -> (Vec<u64>, u64) {
 
 /// Clocks of a round once it runs evenly.
 fn of_loop(body: &[Instruction]) -> u64 {
-    let (ends, _) = run(body, ROUNDS, 1);
+    let (ends, _) = run(body, ROUNDS);
     let half = ROUNDS / 2;
     let clocks = (ends[ROUNDS - 1] - ends[half]) as f64;
     (clocks / (ROUNDS - 1 - half) as f64).round() as u64
@@ -270,7 +337,7 @@ fn a_chain_of_loads_takes_longer_than_loads_together() {
         line("FADD R2, R2, R2 ;", 4, 7, 1),
     ];
     let together = [&chain[0], &chain[2], &chain[1], &chain[3]].map(Clone::clone);
-    let [chain, together] = [chain, together].map(|body| run(&body, 1, 1).1);
+    let [chain, together] = [chain, together].map(|body| run(&body, 1).1);
     assert!(chain > together + 20, "{chain} and {together} clocks");
 }
 

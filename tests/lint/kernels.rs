@@ -57,8 +57,8 @@ fn head(target: &ModelConfig) -> ModelConfig {
     ModelConfig { draft_head: Some(DraftHead::Eagle(eagle)), ..target.clone() }
 }
 
-/// The variants, each once.
-pub(crate) fn variants() -> Vec<Variant> {
+/// The variants of an architecture, each once.
+pub(crate) fn variants(arch: &str) -> Vec<Variant> {
     let smollm2 = model([576, 1536, 9, 3, 64, 49152], false);
     let qwen2 = model([896, 4864, 14, 2, 64, 151_936], false);
     let llama = model([4096, 14336, 32, 8, 128, 128_256], false);
@@ -67,9 +67,9 @@ pub(crate) fn variants() -> Vec<Variant> {
     for (model, precision) in
         [(&smollm2, &FP8), (&qwen2, &ALL_FP8), (&qwen3, &FP8), (&llama, &FP8), (&llama, &FP16)]
     {
-        variants.extend(needed_variants(model, precision));
+        variants.extend(needed_variants(model, precision, arch));
     }
-    variants.extend(needed_variants(&head(&llama), &FP8));
+    variants.extend(needed_variants(&head(&llama), &FP8, arch));
     for (kv, group) in
         [Format::Fp16, Format::Fp8].into_iter().flat_map(|kv| GROUPS.map(|g| (kv, g)))
     {
@@ -79,10 +79,10 @@ pub(crate) fn variants() -> Vec<Variant> {
     variants.into_iter().collect()
 }
 
-/// Of variants that differ in their shape alone, the first: they are made of the same instructions.
-pub(crate) fn one_shape_each() -> BTreeSet<Variant> {
+/// Of an architecture's variants that differ in their shape alone, the first: they are made of the same instructions.
+pub(crate) fn one_shape_each(arch: &str) -> BTreeSet<Variant> {
     let mut seen = BTreeSet::new();
-    let mut variants = variants();
+    let mut variants = variants(arch);
     variants.retain(|variant| {
         let mut shapeless = variant.clone();
         shapeless.defines.retain(|(name, _)| !name.starts_with("SHAPE_"));

@@ -34,13 +34,14 @@ const WHOLE: &str = "sm_90a";
 fn compiled(compiler: &Compiler) -> &'static [(Job, Outcome)] {
     static COMPILED: OnceLock<Vec<(Job, Outcome)>> = OnceLock::new();
     COMPILED.get_or_init(|| {
-        let representative = kernels::one_shape_each();
-        let archs = |variant: Variant| {
-            let is_representative = representative.contains(&variant);
-            let archs = ARCHS.into_iter().filter(move |arch| *arch == WHOLE || is_representative);
-            archs.map(move |arch| (variant.clone(), arch))
+        let of_arch = |arch| {
+            let variants = match arch {
+                WHOLE => kernels::variants(arch),
+                _ => kernels::one_shape_each(arch).into_iter().collect(),
+            };
+            variants.into_iter().map(move |variant| (variant, arch))
         };
-        let jobs: Vec<Job> = kernels::variants().into_iter().flat_map(archs).collect();
+        let jobs: Vec<Job> = ARCHS.into_iter().flat_map(of_arch).collect();
         let compile = |(variant, arch): &Job| -> Outcome {
             compiler.compile(arch, variant).map_err(|error| format!("{error:#}"))
         };
@@ -80,9 +81,9 @@ fn kernels_keep_to_their_registers_and_have_no_stack() {
 fn kernels_are_made_of_the_instructions_that_they_were_written_for() {
     let Some(compiler) = compiler() else { return };
     let Some(disassembler) = disassembler(&compiler) else { return };
-    let representative = kernels::one_shape_each();
-    let jobs: Vec<_> =
-        compiled(&compiler).iter().filter(|((v, _), _)| representative.contains(v)).collect();
+    let representative = kernels::one_shape_each(WHOLE);
+    let is_checked = |(variant, arch): &Job| *arch != WHOLE || representative.contains(variant);
+    let jobs: Vec<_> = compiled(&compiler).iter().filter(|(job, _)| is_checked(job)).collect();
     let check = |(job, outcome): &&(Job, Outcome)| {
         // The other test reports what does not compile.
         let cubin = outcome.as_ref().ok()?;
@@ -119,9 +120,7 @@ fn kernels_keep_to_the_clocks_that_they_are_predicted_to_take() {
 fn a_product_that_does_more_than_before_is_told() {
     let Some(compiler) = compiler() else { return };
     let Some(disassembler) = disassembler(&compiler) else { return };
-    const MULTIPLY: &str =
-        "mma_f16(sums.of[i][j], fragment, operands[j][step].x, operands[j][step].y);";
-    const REDUCE: &str = "reduce_slices(sums, shared.halves);";
+    const MULTIPLY: &str = "wgmma_f16<PRODUCT_ROWS>(sums.of[i], weights_of(weights, step), from);";
     let variant = Variant::gemm(Format::Fp8, 8, Epilogue::SwiGlu).with_shape(28_672, 4096);
     let budget = &budget::of_table()[&variant.to_string()];
     let complaints = |compiler: &Compiler| {
@@ -129,20 +128,14 @@ fn a_product_that_does_more_than_before_is_told() {
         budget::check(budget, &budget::figures(&variant, &code)).join(", ")
     };
     assert_eq!(complaints(&compiler), "");
-    for (path, once, figure) in [
-        ("gemm/tile.cuh", MULTIPLY, "unit_instructions"),
-        ("gemm/gemm.cu", REDUCE, "reduction_clocks"),
-    ] {
-        let mutate = |&(name, text): &(&'static str, &'static str)| {
-            assert!(name != path || text.contains(once), "{path} has no `{once}`");
-            let is_mutant = name == path;
-            (name, if is_mutant { text.replace(once, &once.repeat(2)).leak() } else { text })
-        };
-        let compiler = self::compiler().unwrap();
-        let mutant = compiler.with_sources(SOURCES.iter().map(mutate).collect());
-        let told = complaints(&mutant);
-        assert!(told.contains(figure), "two times `{once}`: {told:?}");
-    }
+    let mutate = |&(name, text): &(&'static str, &'static str)| {
+        let is_mutant = name == "wgmma/tile.cuh";
+        assert!(!is_mutant || text.contains(MULTIPLY), "{name} has no `{MULTIPLY}`");
+        (name, if is_mutant { text.replace(MULTIPLY, &MULTIPLY.repeat(2)).leak() } else { text })
+    };
+    let compiler = self::compiler().unwrap();
+    let told = complaints(&compiler.with_sources(SOURCES.iter().map(mutate).collect()));
+    assert!(told.contains("unit_instructions") && told.contains("unit_clocks"), "{told:?}");
 }
 
 /// A kernel that nobody lists would go unchecked.
@@ -150,7 +143,7 @@ fn a_product_that_does_more_than_before_is_told() {
 fn every_source_is_checked() {
     let sources = SOURCES.iter().filter_map(|(path, _)| kernel_of(path));
     let sources: BTreeSet<&str> = sources.collect();
-    let checked: BTreeSet<&str> = kernels::variants().iter().map(|v| v.kernel).collect();
+    let checked: BTreeSet<&str> = kernels::variants(WHOLE).iter().map(|v| v.kernel).collect();
     assert_eq!(sources, checked);
     for kernel in checked {
         assert!(rules::registers(kernel).is_some(), "kernel {kernel} has no budget");

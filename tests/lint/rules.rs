@@ -2,9 +2,9 @@
 
 use super::code::Listing;
 use spec_build::cuda::Kernel;
-use spec_kernels::Variant;
+use spec_kernels::{FEW_ROWS, Variant};
 
-/// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 288 threads, or three
+/// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 320 threads, or three
 /// attentions, of 128, must fit, so that one kernel starts under the one before it. A quarter of it has as many warps
 /// as five of two products.
 const REGISTERS: [(&str, u32); 13] = [
@@ -49,7 +49,7 @@ pub(crate) fn registers(kernel: &str) -> Option<u32> {
 pub(crate) fn check_resources(variant: &Variant, kernel: &Kernel) -> Result<(), String> {
     let is_wide = is_defined(variant, "TILE_ROWS", "64");
     let budget = registers(variant.kernel).expect("every kernel has a budget");
-    let is_alone = ["32", "64"].iter().any(|rows| is_defined(variant, "ROWS", rows));
+    let is_alone = !is_few(variant);
     let most = match (is_wide, is_alone) {
         (true, _) => WIDE_ATTENTION,
         (_, true) => WIDE_PRODUCT,
@@ -77,9 +77,14 @@ impl Expected {
         expected.list(is_hopper_or_later, &OVERLAP);
         match variant.kernel {
             "gemm" => {
-                expected.list(true, &["HMMA", "LDSM"]);
+                let has_warpgroups = arch == "sm_90a";
+                expected.list(!has_warpgroups, &["HMMA"]);
+                expected.list(has_warpgroups, &["HGMMA", "WARPGROUP"]);
+                // Warpgroups read halves where they are.
+                expected.list(!has_warpgroups || is_defined(variant, "WEIGHT", "FP8"), &["LDSM"]);
                 expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
-                expected.list(!is_hopper_or_later || copies_inputs(variant), &["LDGSTS"]);
+                let streams_rows = has_warpgroups && !is_few(variant);
+                expected.list(!is_hopper_or_later || streams_rows, &["LDGSTS"]);
             }
             "attention" => expected.list(true, &["HMMA", "LDGSTS", "MUFU"]),
             // The host draws in double precision, and the device must draw the same.
@@ -113,9 +118,10 @@ pub(crate) fn check_instructions(variant: &Variant, arch: &str, listing: &Listin
     complaints
 }
 
-/// Products whose inputs are halves in the order of the weights.
-fn copies_inputs(variant: &Variant) -> bool {
-    is_defined(variant, "EPILOGUE", "RESIDUAL") && is_defined(variant, "WEIGHT", "FP8")
+/// Whether a kernel is no product, or one of a few rows.
+fn is_few(variant: &Variant) -> bool {
+    let rows = variant.defines.iter().find(|(name, _)| *name == "ROWS");
+    rows.is_none_or(|(_, rows)| rows.parse::<usize>().is_ok_and(|rows| rows <= FEW_ROWS))
 }
 
 /// Kernels whose inner loop unpacks e4m3.

@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 /// Written by `scripts/gpu-predict --table`, which says in it how.
 const TABLE: &str = include_str!("gpu.json");
 
-/// Bytes of a unit of a packed matrix, its outputs, and bytes of each.
-const UNIT_BYTES: usize = 8192;
-const UNIT_OUTPUTS: usize = 64;
+/// Of units of a packed matrix those of two tiles go together: their bytes, outputs, and bytes of each.
+const UNIT_BYTES: usize = 2 * 8192;
+const UNIT_OUTPUTS: usize = 2 * 64;
 const UNIT_ROW_BYTES: usize = 128;
 
 /// What the table says, in clocks.
@@ -46,7 +46,7 @@ struct Product {
     hertz: f64,
 }
 
-/// A few-row product with so many rows.
+/// A product with so many rows.
 #[derive(Debug, Deserialize)]
 struct Entry {
     weight: String,
@@ -141,7 +141,7 @@ impl Gpu {
                 let points = table.attention.iter().map(|point| (point.rows, point.clocks));
                 Ok(between(points.collect(), *rows))
             }
-            "rope" => Ok(table.row_kernel),
+            "rope" | "normalise" => Ok(table.row_kernel),
             // Those around the layers are in `around`.
             _ => Ok(0.0),
         }
@@ -177,11 +177,11 @@ impl Gpu {
         let (unit, boundary) = (figure(|entry| &entry.unit)?, figure(|entry| &entry.boundary)?);
         let weight_bytes = if weight == "FP8" { 1 } else { 2 };
         let k_units = k.div_ceil(UNIT_ROW_BYTES / weight_bytes);
-        let (tiles, grid) = (n.div_ceil(UNIT_OUTPUTS), grid as usize);
+        let (pairs, grid) = (n.div_ceil(UNIT_OUTPUTS), grid as usize);
         // The head's blocks have whole tiles.
         let units = match epilogue {
-            "HEAD" => tiles.div_ceil(grid) * k_units,
-            _ => (tiles * k_units).div_ceil(grid),
+            "HEAD" => pairs.div_ceil(grid) * k_units,
+            _ => (pairs * k_units).div_ceil(grid),
         };
         let Product { num_sms, hertz, .. } = self.product;
         let memory = UNIT_BYTES as f64 * f64::from(num_sms) * hertz / self.bandwidth;
@@ -224,8 +224,8 @@ mod tests {
     const LIMITS: Limits =
         Limits { max_draft_len: 8, max_batch_size: 8, max_seq_len: 4096, max_num_tokens: 512 };
 
-    /// A table of few numbers stands for a simulation.
-    const TOLERANCE: f64 = 0.1;
+    /// A table of few numbers stands for a simulation: it does not know that sums of a small model are in more parts.
+    const TOLERANCE: f64 = 0.2;
 
     fn of_table() -> Vec<Gpu> {
         let Table { gpus, range, .. } = table().unwrap();
@@ -263,7 +263,6 @@ mod tests {
         let Check { config, precision, .. } = &checks[0];
         let gpus = of_table();
         for gpu in &gpus {
-            // A product of 32 rows has a longer ring than one of 16, and may be faster.
             let times = [1, 9, 33, 65].map(|rows| ms(gpu, config, precision, rows));
             assert!(times.is_sorted(), "{times:?} on {}", gpu.product.name);
             let product = gpu.product.clone();

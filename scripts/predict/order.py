@@ -1,0 +1,51 @@
+"""Which units the blocks of a product multiply, as `kernels/wgmma/order.cuh` cuts them."""
+
+from typing import NamedTuple
+
+UNIT_BYTES = 8192
+UNIT_OUTPUTS = 64
+UNIT_ROW_BYTES = 128
+PAIR_TILES = 2
+# Of few rows so many elements are staged at a time.
+CHUNK_K = 1024
+FEW_ROWS = 16
+
+
+class Order(NamedTuple):
+    """Averages over the blocks, but for the units, of which the last block to end has the most."""
+
+    # Of pairs of tiles.
+    units: int
+    # Runs of units of one pair.
+    pieces: float
+    # Times that inputs of few rows are staged.
+    chunks: float
+    # Parts of a pair that are added up; 0 where blocks have whole pairs.
+    parts: float
+    # Pairs that a block finishes.
+    pairs: float
+
+
+def up(a, b):
+    return -(-a // b)
+
+
+def unit_k(weight_bytes):
+    return UNIT_ROW_BYTES // weight_bytes
+
+
+def order(n, k, weight_bytes, grid, owns_tiles):
+    """Of n outputs and k inputs of so many bytes."""
+    pairs, k_units = up(up(n, UNIT_OUTPUTS), PAIR_TILES), up(k, unit_k(weight_bytes))
+    chunk = CHUNK_K // unit_k(weight_bytes)
+    if owns_tiles:
+        most = up(pairs, grid)
+        chunks = most * up(k_units, chunk) if k_units > chunk else 1
+        return Order(most * k_units, most, chunks, 0, most)
+    units = pairs * k_units
+    per_block = up(units, grid)
+    blocks = up(units, per_block)
+    pieces = [(pair * k_units + k_units - 1) // per_block - pair * k_units // per_block + 1 for pair in range(pairs)]
+    chunks = max(sum(pieces) / blocks, per_block / chunk) if k_units > chunk else 1
+    is_whole = sum(pieces) == pairs
+    return Order(per_block, sum(pieces) / blocks, chunks, 0 if is_whole else sum(pieces) / pairs, pairs / blocks)
