@@ -54,11 +54,11 @@ DEVICE void settle(
         return;
     }
     for (uint32_t row = warp_index(); row < p.num_rows; row += SUM_ROWS * CONSUMER_WARPS) {
-        sum_parts(p, split, pending.tile, row, shared.halves);
+        sum_parts(p, split, pending.counter, row, shared.halves);
     }
-    finish_tile(p, pending.tile, shared.halves);
+    finish_tile(p, pending.counter, shared.halves);
     if (thread_index() == 0) {
-        p.arrivals[pending.tile] = 0;
+        p.arrivals[pending.counter] = 0;
     }
 }
 

@@ -16,33 +16,7 @@ constexpr uint32_t CONSUMER_WARPS = 8;
 constexpr bool HAS_BULK_COPY = ARCH >= 900;
 constexpr uint32_t FULL_ARRIVALS = HAS_BULK_COPY ? 1 : 32;
 
-struct Ring {
-    uint8_t* stages;   // STAGES x UNIT_BYTES
-    uint64_t* full;
-    uint64_t* empty;
-};
-
-// A place in the ring, and the parity of the round in which it is used.
-struct Cursor {
-    uint32_t stage;
-    uint32_t parity;
-};
-
-DEVICE void advance(Cursor& at) {
-    if (++at.stage == STAGES) {
-        at.stage = 0;
-        at.parity ^= 1;
-    }
-}
-
-// By one thread, before a barrier of the whole CTA.
-DEVICE void ring_init(const Ring& ring) {
-    for (uint32_t stage = 0; stage < STAGES; ++stage) {
-        mbar_init(&ring.full[stage], FULL_ARRIVALS);
-        mbar_init(&ring.empty[stage], CONSUMER_WARPS);
-    }
-    mbar_init_fence();
-}
+#include "gemm/stages.cuh"
 
 DEVICE void fill_stage(uint8_t* stage, const uint8_t* unit, uint64_t* full) {
 #if ARCH >= 900
@@ -97,13 +71,4 @@ DEVICE const uint8_t* acquire(const Ring& ring, const Cursor& at) {
     // Lanes may leave the wait one by one; what follows takes whole warps.
     warp_sync();
     return ring.stages + at.stage * UNIT_BYTES;
-}
-
-// By every consumer warp, when all of its lanes have read the unit at the cursor.
-DEVICE void release(const Ring& ring, Cursor& at) {
-    warp_sync();
-    if (lane_index() == 0) {
-        mbar_arrive(&ring.empty[at.stage]);
-    }
-    advance(at);
 }

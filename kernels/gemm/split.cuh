@@ -101,6 +101,11 @@ DEVICE uint32_t num_units(const Piece& piece) {
     return piece.k_last - piece.k_first;
 }
 
+// Of its sums.
+DEVICE uint32_t counter_of(const Piece& piece) {
+    return piece.block.tile;
+}
+
 // The piece of this CTA that begins at a unit.
 DEVICE Piece piece_at(const Split& split, uint32_t unit) {
     Piece piece;

@@ -85,15 +85,15 @@ DEVICE void settle(const GemmParams& p, const Order& order, const Shared& shared
     if (!pending.is_open || !was_last(shared.handover, pending)) {
         return;
     }
-    if (tile_of(pending.pair) < order.tiles) {
+    if (tile_of(pending.counter) < order.tiles) {
         for (uint32_t batch = 0; batch * FINISH_ROWS < p.num_rows; ++batch) {
             Four four[FINISH_ROWS / 8];
-            sum_parts(p, order, pending.pair, batch, four);
-            finish_batch(p, tile_of(pending.pair), batch, four, shared.sums);
+            sum_parts(p, order, pending.counter, batch, four);
+            finish_batch(p, tile_of(pending.counter), batch, four, shared.sums);
         }
     }
     if (thread_index() == 0) {
-        p.arrivals[pending.pair] = 0;
+        p.arrivals[pending.counter] = 0;
     }
 }
 

@@ -20,24 +20,7 @@ static_assert(2 <= STAGES && STAGES <= MOST_STAGES, "stages that overlap, and th
 // The thread that asks for weights arrives, and every lane for the rows that it has copied.
 constexpr uint32_t FULL_ARRIVALS = IS_STREAMED ? 1 + 32 : 1;
 
-struct Ring {
-    uint8_t* stages;
-    uint64_t* full;
-    uint64_t* empty;
-};
-
-// A place in the ring, and the parity of the round in which it is used.
-struct Cursor {
-    uint32_t stage;
-    uint32_t parity;
-};
-
-DEVICE void advance(Cursor& at) {
-    if (++at.stage == STAGES) {
-        at.stage = 0;
-        at.parity ^= 1;
-    }
-}
+#include "gemm/stages.cuh"
 
 DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
     return ring.stages + at.stage * STAGE_BYTES;
@@ -46,15 +29,6 @@ DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
 // Of a stage, the activations.
 DEVICE uint8_t* x_of(uint8_t* stage) {
     return stage + PAIR_TILES * UNIT_BYTES;
-}
-
-// By one thread, before a barrier of the whole CTA.
-DEVICE void ring_init(const Ring& ring) {
-    for (uint32_t stage = 0; stage < STAGES; ++stage) {
-        mbar_init(&ring.full[stage], FULL_ARRIVALS);
-        mbar_init(&ring.empty[stage], CONSUMER_WARPS);
-    }
-    mbar_init_fence();
 }
 
 // The units of a CTA, one after the other.
@@ -167,13 +141,4 @@ DEVICE uint8_t* acquire(const Ring& ring, const Cursor& at) {
         fence_async_proxy();
     }
     return stage_at(ring, at);
-}
-
-// By every consumer warp, when all of its lanes have read the unit at the cursor.
-DEVICE void release(const Ring& ring, Cursor& at) {
-    warp_sync();
-    if (lane_index() == 0) {
-        mbar_arrive(&ring.empty[at.stage]);
-    }
-    advance(at);
 }

@@ -175,13 +175,11 @@ const fn e4m3_byte(input: usize) -> usize {
 
 /// A row of a unit of FP8 inputs.
 fn in_lane_order(values: &[u8; ROW_BYTES]) -> [u8; ROW_BYTES] {
-    std::array::from_fn(|byte| values[input_of(byte)])
-}
-
-/// Which FP8 input of a row a byte is.
-const fn input_of(byte: usize) -> usize {
-    let (word, within) = (byte % CHUNK_BYTES / 4, byte % 4);
-    byte / CHUNK_BYTES * CHUNK_BYTES + 2 * word + within / 2 * 8 + within % 2
+    let mut bytes = [0; ROW_BYTES];
+    for (input, value) in values.iter().enumerate() {
+        bytes[e4m3_byte(input)] = *value;
+    }
+    bytes
 }
 
 /// Where in a unit a byte of a row stands.

@@ -43,8 +43,9 @@ pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, out
         _ => ops.pass.num_rows,
     };
     let capability = ops.layers.capability;
-    if places.norm != 0 && shape::takes_halves(num_rows, capability) {
-        places = normed(ops, matrix, places, num_rows);
+    let takes_halves = places.norm != 0 && shape::takes_halves(num_rows, capability);
+    if let Some(code) = ops.layers.code.normalise.filter(|_| takes_halves) {
+        places = normed(ops, code, matrix, places, num_rows);
     }
     let code = code(ops, matrix, output);
     // All launches take as many rows.
@@ -62,7 +63,13 @@ pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, out
 }
 
 /// Norms the rows of a product; where it then finds them, as halves.
-fn normed(ops: &mut PassOps<'_>, matrix: &Matrix, from: Places, num_rows: usize) -> Places {
+fn normed(
+    ops: &mut PassOps<'_>,
+    code: Kernel,
+    matrix: &Matrix,
+    from: Places,
+    num_rows: usize,
+) -> Places {
     let layers = ops.layers;
     debug_assert_eq!(matrix.k, layers.config.hidden_size, "what there is room for");
     let to = layers.workspace.normed;
@@ -82,7 +89,6 @@ fn normed(ops: &mut PassOps<'_>, matrix: &Matrix, from: Places, num_rows: usize)
         k: matrix.k as u32,
         unused: 0,
     };
-    let code = layers.code.normalise.expect("loaded where products take halves");
     let shared_bytes = shape::OPERAND_SHARED_BYTES;
     ops.launch(code, num_rows as u32, shape::ROW_THREADS, shared_bytes, params);
     Places { input: to, input_bytes: matrix.k * F16, norm: 0, row_index: 0, ..from }

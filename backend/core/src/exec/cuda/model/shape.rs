@@ -141,7 +141,7 @@ const LARGE: std::ops::Range<(u32, u32)> = (9, 0)..(12, 0);
 
 /// Rows that products are compiled for on a GPU of this compute capability.
 pub fn gemm_rows(capability: (u32, u32)) -> &'static [usize] {
-    if capability == HOPPER { &WGMMA_ROWS } else { &GEMM_ROWS }
+    if has_warpgroups(capability) { &WGMMA_ROWS } else { &GEMM_ROWS }
 }
 
 /// Most rows of one product.
@@ -156,7 +156,7 @@ pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
 
 /// Whether so many rows are given to products as halves, normed before.
 pub(crate) fn takes_halves(rows: usize, capability: (u32, u32)) -> bool {
-    capability == HOPPER && rows > FEW_ROWS
+    has_warpgroups(capability) && rows > FEW_ROWS
 }
 
 /// Bytes of what streams through shared memory for a product of warpgroups.
@@ -194,7 +194,7 @@ fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
 
 /// Shared memory of a product of `rows` rows, one of [`gemm_rows`], on a GPU of this compute capability.
 pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
-    if capability == HOPPER {
+    if has_warpgroups(capability) {
         return wgmma_shared_bytes(rows) as u32;
     }
     let (stages, staged) = gemm_stages(rows, LARGE.contains(&capability));
@@ -209,7 +209,7 @@ pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
 /// Of that, what the ring takes, of the product that `rows` rows go to.
 pub(crate) fn gemm_ring_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     let rows = gemm_rows(capability)[gemm_rows_idx(rows, capability)];
-    if capability == HOPPER {
+    if has_warpgroups(capability) {
         return wgmma_ring_bytes(rows) as u32;
     }
     let (stages, _) = gemm_stages(rows, LARGE.contains(&capability));
