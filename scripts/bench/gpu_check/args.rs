@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// What there is to do, in this order.
-const PARTS: [&str; 8] =
-    ["launches", "logits", "texts", "kernels", "prefill", "steps", "peer", "sanitizer"];
+const PARTS: [&str; 9] =
+    ["launches", "logits", "texts", "clocks", "kernels", "prefill", "steps", "peer", "sanitizer"];
 /// Those that are one part of the run, model by model.
 const BENCH: [&str; 3] = ["kernels", "prefill", "steps"];
 
@@ -25,7 +25,7 @@ gpu_check --compile ARCH
   --emulate-driver   the same behind the driver's interface: SPEC_CUDA_DRIVER names the library of an emulated one
   --gpu N     number of the GPU [0]
   --small     only models that a sanitizer gets through
-  --only      parts, separated by commas [all]: launches logits texts kernels prefill steps peer sanitizer
+  --only      parts, separated by commas [all]: launches logits texts clocks kernels prefill steps peer sanitizer
   --model     only models whose name holds this, such as 8B or FP16
   --budget    begin to measure nothing more after so long [360]
   --limit     end after so long, wherever it is [570; none on an emulator]
@@ -120,6 +120,7 @@ impl Args {
             ("launches", self.wants("launches")),
             ("logits", self.wants("logits")),
             ("texts", self.wants("texts")),
+            ("clocks", self.wants("clocks")),
             ("bench", bench),
             ("peer", peer),
             ("sanitizer", self.wants("sanitizer")),

@@ -4,6 +4,7 @@
 use crate::bench;
 use crate::case::{self, Drafts, Pair};
 use crate::ceiling;
+use crate::clocks;
 use crate::gpu::{Bed, Machine};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
@@ -14,6 +15,7 @@ use std::time::Instant;
 pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
     let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?;
     timed("ceilings", || ceiling::compile(arch))?;
+    timed("clocks", || clocks::compile(arch))?;
     for model in bench::models() {
         timed(&model.name(), || {
             let (config, precision) = (model.config(), model.precision());

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod case;
 mod ceiling;
+mod clocks;
 mod compile;
 mod external;
 mod goal;
@@ -118,6 +119,7 @@ fn run(args: &Args, description: &Description, file: Option<PathBuf>) -> Result<
             "launches" => launches::run(report, bed),
             "logits" => logits::run(report, bed),
             "texts" => texts::run(report, bed),
+            "clocks" => clocks::run(report, bed.machine, arch),
             "bench" => bench::run(report, args, &description.name, arch),
             "peer" => external::peer(report, args.peer.as_deref(), bed, peer_budget(args, report)),
             "sanitizer" => sanitizer::run(report, args),

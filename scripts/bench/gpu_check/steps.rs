@@ -158,7 +158,8 @@ impl Bench<'_> {
             tokens += stepped.tokens.iter().map(|(_, count)| count).sum::<usize>();
         }
         let gpu = device.watch().take_graphs();
-        if gpu.len() != plan.steps {
+        // More where a step that began ahead was not the one that was asked for.
+        if gpu.len() < plan.steps {
             return Err(format!("{} graphs in {} steps", gpu.len(), plan.steps).into());
         }
         ids.into_iter().for_each(|id| {
