@@ -28,8 +28,7 @@ pub fn path_of(kernel: &str) -> Option<&'static str> {
 }
 
 pub use variant::{
-    ARCHS, Epilogue, FEW_ROWS, Format, GEMM_ROWS, MAX_GROUP, Variant, WGMMA_ROWS, gemm_rows,
-    has_warpgroups,
+    ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant, WGMMA_ROWS, gemm_rows, has_warpgroups,
 };
 
 #[cfg(test)]

@@ -48,10 +48,7 @@ pub const GEMM_ROWS: [usize; 4] = [8, 16, 32, 64];
 /// The same where warpgroups do.
 pub const WGMMA_ROWS: [usize; 6] = [8, 16, 32, 64, 128, 192];
 
-/// Rows of a product of warpgroups that norms its input itself; more are given as halves.
-pub const FEW_ROWS: usize = 16;
-
-/// Whether warpgroups make products on an architecture.
+/// Whether warpgroups make products on an architecture, of rows that a kernel before has normed.
 pub fn has_warpgroups(arch: &str) -> bool {
     arch == "sm_90a"
 }

@@ -220,7 +220,7 @@ struct Mutant {
 const PRIMS: &str = "common/prims.cuh";
 const WARPGROUP: &str = "common/warpgroup.cuh";
 
-const MUTANTS: [Mutant; 18] = [
+const MUTANTS: [Mutant; 17] = [
     Mutant {
         capability: NEW,
         file: PRIMS,
@@ -329,13 +329,6 @@ const MUTANTS: [Mutant; 18] = [
     Mutant {
         capability: NEW,
         file: "wgmma/stream.cuh",
-        text: "        fence_async_proxy();\n",
-        replacement: "",
-        notice: "no fence.proxy.async behind it",
-    },
-    Mutant {
-        capability: NEW,
-        file: "wgmma/rows.cuh",
         text: "    fence_async_proxy();\n",
         replacement: "",
         notice: "no fence.proxy.async behind it",

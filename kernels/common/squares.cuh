@@ -22,13 +22,25 @@ DEVICE float sum_of_lanes(float value) {
     return value;
 }
 
+// Of a lane, loads that are under way together: more make code that takes longer to fetch than to run.
+constexpr uint32_t SQUARES_AT_ONCE = 4;
+
 // A lane's share of the sums of a row of `len` elements.
 DEVICE float lane_squares(const float* squares, uint32_t len) {
     float sum = 0.0f;
     const uint32_t tiles = divide_up(len, SQUARES_LEN);
-    for (uint32_t first = 0; first < tiles; first += 32) {
-        const uint32_t tile = first + lane_index();
-        sum += tile < tiles ? squares[tile] : 0.0f;
+    KEEP_LOOP
+    for (uint32_t first = lane_index(); first < tiles; first += 32 * SQUARES_AT_ONCE) {
+        float loaded[SQUARES_AT_ONCE];
+        UNROLL
+        for (uint32_t i = 0; i < SQUARES_AT_ONCE; ++i) {
+            const uint32_t tile = first + 32 * i;
+            loaded[i] = tile < tiles ? squares[tile] : 0.0f;
+        }
+        UNROLL
+        for (uint32_t i = 0; i < SQUARES_AT_ONCE; ++i) {
+            sum += loaded[i];
+        }
     }
     return sum;
 }

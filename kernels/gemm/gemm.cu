@@ -22,7 +22,7 @@ struct GemmParams {
     const float* norm;           // HAS_NORM: [k]
     float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
-    const uint32_t* row_index;   // input row of each row, or null: its own; null where rows stream in
+    const uint32_t* row_index;   // input row of each row, or null: its own; null where warpgroups multiply
     float* partials;             // as split.cuh or parts.cuh say; HEAD: unused
     uint32_t* arrivals;          // [tiles of n, or pairs of them], zero before and after; HEAD: unused
     void* output;
@@ -60,9 +60,8 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 }
 
 #define HAS_WARPGROUPS (ARCH >= 900 && ARCH < 1000)
-// Warpgroups take more rows than a few as halves, which a kernel before has normed.
-#define FEW_ROWS 16
-#define HAS_NORM (EPILOGUE != RESIDUAL && (ROWS <= FEW_ROWS || !HAS_WARPGROUPS))
+// Warpgroups take rows as halves, which a kernel before has normed.
+#define HAS_NORM (EPILOGUE != RESIDUAL && !HAS_WARPGROUPS)
 
 #include "common/activation.cuh"
 #include "common/best.cuh"
@@ -75,7 +74,6 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "wgmma/order.cuh"
 #include "wgmma/tile.cuh"
 #include "wgmma/stream.cuh"
-#include "wgmma/rows.cuh"
 #include "wgmma/parts.cuh"
 #include "gemm/handover.cuh"
 #include "wgmma/product.cuh"
@@ -90,6 +88,6 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "gemm/product.cuh"
 #endif
 
-KERNEL(gemm, GemmParams, THREADS, ROWS <= FEW_ROWS ? 2 : 1) {
+KERNEL(gemm, GemmParams, THREADS, CTAS) {
     run(p);
 }

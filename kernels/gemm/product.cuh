@@ -12,6 +12,8 @@ static_assert(SHARED_BYTES <= (IS_LARGE ? 227 : 99) * 1024, "all that a CTA may 
 
 // After the consumers a warp that loads, and one that counts parts.
 constexpr uint32_t THREADS = CONSUMERS + 64;
+// With few rows two fit in a multiprocessor, the next kernel's beside this one's, whose ring then fills early.
+constexpr uint32_t CTAS = ROWS <= 16 ? 2 : 1;
 
 struct Shared {
     Ring ring;

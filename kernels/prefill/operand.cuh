@@ -47,11 +47,28 @@ DEVICE uint32_t four_e4m3(const Float4& v, float factor) {
            uint32_t(float_to_e4m3(v.z * factor)) << 16 | uint32_t(float_to_e4m3(v.w * factor)) << 24;
 }
 
+// Groups of four elements of a thread whose loads are under way together.
+constexpr uint32_t GROUPS = 4;
+
 template <class Four>
 DEVICE void store_halves(const Operand& to, uint32_t row, uint32_t len, Four four) {
     uint16_t* halves = (uint16_t*)to.values + uint64_t(row) * to.stride;
-    for (uint32_t k = 4 * thread_index(); k < to.stride; k += 4 * THREADS) {
-        *(Uint2*)(halves + k) = k < len ? four_halves(four(k)) : Uint2{};
+    for (uint32_t first = 4 * thread_index(); first < to.stride; first += 4 * THREADS * GROUPS) {
+        Uint2 groups[GROUPS];
+        UNROLL
+        for (uint32_t i = 0; i < GROUPS; ++i) {
+            const uint32_t k = first + 4 * THREADS * i;
+            // Those beyond the row repeat its first: a branch would keep the loads apart.
+            const Uint2 loaded = four_halves(four(k < len ? k : 0));
+            groups[i] = k < len ? loaded : Uint2{};
+        }
+        UNROLL
+        for (uint32_t i = 0; i < GROUPS; ++i) {
+            const uint32_t k = first + 4 * THREADS * i;
+            if (k < to.stride) {
+                *(Uint2*)(halves + k) = groups[i];
+            }
+        }
     }
 }
 

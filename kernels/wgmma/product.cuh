@@ -2,33 +2,32 @@
 #pragma once
 
 // Shared memory of a CTA. The host launches with SHARED_BYTES.
-constexpr uint32_t STAGED_OFFSET = RING_BYTES;
-constexpr uint32_t SUMS_OFFSET = STAGED_OFFSET + STAGED_BYTES;
-constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + PAIR_TILES * SUMS_SIZE * 4;
-constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + FEW_ROWS * 4;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (MOST_STAGES + 1) * 8;
+constexpr uint32_t SUMS_OFFSET = RING_BYTES;
+constexpr uint32_t BARRIERS_OFFSET = SUMS_OFFSET + PAIR_TILES * SUMS_SIZE * 4;
+constexpr uint32_t NUM_BARRIERS = 3 * MOST_STAGES + 2;
+constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + NUM_BARRIERS * 8;
 constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
 static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
 
-// After the consumers a warp that loads, and one that counts parts.
-constexpr uint32_t THREADS = CONSUMER_WARPS * 32 + 64;
+// After the consumers a warp that asks for weights, one that counts parts, and those that copy rows.
+constexpr uint32_t WEIGHTS_WARP = CONSUMER_WARPS;
+constexpr uint32_t COUNTING_WARP = CONSUMER_WARPS + 1;
+constexpr uint32_t THREADS = (CONSUMER_WARPS + 2 + COPY_WARPS) * 32;
+static_assert((COUNTING_WARP + 1) % COPY_WARPS == 0, "lanes that copy count from a multiple of them all");
+constexpr uint32_t CTAS = 1;
 
 struct Shared {
-    Ring ring;
-    uint16_t* x;       // of few rows
-    float* sums;       // of this warpgroup
-    float* factors;    // of few rows
+    Stream stream;
+    float* sums;   // of this warpgroup
     Handover handover;
 };
 
 DEVICE Shared carve(uint8_t* memory) {
     uint64_t* barriers = (uint64_t*)(memory + BARRIERS_OFFSET);
     Shared shared;
-    shared.ring = {memory, barriers, barriers + MOST_STAGES};
-    shared.x = (uint16_t*)(memory + STAGED_OFFSET);
+    shared.stream = {{memory, barriers, barriers + MOST_STAGES}, barriers + 2 * MOST_STAGES};
     shared.sums = (float*)(memory + SUMS_OFFSET) + warpgroup_index() % PAIR_TILES * SUMS_SIZE;
-    shared.factors = (float*)(memory + FACTORS_OFFSET);
-    uint64_t* handover = barriers + 2 * MOST_STAGES;
+    uint64_t* handover = barriers + 3 * MOST_STAGES;
     shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
     return shared;
 }
@@ -110,66 +109,21 @@ DEVICE void finish_piece(
     }
 }
 
-#if ROWS <= FEW_ROWS
-// Has a unit's inputs staged; returns what then is.
-DEVICE Range with_unit(
-    const GemmParams& p, const Order& order, Range staged, uint32_t unit, uint32_t k_unit, const Shared& shared) {
-    if (!has_unit(staged, k_unit)) {
-        staged = range_of(order, unit, k_unit);
-        const Weight weight = load_weight(p, place_of(staged, matrix_k(p)));
-        stage(p, matrix_k(p), staged, weight, false, shared.factors, shared.x);
-    }
-    return staged;
-}
-
-DEVICE const uint8_t* x_of_unit(const Range& staged, uint32_t k_unit, uint8_t*, const Shared& shared) {
-    constexpr uint32_t X_UNIT_BYTES = UNIT_K / X_ROW_K * X_BLOCK_BYTES;
-    return (const uint8_t*)shared.x + (k_unit - staged.first) * X_UNIT_BYTES;
-}
-
-// What can be done before the kernel ahead has ended, and the first rows.
-DEVICE Range stage_first(const GemmParams& p, const Order& order, const Shared& shared) {
-    const Range range = range_of(order, order.first, piece_at(order, order.first).k_first);
-    const Weight weight = load_weight(p, place_of(range, matrix_k(p)));
-    grid_wait();
-    stage(p, matrix_k(p), range, weight, true, shared.factors, shared.x);
-    return range;
-}
-#else
-// All come with their units.
-struct Range {};
-
-DEVICE Range with_unit(
-    const GemmParams&, const Order&, Range staged, uint32_t, uint32_t, const Shared&) {
-    return staged;
-}
-
-DEVICE const uint8_t* x_of_unit(const Range&, uint32_t, uint8_t* stage, const Shared&) {
-    return x_of(stage);
-}
-
-DEVICE Range stage_first(const GemmParams&, const Order&, const Shared&) {
-    grid_wait();
-    return {};
-}
-#endif
-
-// All units of this CTA, piece by piece; `staged` is what is staged already.
-DEVICE void consume(const GemmParams& p, const Order& order, Range staged, const Shared& shared) {
+// All units of this CTA, piece by piece.
+DEVICE void consume(const GemmParams& p, const Order& order, const Shared& shared) {
     Cursor at = {0, 0};
     Pending pending = {false, 0, 0};
+    grid_wait();
     for (uint32_t unit = order.first; unit < order.last;) {
         const Piece piece = piece_at(order, unit);
         const bool has_tile = tile_of(piece.pair) < order.tiles;
         Sums sums = {};
         for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
-            staged = with_unit(p, order, staged, unit, k_unit, shared);
-            uint8_t* stage = acquire(shared.ring, at);
+            uint8_t* stage = acquire(shared.stream, at);
             if (has_tile) {
-                const uint8_t* weights = stage + warpgroup_index() * UNIT_BYTES;
-                multiply_unit(sums, weights, x_of_unit(staged, k_unit, stage, shared));
+                multiply_unit(sums, stage + warpgroup_index() * UNIT_BYTES, x_of(stage));
             }
-            release(shared.ring, at);
+            release(shared.stream.ring, at);
         }
         finish_piece(p, order, piece, sums, shared, pending);
     }
@@ -180,18 +134,25 @@ DEVICE void run(const GemmParams& p) {
     const Shared shared = carve(shared_memory());
     const Order order = order_units(matrix_n(p), matrix_k(p));
     if (thread_index() == 0) {
-        ring_init(shared.ring);
+        stream_init(shared.stream);
         handover_init(shared.handover);
     }
     barrier_all();
-    if (warp_index() == CONSUMER_WARPS) {
-        produce(p, matrix_k(p), shared.ring, order);
-    } else if (warp_index() > CONSUMER_WARPS) {
+    const uint32_t warp = warp_index();
+    if (warp < CONSUMER_WARPS) {
+        if (order.first < order.last) {
+            consume(p, order, shared);
+        }
+    } else if (warp == WEIGHTS_WARP) {
+        if (lane_index() == 0) {
+            produce_weights(p, shared.stream.ring, order);
+        }
+    } else if (warp == COUNTING_WARP) {
         grid_wait();
         if (!OWNS_TILES && lane_index() == 0) {
             count_parts(p, order, shared.handover);
         }
-    } else if (order.first < order.last) {
-        consume(p, order, stage_first(p, order, shared), shared);
+    } else {
+        produce_rows(p, matrix_k(p), shared.stream, order);
     }
 }

@@ -1,26 +1,44 @@
-// What streams through shared memory: a stage of the ring has a unit of each tile of a pair, and, of many rows,
-// the activations that meet them. One warp fills it as fast as memory delivers, the others empty it; a `full`
-// barrier for each stage says that its bytes are there, an `empty` one that all have read them. Weights depend on
-// no other kernel, so they are asked for before the kernel in front has ended.
+// What streams through shared memory: a stage of the ring has a unit of each tile of a pair, and the activations that
+// meet them. A thread asks for weights as fast as memory delivers, warps copy the rows, the others empty the ring; of
+// each stage a `full` barrier says that its weights are there, one of `rows` that its rows are, and an `empty` one that
+// all have read them. Weights depend on no other kernel, so they are asked for before the kernel in front has ended.
 #pragma once
 
 constexpr uint32_t CONSUMER_WARPS = PAIR_TILES * WARPGROUP_WARPS;
+// One warp that copies is too slow for many rows.
+constexpr uint32_t COPY_WARPS = ROWS <= 32 ? 1 : 2;
 
-// Few rows are staged by who multiplies them, and normed on the way, a long range of k at a time. Many come as
-// halves, with the weights.
-constexpr bool IS_STREAMED = ROWS > FEW_ROWS;
-constexpr uint32_t X_BYTES = IS_STREAMED ? UNIT_K / X_ROW_K * X_BLOCK_BYTES : 0;
+constexpr uint32_t X_BYTES = UNIT_K / X_ROW_K * X_BLOCK_BYTES;
 constexpr uint32_t STAGE_BYTES = PAIR_TILES * UNIT_BYTES + X_BYTES;
-// With few rows two CTAs fit in a multiprocessor, the next kernel's beside this one's, whose ring then fills early.
-constexpr uint32_t RING_BYTES = (ROWS == 8 ? 80 : ROWS == 16 ? 64 : 192) * 1024;
-constexpr uint32_t STAGES = RING_BYTES / STAGE_BYTES;
-constexpr uint32_t MOST_STAGES = 16;
-static_assert(2 <= STAGES && STAGES <= MOST_STAGES, "stages that overlap, and their barriers");
+// As much as fits: what a ring holds when the kernel in front ends is time for what lies between the two.
+constexpr uint32_t RING_BYTES = 200 * 1024;
+constexpr uint32_t MOST_STAGES = 11;
+constexpr uint32_t STAGES = minimum(RING_BYTES / STAGE_BYTES, MOST_STAGES);
+static_assert(2 <= STAGES, "stages that overlap");
+// Units that are asked for and not there yet, at most: enough for the memory's latency. More of them would only keep
+// everything else that this and the other multiprocessors load waiting. Not more than stages: a barrier tells this round
+// from the one before it, and from no earlier one.
+constexpr uint32_t UNITS_UNDER_WAY = minimum(4u, STAGES);
 
-// The thread that asks for weights arrives, and every lane for the rows that it has copied.
-constexpr uint32_t FULL_ARRIVALS = IS_STREAMED ? 1 + 32 : 1;
+// The thread that asks for weights.
+constexpr uint32_t FULL_ARRIVALS = 1;
+// Every lane that copies rows.
+constexpr uint32_t ROWS_ARRIVALS = COPY_WARPS * 32;
 
 #include "gemm/stages.cuh"
+
+struct Stream {
+    Ring ring;
+    uint64_t* rows;
+};
+
+// By one thread, before a barrier of the whole CTA.
+DEVICE void stream_init(const Stream& stream) {
+    for (uint32_t stage = 0; stage < STAGES; ++stage) {
+        mbar_init(&stream.rows[stage], ROWS_ARRIVALS);
+    }
+    ring_init(stream.ring);
+}
 
 DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
     return ring.stages + at.stage * STAGE_BYTES;
@@ -69,76 +87,62 @@ DEVICE void wait_until_empty(const Ring& ring, const Cursor& at) {
     mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
 }
 
-#if ROWS > FEW_ROWS
-// Lanes that copy a row's elements of a unit, and rows that they copy side by side.
-constexpr uint32_t ROW_LANES = UNIT_K / 8;
-constexpr uint32_t ROWS_AT_ONCE = 32 / ROW_LANES;
-// Copies the rows of a unit, zeros beyond k. Whoever waits for the stage waits for them.
-DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, uint32_t k_unit, uint8_t* x, uint64_t* full) {
-    const uint32_t element = lane_index() % ROW_LANES * 8;
-    const uint32_t k = k_unit * UNIT_K + element;
-    const bool is_inside = k < k_len;
-    const uint32_t first = lane_index() / ROW_LANES;
-    const uint16_t* from = (const uint16_t*)p.input + (is_inside ? k : 0) + uint64_t(first) * k_len;
-    for (uint32_t row = first; row < p.num_rows; row += ROWS_AT_ONCE) {
-        async_copy16_zero(x + x_offset(row, element), from, is_inside);
-        from += ROWS_AT_ONCE * k_len;
-    }
-    async_arrive(full);
-}
-
-// The producer warp's whole life: this CTA's units of the image, and their rows. It must not join a barrier of the
-// CTA any more: it may wait for a consumer that waits there.
-DEVICE void produce(const GemmParams& p, uint32_t k_len, const Ring& ring, const Order& order) {
-    const bool is_leader = lane_index() == 0;
-    // What the ring has room for is asked for before the kernel in front has ended.
-    const uint32_t early = minimum(order.last, order.first + STAGES);
-    Walk weights = walk_from_first(order);
-    while (weights.unit < early) {
-        if (is_leader) {
-            ask_for_weights(ring, p.weights, order, weights);
-        }
-        step(order, weights);
-    }
-    grid_wait();
-    for (Walk rows = walk_from_first(order); rows.unit < order.last; step(order, rows)) {
-        if (rows.unit >= early) {
-            wait_until_empty(ring, rows.at);
-            if (is_leader) {
-                ask_for_weights(ring, p.weights, order, rows);
-            }
-        }
-        copy_rows(p, k_len, rows.k_unit, x_of(stage_at(ring, rows.at)), &ring.full[rows.at.stage]);
-    }
-    grid_launch_dependents();
-    async_commit();
-    async_wait<0>();
-}
-#else
-// The same, without rows. The next kernel may begin when all units are asked for: its ring then fills while memory
-// has nothing else to do, at this kernel's end, and not before, when what it took would be taken from this one.
-DEVICE void produce(const GemmParams& p, uint32_t, const Ring& ring, const Order& order) {
-    if (lane_index() != 0) {
-        return;
-    }
+// The whole life of the thread that asks for weights: this CTA's units of the image. The next kernel may begin when all
+// are asked for: what its ring takes would before be taken from this one.
+DEVICE void produce_weights(const GemmParams& p, const Ring& ring, const Order& order) {
+    Cursor landed = {0, 0};
     for (Walk walk = walk_from_first(order); walk.unit < order.last; step(order, walk)) {
         wait_until_empty(ring, walk.at);
+        if (walk.unit >= order.first + UNITS_UNDER_WAY) {
+            mbar_wait(&ring.full[landed.stage], landed.parity);
+            advance(landed);
+        }
         ask_for_weights(ring, p.weights, order, walk);
     }
     // A few units may all be asked for before the kernel in front has ended.
     grid_wait();
     grid_launch_dependents();
 }
-#endif
+
+// Lanes that copy a row's elements of a unit, and rows that all copy side by side.
+constexpr uint32_t ROW_LANES = UNIT_K / 8;
+constexpr uint32_t ROWS_AT_ONCE = ROWS_ARRIVALS / ROW_LANES;
+
+// Copies this lane's share of the rows of a unit, zeros beyond k.
+DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, uint32_t k_unit, uint8_t* x, uint64_t* arrived) {
+    const uint32_t lane = thread_index() % ROWS_ARRIVALS;
+    const uint32_t element = lane % ROW_LANES * 8;
+    const uint32_t k = k_unit * UNIT_K + element;
+    const bool is_inside = k < k_len;
+    const uint32_t first = lane / ROW_LANES;
+    const uint16_t* from = (const uint16_t*)p.input + (is_inside ? k : 0) + uint64_t(first) * k_len;
+    for (uint32_t row = first; row < p.num_rows; row += ROWS_AT_ONCE) {
+        async_copy16_zero(x + x_offset(row, element), from, is_inside);
+        from += ROWS_AT_ONCE * k_len;
+    }
+    async_arrive(arrived);
+}
+
+// The whole life of the warps that copy rows. Like the one before they must not join a barrier of the CTA any more: they
+// may wait for a consumer that waits there.
+DEVICE void produce_rows(const GemmParams& p, uint32_t k_len, const Stream& stream, const Order& order) {
+    grid_wait();
+    for (Walk walk = walk_from_first(order); walk.unit < order.last; step(order, walk)) {
+        wait_until_empty(stream.ring, walk.at);
+        uint8_t* x = x_of(stage_at(stream.ring, walk.at));
+        copy_rows(p, k_len, walk.k_unit, x, &stream.rows[walk.at.stage]);
+    }
+    async_commit();
+    async_wait<0>();
+}
 
 // Waits for the unit at the cursor.
-DEVICE uint8_t* acquire(const Ring& ring, const Cursor& at) {
-    mbar_wait(&ring.full[at.stage], at.parity);
+DEVICE uint8_t* acquire(const Stream& stream, const Cursor& at) {
+    mbar_wait(&stream.ring.full[at.stage], at.parity);
+    mbar_wait(&stream.rows[at.stage], at.parity);
     // Lanes may leave the wait one by one; what follows takes whole warps.
     warp_sync();
-    if constexpr (IS_STREAMED) {
-        // Rows were copied like ordinary stores, which products do not see by themselves.
-        fence_async_proxy();
-    }
-    return stage_at(ring, at);
+    // Rows were copied like ordinary stores, which products do not see by themselves.
+    fence_async_proxy();
+    return stage_at(stream.ring, at);
 }

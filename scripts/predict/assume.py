@@ -18,7 +18,7 @@ class Gpu(NamedTuple):
     """A product by its data sheet."""
 
     name: str
-    # Bytes a second that a copy reaches; the data sheet has a tenth more.
+    # Bytes a second that reading reaches: measured on an H100 by scripts/gpu-check. Of an H200, what a copy reached.
     bandwidth: float
     num_sms: int
     hertz: float
@@ -31,21 +31,21 @@ class Gpu(NamedTuple):
     registers: int
 
 
-H100 = Gpu("H100", 3.0e12, 132, 1.755e9, 989e12 / 2, 1979e12 / 2, 228 << 10, 1 << 10, 65536)
+H100 = Gpu("H100", 3.05e12, 132, 1.98e9, 989e12 / 2, 1979e12 / 2, 228 << 10, 1 << 10, 65536)
 H200 = H100._replace(name="H200", bandwidth=4.3e12)
 GPUS = (H100, H200)
 
 ASSUMED = {
     "bandwidth": Range(1.04, 1.0, 0.95, "share of the bandwidth above that is reached"),
     "l1": Range(35, 40, 60, "clocks of a load that finds again what the multiprocessor has loaded"),
-    "l2": Range(350, 450, 550, "clocks of a load from the L2 cache"),
-    "l2_rate": Range(32, 23.7, 20, "bytes a clock that a multiprocessor gets from the L2 cache"),
-    "memory": Range(800, 1000, 1200, "clocks of a load from memory"),
-    "count": Range(1000, 1300, 1700, "clocks of a barrier over memory and an atomic addition behind it"),
-    "release": Range(500, 1200, 2600, "clocks from the end of a grid to where the next one goes on, which waits for it"),
-    "launch": Range(1500, 1750, 2200, "clocks from the trigger to the first instruction of the next kernel's blocks"),
-    "staging": Range(650, 820, 1000, "clocks from there to the first product behind a norm: squares, factors, activations"),
-    "copying": Range(480, 600, 750, "the same where activations are copied as they are; also of staging more of them later"),
+    "l2": Range(286, 450, 700, "clocks of a load from the L2 cache: 286 measured where nobody else loads"),
+    "l2_rate": Range(81, 76, 40, "bytes a clock that a multiprocessor gets from the L2 cache: 76 and 81 measured where nobody else loads"),
+    "memory": Range(661, 1000, 1500, "clocks of a load from memory: 661 measured where nobody else loads"),
+    "count": Range(1000, 1300, 1700, "clocks of a barrier over memory and an atomic addition behind it: 1293 measured"),
+    "release": Range(1000, 1230, 1600, "clocks from the end of a grid to where the next one goes on, which waits for it: 1231 measured"),
+    "launch": Range(1200, 1340, 1750, "clocks from the trigger to the first instruction of the next kernel's blocks: 1343 measured"),
+    "copying": Range(700, 930, 1300, "clocks from there to the first product: the first unit's rows; 930 measured in a chain"),
+    "copy": Range(41, 53, 83, "clocks of a warp for a copy of 16 bytes a lane: 53 measured with one warp, 83 with each of two"),
     "attention": Range(6000, 7400, 9500, "clocks of attention but for its pages: plan, queries, sums"),
     "item": Range(2000, 3000, 4000, "clocks of each further item of a block of the attention, but for its pages"),
     "climb": Range(1800, 2500, 3500, "clocks of a level of splits that blocks of the attention add up for each other"),
@@ -55,8 +55,8 @@ ASSUMED = {
     "accept": Range(3000, 4000, 5500, "clocks of `accept`"),
     "library": Range(0.7, 0.6, 0.45, "share of the tensor cores' rate that a library reaches"),
     "mma": Range(5.5, 6, 8, "clocks that a product of mma.sync keeps the tensor core of a quarter"),
-    "wgmma": Range(12, 16, 32, "clocks that a product of a warpgroup keeps it at least, however few its columns"),
-    "wgmma_latency": Range(20, 32, 48, "clocks from there until sums can be read"),
+    "wgmma": Range(12, 12, 18, "clocks that a product of a warpgroup keeps it at least, however few its columns: 12 measured, weights from registers"),
+    "wgmma_latency": Range(36, 54, 60, "clocks from there until sums can be read: 54 measured"),
 }
 CASES = ("low", "mid", "high")
 

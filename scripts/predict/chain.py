@@ -20,8 +20,9 @@ class Kernel(NamedTuple):
     unit_clocks: float = 0
     piece_units: float = 1
     piece_clocks: float = 0
-    # Units that the ring holds.
+    # Units that the ring holds, and those that are asked for and not there yet at most.
     stages: int = 1
+    under_way: int = 4
     # Whether the next kernel is let in behind the last unit that is asked for, instead of at the first that is multiplied.
     triggers_late: bool = False
     # What a block takes of a multiprocessor.
@@ -35,7 +36,7 @@ class Running:
     def __init__(self, kernel):
         self.kernel = kernel
         self.start = self.ahead_done = self.at = self.exit = self.done = None
-        self.issued = self.landed = self.released = self.used = 0
+        self.issued = self.released = self.used = 0
         self.arrivals = []
         self.triggered = False
 
@@ -93,7 +94,7 @@ class Chain:
         """Asks for units as long as the ring has room."""
         one = self.running[index]
         while one.start is not None and one.issued < one.kernel.units:
-            if one.issued - one.released >= one.kernel.stages:
+            if one.issued - one.released >= one.kernel.stages or one.issued - len(one.arrivals) >= one.kernel.under_way:
                 return
             self.memory_free = max(self.memory_free, clock) + self.serve(one.kernel)
             one.issued += 1
@@ -108,6 +109,7 @@ class Chain:
 
     def land(self, index, clock):
         self.running[index].arrivals.append(clock)
+        self.issue(index, clock)
         self.multiply(index)
 
     def go_on(self, index, clock):

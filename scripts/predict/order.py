@@ -6,9 +6,11 @@ UNIT_BYTES = 8192
 UNIT_OUTPUTS = 64
 UNIT_ROW_BYTES = 128
 PAIR_TILES = 2
-# Of few rows so many elements are staged at a time.
-CHUNK_K = 1024
-FEW_ROWS = 16
+# Stages of a ring at most, and units that are asked for and not there yet.
+MOST_STAGES = 11
+UNITS_UNDER_WAY = 4
+# Warps that copy rows, of up to so many and of more.
+COPY_WARPS, FEW_COPIED, MANY_COPY_WARPS = 1, 32, 2
 
 
 class Order(NamedTuple):
@@ -18,8 +20,6 @@ class Order(NamedTuple):
     units: int
     # Runs of units of one pair.
     pieces: float
-    # Times that inputs of few rows are staged.
-    chunks: float
     # Parts of a pair that are added up; 0 where blocks have whole pairs.
     parts: float
     # Pairs that a block finishes.
@@ -37,15 +37,12 @@ def unit_k(weight_bytes):
 def order(n, k, weight_bytes, grid, owns_tiles):
     """Of n outputs and k inputs of so many bytes."""
     pairs, k_units = up(up(n, UNIT_OUTPUTS), PAIR_TILES), up(k, unit_k(weight_bytes))
-    chunk = CHUNK_K // unit_k(weight_bytes)
     if owns_tiles:
         most = up(pairs, grid)
-        chunks = most * up(k_units, chunk) if k_units > chunk else 1
-        return Order(most * k_units, most, chunks, 0, most)
+        return Order(most * k_units, most, 0, most)
     units = pairs * k_units
     per_block = up(units, grid)
     blocks = up(units, per_block)
     pieces = [(pair * k_units + k_units - 1) // per_block - pair * k_units // per_block + 1 for pair in range(pairs)]
-    chunks = max(sum(pieces) / blocks, per_block / chunk) if k_units > chunk else 1
     is_whole = sum(pieces) == pairs
-    return Order(per_block, sum(pieces) / blocks, chunks, 0 if is_whole else sum(pieces) / pairs, pairs / blocks)
+    return Order(per_block, sum(pieces) / blocks, 0 if is_whole else sum(pieces) / pairs, pairs / blocks)

@@ -18,6 +18,8 @@ FEW_LAYERS, MORE_LAYERS = 3, 6
 F32, F16 = 4, 2
 # Parts that are added up together, and rows of them.
 PARTS_AT_ONCE, FINISH_ROWS = 2, 32
+# Of a warp's copy: 16 a lane.
+COPY_BYTES = 512
 
 
 class Seen(NamedTuple):
@@ -79,36 +81,30 @@ class Planner:
         cut = order.order(n, k, weight_bytes, operation["grid"], epilogue == "HEAD")
         code = self.kernels.product(variant, rows, assumed)
         unit_bytes = order.PAIR_TILES * order.UNIT_BYTES
-        if int(defines["ROWS"]) > order.FEW_ROWS:
-            # Rows come as halves with their units.
-            unit_l2_bytes = rows * order.unit_k(weight_bytes) * F16
-            before = assumed.copying + unit_l2_bytes / assumed.l2_rate
-            restaging = 0.0
-        else:
-            has_norm = epilogue != "RESIDUAL"
-            staged = rows * min(k, order.CHUNK_K) * (F32 if has_norm else F16) / assumed.l2_rate
-            unit_l2_bytes = 0
-            before = (assumed.staging if has_norm else assumed.copying) + staged
-            restaging = assumed.copying + staged
+        # Rows come as halves with their units.
+        unit_l2_bytes = rows * order.unit_k(weight_bytes) * F16
+        before = assumed.copying + unit_l2_bytes / assumed.l2_rate
+        copy_warps = order.COPY_WARPS if int(defines["ROWS"]) <= order.FEW_COPIED else order.MANY_COPY_WARPS
+        copying = unit_l2_bytes / COPY_BYTES / copy_warps * assumed.copy
         # Of a part, both tiles.
         part = order.PAIR_TILES * order.UNIT_OUTPUTS * rows * F32 / assumed.l2_rate
         settle = cut.parts * part + assumed.l2 * -(-cut.parts // PARTS_AT_ONCE) * -(-rows // FINISH_ROWS) + code.finish_clocks
         last = part + assumed.count + settle if cut.parts else code.finish_clocks
         # The last piece is settled at the end.
-        each = (cut.chunks - 1) * restaging
-        each += cut.pieces * part + cut.pairs * settle if cut.parts else cut.pieces * code.finish_clocks
-        events = max(1.0, cut.pieces + cut.chunks - 1)
+        each = cut.pieces * part + cut.pairs * settle if cut.parts else cut.pieces * code.finish_clocks
+        events = max(1.0, cut.pieces)
+        stages = min(order.MOST_STAGES, operation["ring_bytes"] // (unit_bytes + self.x_bytes(defines)))
         return Kernel(
             name=product_name(epilogue, n, k), before=before, after=last + assumed.release, units=cut.units,
-            unit_bytes=unit_bytes, unit_l2_bytes=unit_l2_bytes, unit_clocks=code.unit_clocks, piece_units=cut.units / events,
-            piece_clocks=each / events, stages=operation["ring_bytes"] // (unit_bytes + self.x_bytes(defines)),
+            unit_bytes=unit_bytes, unit_l2_bytes=unit_l2_bytes, unit_clocks=max(code.unit_clocks, copying), piece_units=cut.units / events,
+            piece_clocks=each / events, stages=stages, under_way=order.UNITS_UNDER_WAY,
             triggers_late=code.triggers_late, shared_bytes=operation["shared_bytes"],
             registers=self.kernels.registers(variant) * operation["threads"])
 
     def x_bytes(self, defines):
-        """Of a stage, what many rows have room in."""
+        """Of a stage, what rows have room in."""
         rows, weight_bytes = int(defines["ROWS"]), 1 if defines["WEIGHT"] == "FP8" else 2
-        return rows * order.unit_k(weight_bytes) * F16 if rows > order.FEW_ROWS else 0
+        return rows * order.unit_k(weight_bytes) * F16
 
     def attention_clocks(self, operation, seen):
         """From the end of the kernel ahead to its own."""

@@ -67,7 +67,7 @@ fn kernels_keep_to_their_registers_and_have_no_stack() {
         let checked = kernel.and_then(|kernel| {
             let registers = most.entry((variant.kernel, *arch)).or_insert(0);
             *registers = kernel.registers.max(*registers);
-            rules::check_resources(variant, &kernel)
+            rules::check_resources(variant, arch, &kernel)
         });
         complaints.extend(checked.err().map(|what| complaint(job, what)));
     }

@@ -4,7 +4,7 @@ use crate::image::{Matrix, Random};
 use crate::params::{EmbedParams, GemmParams, NormaliseParams, ROW_THREADS, float_bytes};
 use crate::problem::{Plan, Problem, Row};
 use crate::run::{Arch, Loaded, Run, read};
-use spec_core::testing::cuda::model::{GEMM_THREADS, OPERAND_SHARED_BYTES};
+use spec_core::testing::cuda::model::OPERAND_SHARED_BYTES;
 use spec_emu::{Arena, Launch};
 use spec_kernels::{Epilogue, Format, Variant};
 
@@ -116,7 +116,7 @@ impl Chain {
         let output = output.unwrap_or(own.output);
         self.kernels.push(Kernel {
             variant: run.variant(&problem.plan),
-            block: GEMM_THREADS,
+            block: run.threads(),
             shared_bytes: run.shared_bytes(),
             params: GemmParams { input, squares, output, partials, arrivals, ..own }.bytes(),
         });

@@ -294,27 +294,27 @@ pub(crate) const AMPERE_MUTANTS: [Mutant; 3] = [
 ];
 
 /// Where warpgroups do, of few rows.
-pub(crate) const HOPPER_MUTANTS: [Mutant; 27] = [
+pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
     Mutant {
         name: "no wait for a full stage",
         found: Found::Stopped,
         setup: Setup::Short,
         file: "wgmma/stream.cuh",
-        text: "    mbar_wait(&ring.full[at.stage], at.parity);\n",
+        text: "    mbar_wait(&stream.ring.full[at.stage], at.parity);\n",
         replacement: "",
     },
     Mutant {
         name: "no wait for an empty stage",
         found: Found::Stopped,
-        setup: Setup::Short,
+        setup: Setup::Head,
         file: "wgmma/stream.cuh",
         text: "    mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n",
         replacement: "",
     },
     Mutant {
         name: "a warp too few empties a stage",
-        found: Found::Stopped,
-        setup: Setup::Short,
+        found: Found::Wrong,
+        setup: Setup::Head,
         file: "gemm/stages.cuh",
         text: "mbar_init(&ring.empty[stage], CONSUMER_WARPS)",
         replacement: "mbar_init(&ring.empty[stage], CONSUMER_WARPS - 1)",
@@ -322,7 +322,7 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 27] = [
     Mutant {
         name: "a warp too many empties a stage",
         found: Found::Stopped,
-        setup: Setup::Short,
+        setup: Setup::Head,
         file: "gemm/stages.cuh",
         text: "mbar_init(&ring.empty[stage], CONSUMER_WARPS)",
         replacement: "mbar_init(&ring.empty[stage], CONSUMER_WARPS + 1)",
@@ -330,7 +330,7 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 27] = [
     Mutant {
         name: "the parity of the ring stays",
         found: Found::Stopped,
-        setup: Setup::Short,
+        setup: Setup::Head,
         file: "gemm/stages.cuh",
         text: "at.parity ^= 1;",
         replacement: "",
@@ -342,22 +342,6 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 27] = [
         file: "wgmma/stream.cuh",
         text: "mbar_expect(full, tiles * UNIT_BYTES)",
         replacement: "mbar_expect(full, UNIT_BYTES)",
-    },
-    Mutant {
-        name: "no barrier before x is read",
-        found: Found::Race,
-        setup: Setup::Short,
-        file: "wgmma/rows.cuh",
-        text: "    consumer_barrier();\n}\n\nDEVICE void store_group",
-        replacement: "}\n\nDEVICE void store_group",
-    },
-    Mutant {
-        name: "no barrier between the factors and x",
-        found: Found::Race,
-        setup: Setup::Short,
-        file: "gemm/input.cuh",
-        text: "    consumer_barrier();\n    store_batch(p, place, place.first_row",
-        replacement: "    store_batch(p, place, place.first_row",
     },
     Mutant {
         name: "x lies without a swizzle",
@@ -503,41 +487,33 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 27] = [
         text: "    grid_wait();\n    grid_launch_dependents();",
         replacement: "    grid_launch_dependents();",
     },
-    Mutant {
-        name: "no wait for the kernel before",
-        found: Found::Wrong,
-        setup: Setup::Short,
-        file: "wgmma/product.cuh",
-        text: "    grid_wait();\n    stage(",
-        replacement: "    stage(",
-    },
 ];
 
-/// With many rows, which stream in with the weights.
-pub(crate) const STREAM_MUTANTS: [Mutant; 7] = [
+/// With more rows, of what streams in.
+pub(crate) const STREAM_MUTANTS: [Mutant; 10] = [
     Mutant {
         name: "a lane too few has copied its rows",
         found: Found::Stopped,
         setup: Setup::Short,
         file: "wgmma/stream.cuh",
-        text: "IS_STREAMED ? 1 + 32 : 1",
-        replacement: "IS_STREAMED ? 1 + 31 : 1",
+        text: "mbar_init(&stream.rows[stage], ROWS_ARRIVALS)",
+        replacement: "mbar_init(&stream.rows[stage], ROWS_ARRIVALS - 1)",
     },
     Mutant {
         name: "an arrival that does not wait for its copies",
         found: Found::Wrong,
         setup: Setup::Short,
         file: "wgmma/stream.cuh",
-        text: "async_arrive(full);",
-        replacement: "mbar_arrive(full);",
+        text: "async_arrive(arrived);",
+        replacement: "mbar_arrive(arrived);",
     },
     Mutant {
         name: "rows are copied before they are written",
-        found: Found::Stopped,
+        found: Found::Wrong,
         setup: Setup::Short,
         file: "wgmma/stream.cuh",
-        text: "    grid_wait();\n    for (Walk rows",
-        replacement: "    for (Walk rows",
+        text: "    grid_wait();\n    for (Walk walk",
+        replacement: "    for (Walk walk",
     },
     Mutant {
         name: "what is beyond the rows is what was there",
@@ -548,12 +524,36 @@ pub(crate) const STREAM_MUTANTS: [Mutant; 7] = [
         replacement: "if (is_inside) {\n            async_copy16(x + x_offset(row, element), from);\n        }",
     },
     Mutant {
-        name: "weights and rows of a stage that is still read",
+        name: "rows of a stage that is still read",
         found: Found::Stopped,
         setup: Setup::Head,
         file: "wgmma/stream.cuh",
-        text: "            wait_until_empty(ring, rows.at);\n",
+        text: "        wait_until_empty(stream.ring, walk.at);\n",
         replacement: "",
+    },
+    Mutant {
+        name: "weights of a stage that is still read",
+        found: Found::Stopped,
+        setup: Setup::Head,
+        file: "wgmma/stream.cuh",
+        text: "        wait_until_empty(ring, walk.at);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "nobody waits for a stage's rows",
+        found: Found::Stopped,
+        setup: Setup::Head,
+        file: "wgmma/stream.cuh",
+        text: "    mbar_wait(&stream.rows[at.stage], at.parity);\n",
+        replacement: "",
+    },
+    Mutant {
+        name: "more units under way than there are stages",
+        found: Found::Stopped,
+        setup: Setup::Head,
+        file: "wgmma/stream.cuh",
+        text: "minimum(4u, STAGES)",
+        replacement: "STAGES + 1",
     },
     Mutant {
         name: "no barrier before the next batch's sums",

@@ -21,7 +21,7 @@ struct Kind {
 const AMPERE: Kind = Kind { arch: Arch::Ampere, capacity: 32, num_rows: 3 };
 const BLACKWELL: Kind = Kind { arch: Arch::Blackwell, capacity: 16, num_rows: 3 };
 const HOPPER: Kind = Kind { arch: Arch::Hopper, capacity: 16, num_rows: 3 };
-/// With rows that come as halves.
+/// With rows that two warps copy.
 const STREAMED: Kind = Kind { arch: Arch::Hopper, capacity: 64, num_rows: 35 };
 
 fn chain(setup: Setup, kind: Kind) -> Chain {

@@ -8,10 +8,10 @@ use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
 use spec_core::testing::cuda::model::{
-    GEMM_THREADS, OPERAND_SHARED_BYTES, gemm_partials, gemm_rows, gemm_shared_bytes,
+    OPERAND_SHARED_BYTES, gemm_partials, gemm_rows, gemm_shared_bytes, gemm_threads,
 };
 use spec_emu::{Arena, Launch, Schedule};
-use spec_kernels::{Epilogue, FEW_ROWS, Format, Variant};
+use spec_kernels::{Epilogue, Format, Variant};
 
 /// What memory holds that the kernel must not touch.
 pub(crate) const UNTOUCHED: u8 = 0xa5;
@@ -84,19 +84,18 @@ impl Run {
         gemm_shared_bytes(self.capacity, self.arch.capability())
     }
 
-    /// Whether many rows stream in, as halves.
-    fn is_streamed(&self) -> bool {
-        self.arch == Arch::Hopper && self.capacity > FEW_ROWS
+    pub(crate) fn threads(&self) -> u32 {
+        gemm_threads(self.capacity, self.arch.capability())
     }
 
     /// Whether the rows are normed before.
     pub(crate) fn takes_halves(&self, epilogue: Epilogue) -> bool {
-        self.is_streamed() && epilogue != Epilogue::Residual
+        self.arch == Arch::Hopper && epilogue != Epilogue::Residual
     }
 
-    /// Whether rows are looked up: not where they stream in, but by the norm before.
+    /// Whether rows are looked up: on Hopper not by the product, but by the norm before.
     fn looks_up(&self, epilogue: Epilogue) -> bool {
-        self.is_indexed && (!self.is_streamed() || self.takes_halves(epilogue))
+        self.is_indexed && (self.arch != Arch::Hopper || self.takes_halves(epilogue))
     }
 
     /// Floats of the workspace for a matrix.
@@ -277,7 +276,7 @@ pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
     let launch = Launch {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
-        block: GEMM_THREADS,
+        block: run.threads(),
         shared_bytes: run.shared_bytes(),
         params: &loaded.params.bytes(),
         ..Launch::default()

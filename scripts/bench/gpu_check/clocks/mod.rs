@@ -41,7 +41,7 @@ struct Ring {
 }
 
 const RINGS: [Ring; 3] = [
-    Ring { name: "l1", bytes: 64 << 10, stride: 128, steps: 512, rounds: 8 },
+    Ring { name: "l1", bytes: 8 << 10, stride: 128, steps: 64, rounds: 8 },
     Ring { name: "l2", bytes: 16 << 20, stride: 128, steps: 1 << 17, rounds: 2 },
     Ring { name: "memory", bytes: 512 << 20, stride: 8192, steps: 1 << 15, rounds: 1 },
 ];

@@ -32,7 +32,6 @@ use problem::{Plan, Problem, Row};
 use run::{Arch, Loaded, Run, normalise};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
-use spec_core::testing::cuda::model::GEMM_THREADS;
 use spec_emu::{Arena, Launch, Schedule};
 use spec_emu_ptx::{Kernels, compare};
 use spec_kernels::{Epilogue, Format, Variant};
@@ -66,7 +65,7 @@ fn product(kernels: &Kernels, plan: Plan, capacity: usize, num_rows: usize, grid
         let launch = Launch {
             variant: &run.variant(&plan),
             grid,
-            block: GEMM_THREADS,
+            block: run.threads(),
             shared_bytes: run.shared_bytes(),
             params: &loaded.params.bytes(),
             ..Launch::default()

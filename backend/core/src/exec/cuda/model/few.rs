@@ -1,5 +1,5 @@
 //! Products of rows with packed matrices, each a kernel that also does what comes before and after: every row has the same
-//! bits in any pass. Where warpgroups multiply, more than a few rows are normed by a kernel of its own, once for all CTAs.
+//! bits in any pass. Where warpgroups multiply, rows are normed by a kernel of its own, once for all CTAs.
 
 use super::code::ByRows;
 use super::format_code;
@@ -43,8 +43,8 @@ pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, out
         _ => ops.pass.num_rows,
     };
     let capability = ops.layers.capability;
-    let takes_halves = places.norm != 0 && shape::takes_halves(num_rows, capability);
-    if let Some(code) = ops.layers.code.normalise.filter(|_| takes_halves) {
+    let has_norm = places.norm != 0 && num_rows > 0;
+    if let Some(code) = ops.layers.code.normalise.filter(|_| has_norm) {
         places = normed(ops, code, matrix, places, num_rows);
     }
     let code = code(ops, matrix, output);
@@ -191,7 +191,8 @@ fn launch(
     };
     let rows = shape::gemm_rows(layers.capability)[rows_idx];
     let shared_bytes = shape::gemm_shared_bytes(rows, layers.capability);
-    ops.launch(code, layers.num_sms, shape::GEMM_THREADS, shared_bytes, params);
+    let threads = shape::gemm_threads(rows, layers.capability);
+    ops.launch(code, layers.num_sms, threads, shared_bytes, params);
 }
 
 /// The address of an element of an array.

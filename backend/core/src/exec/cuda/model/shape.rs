@@ -3,7 +3,7 @@
 use crate::batch::PromptBlocks;
 use crate::model::Dtype;
 use crate::pages::PAGE_TOKENS;
-use spec_kernels::{FEW_ROWS, GEMM_ROWS, MAX_GROUP, WGMMA_ROWS};
+use spec_kernels::{GEMM_ROWS, MAX_GROUP, WGMMA_ROWS};
 
 /// Outputs in a tile of a matrix.
 pub(crate) const TILE_OUTPUTS: usize = 64;
@@ -96,8 +96,16 @@ const ATTENTION_LEVELS: usize = 3;
 /// so that a row's positions are split in the same places whatever else is in the batch.
 pub(crate) const SPLIT_TOKENS: usize = 256;
 
-/// Warps that multiply, one that loads, and one that counts parts.
-pub const GEMM_THREADS: u32 = 10 * 32;
+/// Threads of a product of `rows` rows, one of [`gemm_rows`]: warps that multiply, one that loads, one that counts parts,
+/// and where warpgroups multiply those that copy rows.
+pub fn gemm_threads(rows: usize, capability: (u32, u32)) -> u32 {
+    let copy_warps = match has_warpgroups(capability) {
+        true if rows > 32 => 2,
+        true => 1,
+        false => 0,
+    };
+    (10 + copy_warps) * 32
+}
 pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
@@ -125,8 +133,12 @@ const FEW_BLOCKS: usize = 2;
 
 /// Bytes of a unit of weights.
 const UNIT_BYTES: usize = 8192;
-/// Inputs of a segment of a product by single warps; warpgroups stage as many of few rows.
+/// Inputs of a segment of a product by single warps.
 const SEGMENT_INPUTS: usize = 1024;
+
+/// What streams through the shared memory of a product of warpgroups, and most stages of it.
+const WGMMA_RING_BYTES: usize = 200 << 10;
+const WGMMA_STAGES: usize = 11;
 
 /// The compute capability whose products are made by warpgroups.
 const HOPPER: (u32, u32) = (9, 0);
@@ -154,28 +166,12 @@ pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
     gemm_rows(capability).partition_point(|&most| most < rows)
 }
 
-/// Whether so many rows are given to products as halves, normed before.
-pub(crate) fn takes_halves(rows: usize, capability: (u32, u32)) -> bool {
-    has_warpgroups(capability) && rows > FEW_ROWS
-}
-
-/// Bytes of what streams through shared memory for a product of warpgroups.
-fn wgmma_ring_bytes(rows: usize) -> usize {
-    let kib = match rows {
-        8 => 80,
-        16 => 64,
-        _ => 192,
-    };
-    kib << 10
-}
-
+/// Shared memory of a product of warpgroups.
 fn wgmma_shared_bytes(rows: usize) -> usize {
-    let inputs = if rows > FEW_ROWS { 0 } else { rows * SEGMENT_INPUTS * size_of::<u16>() };
     let finished = if rows > 128 { 16 } else { rows.min(32) };
     let sums = 2 * finished * (TILE_OUTPUTS + 4) * size_of::<f32>();
-    let factors = FEW_ROWS * size_of::<f32>();
-    let barriers = 2 * (16 + 1) * size_of::<u64>();
-    wgmma_ring_bytes(rows) + inputs + sums + factors + barriers + 16
+    let barriers = (3 * WGMMA_STAGES + 2) * size_of::<u64>();
+    WGMMA_RING_BYTES + sums + barriers + 16
 }
 
 /// Stages of the ring of weights, and the inputs that a product of `rows` rows by single warps stages at a time.
@@ -210,7 +206,7 @@ pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
 pub(crate) fn gemm_ring_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     let rows = gemm_rows(capability)[gemm_rows_idx(rows, capability)];
     if has_warpgroups(capability) {
-        return wgmma_ring_bytes(rows) as u32;
+        return WGMMA_RING_BYTES as u32;
     }
     let (stages, _) = gemm_stages(rows, LARGE.contains(&capability));
     (stages * UNIT_BYTES) as u32

@@ -114,7 +114,7 @@ impl Workspace {
         let most_rows = shape::gemm_rows(capability)[shape::gemm_rows_idx(most_rows, capability)];
         let partials =
             shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows, capability));
-        let normed = if shape::takes_halves(few, capability) { few * model.hidden_size } else { 0 };
+        let normed = if shape::has_warpgroups(capability) { few * model.hidden_size } else { 0 };
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
         let partials = TILINGS.map(|t| t.partials(model.head_dim, t.most_blocks(grid)));
