@@ -11,6 +11,7 @@ use spec_core::testing::cuda::device::{Address, Device, Kernel, Launch, Op};
 use spec_kernels::{SOURCES, Variant};
 use std::collections::HashMap;
 use std::error::Error;
+use std::slice;
 
 /// The kernels, which are part of no engine, and a header of theirs.
 const OWN: [(&str, &str); 6] = [
@@ -70,8 +71,11 @@ pub(crate) fn run(report: &mut Report, machine: Machine, arch: &str) {
     });
 }
 
-/// Compiles the kernels: code by name.
-pub(crate) fn compile(arch: &str) -> Result<Vec<(&'static str, Vec<u8>)>, Box<dyn Error>> {
+/// Compiled code, by name of the kernel.
+type Code = Vec<(&'static str, Vec<u8>)>;
+
+/// Compiles the kernels.
+pub(crate) fn compile(arch: &str) -> Result<Code, Box<dyn Error>> {
     let headers = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
     let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?
         .with_sources(OWN.into_iter().chain(headers).collect());
@@ -86,7 +90,7 @@ struct Clocks {
 }
 
 impl Clocks {
-    fn load(code: &[(&'static str, Vec<u8>)], mut device: Watched) -> spec_core::Result<Self> {
+    fn load(code: &Code, mut device: Watched) -> spec_core::Result<Self> {
         let kernel = |(name, code): &(&'static str, Vec<u8>)| {
             Ok((*name, device.load(name, name, code, SHARED_BYTES)?))
         };
@@ -142,7 +146,7 @@ impl Clocks {
         let out = self.device.alloc(grid as usize * 8)?;
         let words = [DRAWN_BYTES as u32, DRAWN_ROUNDS, u32::from(is_spread), 0];
         let launch = self.launch("draw", grid, &[from, out], &words);
-        self.run(&[launch.clone()])?;
+        self.run(slice::from_ref(&launch))?;
         self.run(&[launch])?;
         let clocks = middle(self.words(out, grid as usize)?);
         Ok(DRAWN_BYTES as f64 * f64::from(DRAWN_ROUNDS) / clocks)
@@ -203,7 +207,7 @@ impl Clocks {
         let out = self.device.alloc(16 * 8)?;
         let sums = self.device.alloc((grid * THREADS * 4) as usize)?;
         let launch = self.launch("warpgroups", grid, &[out, sums], &[num_warpgroups, 0]);
-        self.run(&[launch.clone()])?;
+        self.run(slice::from_ref(&launch))?;
         self.run(&[launch])?;
         let words = self.words(out, 16)?;
         let mut found = json!({});
