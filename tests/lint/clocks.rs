@@ -42,8 +42,8 @@ const READ_LATENCY: u64 = 12;
 
 /// Of a product of a warpgroup: multiply-adds a clock of a quarter, clocks at least, and those until sums can be read.
 const QUARTER_MACS: u64 = 512;
-const LEAST_PRODUCT: u64 = 16;
-const PRODUCT_LATENCY: u64 = 32;
+const LEAST_PRODUCT: u64 = 12;
+const PRODUCT_LATENCY: u64 = 54;
 
 /// Clocks that an operation keeps a pipe busy.
 const PIPES: [(&[&str], Pipe, u64); 6] = [

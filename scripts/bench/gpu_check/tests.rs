@@ -150,9 +150,12 @@ fn a_wrong_launch_is_named_with_what_it_wrote() {
     };
     let Verdict::Passed(passed) = run(None).unwrap() else { panic!("it runs everywhere") };
     assert!(passed.contains("embed 0e0") && passed.contains("attention 0e0"), "{passed}");
-    for (launch, kernel, array) in
-        [(0, "embed", "residual"), (1, "gemm", "output"), (2, "attention", "output")]
-    {
+    for (launch, kernel, array) in [
+        (0, "embed", "residual"),
+        (1, "normalise", "output"),
+        (2, "gemm", "output"),
+        (3, "attention", "output"),
+    ] {
         let error = run(Some(launch)).err().unwrap().to_string();
         assert!(error.starts_with("1 variants in "), "{error}");
         assert!(error.contains(&format!(" launches: {kernel}")), "{error}");

@@ -365,7 +365,7 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
         setup: Setup::Sum,
         file: "wgmma/tile.cuh",
         text: "matrix_descriptor(x, ATOM_BYTES)",
-        replacement: "matrix_descriptor(x, 0x20000)",
+        replacement: "matrix_descriptor(x, 0x3fc00)",
     },
     Mutant {
         name: "nobody waits for products",
