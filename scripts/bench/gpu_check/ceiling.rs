@@ -1,15 +1,13 @@
 //! What the GPU can do at most, measured by kernels that do nothing else: copying, reading, multiplying, and one
 //! kernel more in a graph. Everything else is reported as a share of these.
 
+use crate::compile::{self, Code};
 use crate::gpu::{Machine, Watched};
 use crate::noise::{random_halves, random_words};
 use crate::report::{Report, Verdict};
 use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
-use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::SearchPath;
 use spec_core::testing::cuda::device::{Address, Device, Kernel, Launch, Op, bytes_of};
-use spec_kernels::{SOURCES, Variant};
 use std::error::Error;
 
 /// The kernels, which are part of no engine.
@@ -79,19 +77,11 @@ fn summary(json: &Value) -> String {
     )
 }
 
-/// Compiled code, by name of the kernel.
-struct Kernels(Vec<(&'static str, Vec<u8>)>);
+struct Kernels(Code);
 
 impl Kernels {
     fn compile(arch: &str) -> Result<Self, Box<dyn Error>> {
-        let headers = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
-        let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?
-            .with_sources(OWN.into_iter().chain(headers).collect());
-        let code = OWN.into_iter().map(|(file, _)| {
-            let name = file.strip_suffix(".cu").expect("they are sources");
-            Ok((name, compiler.compile(arch, &Variant::plain(name))?))
-        });
-        Ok(Self(code.collect::<Result<_, Box<dyn Error>>>()?))
+        Ok(Self(compile::own(arch, &OWN)?))
     }
 
     fn load(&self, name: &str, device: &mut dyn Device) -> spec_core::Result<Kernel> {

@@ -8,6 +8,7 @@ use crate::clocks;
 use crate::gpu::{Bed, Machine};
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
+use spec_kernels::{SOURCES, Variant};
 use std::error::Error;
 use std::time::Instant;
 
@@ -32,6 +33,21 @@ pub(crate) fn run(arch: &'static str) -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Compiled code, by name of the kernel.
+pub(crate) type Code = Vec<(&'static str, Vec<u8>)>;
+
+/// Compiles kernels that are part of no engine: each `.cu` of some sources, over the headers of the engines' kernels.
+pub(crate) fn own(
+    arch: &str,
+    sources: &[(&'static str, &'static str)],
+) -> Result<Code, Box<dyn Error>> {
+    let headers = SOURCES.iter().filter(|(name, _)| name.ends_with(".cuh"));
+    let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?
+        .with_sources(sources.iter().chain(headers).copied().collect());
+    let names = sources.iter().filter_map(|(file, _)| file.strip_suffix(".cu"));
+    names.map(|name| Ok((name, compiler.compile(arch, &Variant::plain(name))?))).collect()
 }
 
 fn timed<T, E>(what: &str, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {

@@ -1,14 +1,12 @@
 //! Clocks of what machine code does not say and `scripts/predict/assume.py` assumes, under the names that it has there.
 
+use crate::compile::{self, Code};
 use crate::gpu::{Machine, Watched};
 use crate::noise::random_words;
 use crate::report::{Report, Verdict};
 use crate::timing::rounded;
 use serde_json::{Value, json};
-use spec_build::cuda::{Cache, Compiler};
-use spec_core::exec::SearchPath;
 use spec_core::testing::cuda::device::{Address, Device, Kernel, Launch, Op};
-use spec_kernels::{SOURCES, Variant};
 use std::collections::HashMap;
 use std::error::Error;
 use std::slice;
@@ -22,7 +20,6 @@ const OWN: [(&str, &str); 6] = [
     ("warpgroups.cu", include_str!("warpgroups.cu")),
     ("clocks.cuh", include_str!("clocks.cuh")),
 ];
-const KERNELS: [&str; 5] = ["chase", "draw", "count", "link", "warpgroups"];
 
 /// Threads of a block, rounds of groups and shared memory, as in their sources.
 const THREADS: u32 = 256;
@@ -71,17 +68,9 @@ pub(crate) fn run(report: &mut Report, machine: Machine, arch: &str) {
     });
 }
 
-/// Compiled code, by name of the kernel.
-type Code = Vec<(&'static str, Vec<u8>)>;
-
 /// Compiles the kernels.
 pub(crate) fn compile(arch: &str) -> Result<Code, Box<dyn Error>> {
-    let headers = SOURCES.iter().copied().filter(|(name, _)| name.ends_with(".cuh"));
-    let compiler = Compiler::open(&SearchPath::of_process(None), Cache::of_user())?
-        .with_sources(OWN.into_iter().chain(headers).collect());
-    let code =
-        KERNELS.into_iter().map(|name| Ok((name, compiler.compile(arch, &Variant::plain(name))?)));
-    code.collect()
+    compile::own(arch, &OWN)
 }
 
 struct Clocks {
