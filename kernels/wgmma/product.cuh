@@ -113,6 +113,8 @@ DEVICE void finish_piece(
 DEVICE void consume(const GemmParams& p, const Order& order, const Shared& shared) {
     Cursor at = {0, 0};
     Pending pending = {false, 0, 0};
+    // Rows come behind the same wait of who copies them, so no test can tell that this one is here: outputs rest on it, not
+    // on what a wait means for other threads.
     grid_wait();
     for (uint32_t unit = order.first; unit < order.last;) {
         const Piece piece = piece_at(order, unit);

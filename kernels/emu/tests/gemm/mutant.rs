@@ -293,7 +293,7 @@ pub(crate) const AMPERE_MUTANTS: [Mutant; 3] = [
     },
 ];
 
-/// Where warpgroups do, of few rows.
+/// Where warpgroups do.
 pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
     Mutant {
         name: "no wait for a full stage",
