@@ -16,6 +16,7 @@ use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::runtime::{Options, Request, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
 use std::collections::BTreeMap;
+use std::fs;
 use tempfile::TempDir;
 
 /// Texts of each test.
@@ -32,6 +33,8 @@ enum Drafts {
     Lookup,
     /// Random heads.
     Medusa,
+    /// The same first layer, which drafts all tokens in one pass.
+    AtOnce,
 }
 
 /// A target of two layers and its drafter.
@@ -53,6 +56,12 @@ impl Pair {
         let recipe = match drafts {
             Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp32),
             Drafts::Model => with_model("small"),
+            Drafts::AtOnce => {
+                let config = path("small").join("config.json");
+                let text = fs::read_to_string(&config).expect("a config");
+                fs::write(config, text.replacen('{', "{\"pard_token\":5,", 1)).expect("writes");
+                with_model("small")
+            }
             Drafts::Medusa => {
                 tiny::write_medusa(&path("heads"), 3, 1, &tiny::SMALLEST);
                 with_model("heads").drafting(3)
@@ -154,10 +163,15 @@ fn sample(
     params: &SamplingParams,
     prompt: &[u32],
     (policy, draft_len): (DraftPolicy, usize),
-    ngram_branches: usize,
+    branches: usize,
 ) -> (BTreeMap<Vec<u32>, u64>, u64, u64) {
     // The work of a step is too little to be shared out.
-    let options = Options { threads: Some(1), ngram_branches, ..running::options(policy) };
+    let options = Options {
+        threads: Some(1),
+        ngram_branches: branches,
+        draft_branches: branches,
+        ..running::options(policy)
+    };
     let mut runtime = running::load(engine, &options);
     let request = Request {
         prompt: prompt.to_vec().into(),
@@ -197,7 +211,7 @@ fn assert_lossless(
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa] {
+    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::AtOnce] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
@@ -222,13 +236,33 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
     let prompt = forked_prompt(&pair.target, &params);
     let expected = exact(&pair.target, &params, &prompt);
     assert_lossless("trees", &expected, || {
-        let [chains, trees] = [1, 2].map(|ngram_branches| {
-            sample(&pair.target, &params, &prompt, (Fixed, 4), ngram_branches)
-        });
+        let [chains, trees] =
+            [1, 2].map(|branches| sample(&pair.target, &params, &prompt, (Fixed, 4), branches));
         eprintln!("accepted: {} of chains, {} of trees", chains.2, trees.2);
         assert!(chains.2 < trees.2 && trees.2 < trees.1, "a second branch is accepted, too");
         trees.0
     });
+}
+
+/// Siblings are drawn here, from what of the drafter's distribution those before them have left.
+#[test]
+fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
+    let params = three_likeliest();
+    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::AtOnce] {
+        let pair = Pair::build(drafter);
+        let prompt = prompt(&pair.target, &params);
+        let expected = exact(&pair.target, &params, &prompt);
+        for (policy, branches) in [(Fixed, 2), (Fixed, 3), (Adaptive, 3)] {
+            let what = format!("{drafter:?}, {policy:?}, {branches} branches");
+            assert_lossless(&what, &expected, || {
+                let [chains, trees] = [1, branches]
+                    .map(|branches| sample(&pair.target, &params, &prompt, (policy, 3), branches));
+                eprintln!("{what}: accepted {} of chains, {} of trees", chains.2, trees.2);
+                assert!(policy == Adaptive || chains.2 < trees.2, "siblings are accepted, too");
+                trees.0
+            });
+        }
+    }
 }
 
 #[test]

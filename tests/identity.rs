@@ -266,6 +266,28 @@ fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
     assert_speculated("trees", (drafted, accepted));
 }
 
+#[test]
+fn trees_of_a_models_drafts_give_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = poor_drafter() else { return };
+    let requests = many_requests(12, &tokenizer(&engine));
+    let expected = alone(&engine, &requests);
+    let run = |draft_branches, policy, max_num_tokens| {
+        let options = Options { draft_branches, max_num_tokens, ..running::options(policy) };
+        let done = running::run(&mut running::load(&engine, &options), &requests);
+        assert_same(&format!("{draft_branches} branches, {policy:?}"), &done, &expected);
+        totals(&done)
+    };
+    let steps = |(drafted, accepted)| {
+        assert_speculated("trees", (drafted, accepted));
+        accepted
+    };
+    let [chains, two, four] = [1, 2, 4].map(|branches| steps(run(branches, Fixed, None)));
+    assert!(chains < two && two < four, "accepted: {chains}, {two}, {four}");
+    run(3, Adaptive, None);
+    run(3, Fixed, Some(40));
+}
+
 /// What ended is drafted from by what comes behind it, unless nothing is shared.
 fn check_suffix(what: &str, engine: &Engine) {
     let requests = many_requests(12, &tokenizer(engine));

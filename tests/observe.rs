@@ -13,7 +13,7 @@ use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Isa, SequenceId, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
-use spec_core::testing::batch::{DraftLens, Entry, Executor, Forward, Segment, WANTED};
+use spec_core::testing::batch::{Branching, DraftLens, Entry, Executor, Forward, Segment, WANTED};
 use spec_core::testing::cpu::Model;
 use spec_core::testing::draft::{Drafter, Ngram, Proposal, Verified};
 use spec_core::testing::sampling::{Coupling, Sampler};
@@ -127,6 +127,7 @@ fn a_drafter_is_told_of_every_position_as_if_it_were_computed_alone() {
                 is_read: true,
                 speculates: true,
                 draft_lens: DraftLens::both(if samples { 6 } else { 0 }),
+                branching: Branching::CHAIN,
                 given: if samples && step % 5 == 4 { &[3, 1] } else { &[] },
                 min_confidence: 0.0,
                 pages: &pages[idx],

@@ -1,7 +1,7 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
-//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--at-once 1,8] [--rounds N]` has
-//! each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
+//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once 1,8]
+//! [--rounds N]` has each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
 //! plain ones of the same folder, ratios are of the same round, and the median of them is printed. The cache has the prompts
 //! when the clock starts, and nothing is known of drafts and of what steps cost but what the engine says. With `--held-out N`
 //! every Nth prompt is asked, those that `spec-build collect` held out.
@@ -42,6 +42,9 @@ struct Args {
     /// Draft lengths, `auto` among them.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     draft_len: Vec<DraftLen>,
+    /// Tokens of a position that a model or a head drafts at most.
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    branches: Vec<usize>,
     /// Prompts that are answered at a time.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     at_once: Vec<usize>,
@@ -50,6 +53,24 @@ struct Args {
     lookup: Option<Lookup>,
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+}
+
+/// How drafts are made.
+#[derive(Clone, Copy)]
+struct Way {
+    draft_len: DraftLen,
+    branches: usize,
+}
+
+impl Args {
+    /// Plain, then every draft length with every number of branches.
+    fn ways(&self) -> Vec<Way> {
+        let lens = self.draft_len.iter().flat_map(|&draft_len| {
+            self.branches.iter().map(move |&branches| Way { draft_len, branches })
+        });
+        let plain = Way { draft_len: DraftLen::Fixed(0), branches: 1 };
+        std::iter::once(plain).chain(lens).collect()
+    }
 }
 
 /// What the prompts took once.
@@ -74,20 +95,20 @@ fn main() -> Result<()> {
     );
     println!();
     println!(
-        "| model | at once | draft length | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
+        "| model | at once | draft length | branches | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     for path in &args.models {
         let folder = ModelFolder::open(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         for &at_once in &args.at_once {
-            // `[round][plain, then each draft length]`
+            // `[round][way]`
             let rounds: Vec<Vec<Took>> = (0..args.rounds)
-                .map(|_| ways(&args, &folder, at_once, &prompts))
+                .map(|_| round(&args, &folder, at_once, &prompts))
                 .collect::<Result<_>>()?;
-            for way in 0..=args.draft_len.len() {
-                let len = way.checked_sub(1).map_or("none".into(), |idx| show(args.draft_len[idx]));
-                println!("| {name} | {at_once} | {len} | {} |", row(&rounds, way));
+            for (idx, Way { draft_len, branches }) in args.ways().into_iter().enumerate() {
+                let how = format!("{} | {branches}", show(draft_len));
+                println!("| {name} | {at_once} | {how} | {} |", row(&rounds, idx));
             }
         }
     }
@@ -97,6 +118,7 @@ fn main() -> Result<()> {
 fn show(len: DraftLen) -> String {
     match len {
         DraftLen::Auto => "auto".into(),
+        DraftLen::Fixed(0) => "none".into(),
         DraftLen::Fixed(len) => len.to_string(),
     }
 }
@@ -111,34 +133,31 @@ fn chosen(args: &Args, folder: &ModelFolder) -> Result<Vec<Vec<u32>>> {
     Ok((0..num).map(|idx| kept[idx * kept.len() / num].clone()).collect())
 }
 
-/// Plain, then with each draft length.
-fn ways(
+/// Every way once.
+fn round(
     args: &Args,
     folder: &ModelFolder,
     at_once: usize,
     prompts: &[Vec<u32>],
 ) -> Result<Vec<Took>> {
-    let plain = std::iter::once(DraftLen::Fixed(0));
-    plain
-        .chain(args.draft_len.iter().copied())
-        .map(|len| answers(args, folder, len, at_once, prompts))
-        .collect()
+    args.ways().into_iter().map(|way| answers(args, folder, way, at_once, prompts)).collect()
 }
 
 fn answers(
     args: &Args,
     folder: &ModelFolder,
-    len: DraftLen,
+    way: Way,
     at_once: usize,
     prompts: &[Vec<u32>],
 ) -> Result<Took> {
-    let (draft_policy, draft_len) = match len {
+    let (draft_policy, draft_len) = match way.draft_len {
         DraftLen::Auto => (DraftPolicy::Adaptive, None),
         DraftLen::Fixed(len) => (DraftPolicy::Fixed, Some(len)),
     };
     let options = Options {
         draft_policy,
         lookup: args.lookup,
+        draft_branches: way.branches,
         max_batch_size: Some(at_once),
         max_queue: prompts.len(),
         ..Options::default()

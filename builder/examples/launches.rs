@@ -144,6 +144,7 @@ fn eagle(target: ModelConfig) -> ModelConfig {
         own_head: true,
         draft_vocab: HEAD_TOKENS.min(target.vocab_size),
         maps_vocab: true,
+        mask_token: None,
     };
     let draft_head = Some(DraftHead::Eagle(eagle));
     ModelConfig { num_layers: 1, tied_head: false, draft_head, ..target }

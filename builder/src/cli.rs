@@ -194,6 +194,9 @@ pub struct TryArgs {
     /// Continuations that a look-up drafts side by side, as a tree.
     #[arg(long, default_value_t = 1)]
     pub ngram_branches: usize,
+    /// Tokens of a position that a model or a head on the CPU drafts at most, as a tree.
+    #[arg(long, default_value_t = 1)]
+    pub draft_branches: usize,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,

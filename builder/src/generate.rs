@@ -25,6 +25,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
         isa: args.isa,
         lookup: args.lookup,
         ngram_branches: args.ngram_branches,
+        draft_branches: args.draft_branches,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,

@@ -204,9 +204,10 @@ fn head(head: &DraftHead) -> String {
 
 fn eagle_head(eagle: &EagleConfig) -> String {
     let EagleConfig { kind, taps, draft_vocab, own_embed, own_head, .. } = eagle;
-    let kind = match kind {
-        EagleKind::Eagle1 => "EAGLE-1",
-        EagleKind::Eagle3 => "EAGLE-3",
+    let kind = match (kind, eagle.mask_token) {
+        (_, Some(_)) => "P-EAGLE, all drafts in one pass,",
+        (EagleKind::Eagle1, None) => "EAGLE-1",
+        (EagleKind::Eagle3, None) => "EAGLE-3",
     };
     let shared = match (own_embed, own_head) {
         (true, true) => "nothing",

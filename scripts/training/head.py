@@ -15,7 +15,7 @@ CHECKPOINTS_AN_EPOCH = 8
 OF_TARGET = ("embed_tokens.weight",)
 
 
-def prepare(folder, prepared):
+def prepare(folders, prepared):
     """Writes what the trainer reads; gives the share that is trained with and the tokens of it."""
     import datasets
     import torch
@@ -26,21 +26,20 @@ def prepare(folder, prepared):
     (prepared / "hidden_states").mkdir(parents=True)
     for name, content in vocabulary.items():
         (prepared / name).write_bytes(content)
-    found = data.samples(folder)
+    found = data.samples(folders)
     rows, frequency, tokens = [], {}, 0
     for row, sample in enumerate(found):
         # Of the last token there are no hidden states.
         ids, prompt = sample["token_ids"][:-1], sample["prompt_tokens"]
         rows.append({"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt), "seq_len": len(ids)})
-        states = (folder / "hidden_states" / f"hs_{sample['sample']}.safetensors").resolve()
-        (prepared / "hidden_states" / f"hs_{row}.safetensors").symlink_to(states)
+        (prepared / "hidden_states" / f"hs_{row}.safetensors").symlink_to(sample["states"])
         if not sample["held_out"]:
             tokens += len(ids)
             for token in sample["token_ids"][prompt:]:
                 frequency[token] = frequency.get(token, 0) + 1
     trained = sum(not sample["held_out"] for sample in found)
     if trained in (0, len(found)):
-        sys.exit(f"train-draft: {folder} has {trained} of {len(found)} samples to train with: some are needed, and some held out")
+        sys.exit(f"train-draft: {data.names(folders)} has {trained} of {len(found)} samples to train with: some are needed, and some held out")
     datasets.disable_progress_bars()
     datasets.Dataset.from_list(rows).with_format("torch").save_to_disk(prepared)
     torch.save(frequency, prepared / "token_freq.pt")

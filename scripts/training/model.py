@@ -79,7 +79,7 @@ def train(args):
     trained = [sample for sample in found if not sample["held_out"]]
     held_out = [sample for sample in found if sample["held_out"]][:MEASURED]
     if not trained or not held_out:
-        sys.exit(f"train-draft: {args.data} has {len(trained)} of {len(found)} samples to train with: some are needed, and some held out")
+        sys.exit(f"train-draft: {data.names(args.data)} has {len(trained)} of {len(found)} samples to train with: some are needed, and some held out")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     checkpoint = args.output / "checkpoint"
     start = json.loads((checkpoint / "step.json").read_text()) if checkpoint.exists() else 0
@@ -95,7 +95,7 @@ def train(args):
         optimizer.load_state_dict(torch.load(checkpoint / "optimizer.pt", weights_only=True))
     all_steps = steps(trained, args.step_tokens, args.epochs)
     if not all_steps:
-        sys.exit(f"train-draft: {args.data} has fewer than the {args.step_tokens} tokens of a step: see --step-tokens")
+        sys.exit(f"train-draft: {data.names(args.data)} has fewer than the {args.step_tokens} tokens of a step: see --step-tokens")
     warm = max(1, round(WARM_UP * len(all_steps)))
     every = max(1, len(all_steps) // args.epochs // CHECKPOINTS_AN_EPOCH)
     end = time.time() + 60 * args.minutes if args.minutes else float("inf")

@@ -15,7 +15,8 @@ def arguments():
     parser.add_argument("--target", type=pathlib.Path, help="what the target was built from: GGUF file or Hugging Face folder")
     parser.add_argument("--model", type=pathlib.Path, metavar="CHECKPOINT",
                         help="fine-tune this small model with the target's vocabulary, in place of training a head")
-    parser.add_argument("--data", type=pathlib.Path, required=True, help="what `spec-build collect` has filled")
+    parser.add_argument("--data", type=pathlib.Path, required=True, nargs="+", metavar="DIR",
+                        help="what `spec-build collect` has filled")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="gets head/ or model/, and what to go on from")
     parser.add_argument("--epochs", type=int, help="times over the data [a head: 1, a model: 3]")
     parser.add_argument("--minutes", type=float, help="end after so long")

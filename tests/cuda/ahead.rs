@@ -8,7 +8,7 @@ use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{Options, PAGE_TOKENS, Request, Runtime, SequenceId};
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::PageId;
-use spec_core::testing::batch::{DraftLens, Entry, Executor, Stepped, Unwanted, WANTED};
+use spec_core::testing::batch::{Branching, DraftLens, Entry, Executor, Stepped, Unwanted, WANTED};
 use spec_core::testing::sampling::{Coupling, Sampler};
 use spec_emu::Schedule;
 use std::sync::Arc;
@@ -155,6 +155,7 @@ impl Intruding {
             is_read: true,
             speculates: false,
             draft_lens: DraftLens::default(),
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: 0.0,
             pages,

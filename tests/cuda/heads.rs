@@ -74,9 +74,9 @@ fn along_a_text(head: &mut dyn Head, sizes: &Sizes, tokens: &[u32], parts: &[usi
     let (mut all, mut last) = (HeadPass::default(), HeadPass::default());
     let mut run = |tokens: &[u32], states: &[f32], first_position: usize, last: &mut HeadPass| {
         // One row after the other, so that each tells of itself.
-        let segment =
-            |has_logits| HeadSegment { tokens, states, first_position, pages: &PAGES, has_logits };
-        *last = head.forward(&[segment(true)]).unwrap();
+        let (pages, num_logits, tree) = (&PAGES, 1, &[]);
+        let segment = HeadSegment { tokens, states, first_position, pages, num_logits, tree };
+        *last = head.forward(&[segment]).unwrap();
         all.logits.values.extend_from_slice(&last.logits.values);
         all.states.extend_from_slice(&last.states);
     };
@@ -177,7 +177,8 @@ fn rows_of_many_sequences_go_through_one_pass() {
             states: &states[..lens[idx] * sizes.hidden],
             first_position: 1,
             pages: pages[idx],
-            has_logits: idx != 1,
+            num_logits: usize::from(idx != 1),
+            tree: &[],
         };
         let segments: Vec<HeadSegment<'_>> = which.iter().map(segment).collect();
         head.forward(&segments).unwrap()

@@ -44,7 +44,8 @@ fn run(head: &mut Eagle, token: usize, state: &[f32], position: usize) -> HeadPa
         states: state,
         first_position: position,
         pages: &PAGES,
-        has_logits: true,
+        num_logits: 1,
+        tree: &[],
     };
     head.forward(&[segment]).unwrap()
 }
@@ -138,12 +139,77 @@ fn a_row_has_the_same_bits_alone_and_in_any_company() {
                 states: &states[..rows * width],
                 first_position: 1,
                 pages: &PAGES,
-                has_logits: true,
+                num_logits: 1,
+                tree: &[],
             };
             let pass = at_once.forward(&[segment]).unwrap();
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(&pass.logits.values), bits(&alone.logits.values), "{case} {dtype}");
             assert_eq!(bits(&pass.states), bits(&alone.states), "{case} {dtype}");
+        }
+    }
+}
+
+/// Parents of drafts: a first branch, forks at two depths, a fork of a fork, and a second root.
+const TREE: [Option<usize>; 7] = [None, Some(0), Some(1), Some(0), Some(3), None, Some(3)];
+
+#[test]
+fn a_row_of_a_tree_has_the_bits_that_it_has_in_a_chain_of_its_ancestors() {
+    let tokens: Vec<u32> =
+        Recorded::of("target").whole("token_ids").into_iter().map(|token| token as u32).collect();
+    let taps = Recorded::of("target").floats("aux_hidden_states");
+    let drafts: Vec<u32> = (0..TREE.len() as u32).map(|draft| 7 * draft + 3).collect();
+    // The drafts begin within a page, at its beginning, and so that a branch ends on another one.
+    for (case, known) in [("eagle3-nbr1", 9), ("eagle3-window8", 16), ("eagle1-bias", 14)] {
+        for dtype in [Dtype::Fp32, Dtype::Int8] {
+            let (_dir, target, draft) = engines(case, dtype);
+            let made = |head: &mut Eagle| match case.starts_with("eagle1") {
+                true => head.states(&Recorded::of("target").floats("last_hidden_pre_norm")),
+                false => head.states(&taps),
+            };
+            // The known tokens are read; then come the drafts, with states that are as good as any.
+            let begun = || {
+                let mut head = head(&target, &draft, Isa::detect(), 3);
+                let (states, width) = (made(&mut head).unwrap(), head.width());
+                head.forward(&[HeadSegment {
+                    tokens: &tokens[1..known],
+                    states: &states[..(known - 1) * width],
+                    first_position: 1,
+                    pages: &PAGES,
+                    num_logits: 0,
+                    tree: &[],
+                }])
+                .unwrap();
+                let own = states[..TREE.len() * width].to_vec();
+                (head, own, width)
+            };
+            let run = |nodes: &[usize], num_logits: usize, tree: &[Option<usize>]| {
+                let (mut head, states, width) = begun();
+                let of = |node: &usize| states[node * width..][..width].iter().copied();
+                let states: Vec<f32> = nodes.iter().flat_map(of).collect();
+                let tokens: Vec<u32> = nodes.iter().map(|&node| drafts[node]).collect();
+                let (tokens, states) = (&tokens[..], &states[..]);
+                let (first_position, pages) = (known, &PAGES);
+                let segment =
+                    HeadSegment { tokens, states, first_position, pages, num_logits, tree };
+                head.forward(&[segment]).unwrap()
+            };
+            let all: Vec<usize> = (0..TREE.len()).collect();
+            let together = run(&all, TREE.len(), &TREE);
+            let (num_logits, width) =
+                (together.logits.vocab_size, together.states.len() / TREE.len());
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            for node in all {
+                let mut path: Vec<usize> =
+                    std::iter::successors(Some(node), |&node| TREE[node]).collect();
+                path.reverse();
+                let alone = run(&path, 1, &[]);
+                let what = format!("{case} {dtype}: draft {node} behind {known} tokens");
+                let own = &together.logits.values[node * num_logits..][..num_logits];
+                assert_eq!(bits(own), bits(&alone.logits.values), "{what}");
+                let own = &together.states[node * width..][..width];
+                assert_eq!(bits(own), bits(&alone.states), "{what}");
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use spec_core::runtime::{
     AdmissionPolicy, DRAFT_FILE, Isa, Options, Request, SequenceId, TARGET_FILE,
 };
 use spec_core::sampling::SamplingParams;
-use spec_core::testing::batch::{DraftLens, Entry, Executor, WANTED};
+use spec_core::testing::batch::{Branching, DraftLens, Entry, Executor, WANTED};
 use spec_core::testing::cpu::Model;
 use spec_core::testing::draft::{Drafter, Proposal, Verified};
 use spec_core::testing::sampling::{Coupling, Sampler};
@@ -206,6 +206,7 @@ pub(crate) fn drafts_along_the_text(
                 is_read: true,
                 speculates: is_asked || idx == 1,
                 draft_lens: DraftLens::both(if is_asked { draft_len } else { 0 }),
+                branching: Branching::CHAIN,
                 given: &[],
                 min_confidence: 0.0,
                 pages: &pages[idx],
@@ -302,8 +303,19 @@ pub(crate) fn assert_texts_are_plain(case: &str, dtype: Dtype, draft_lens: Range
         assert!(totals.0 > 0, "{case}: nothing was drafted");
         accepted += totals.1;
     }
+    let branching = |draft_branches, policy| Options { draft_branches, ..running::options(policy) };
     for (what, options) in [
         ("adaptive", running::options(Adaptive)),
+        ("four branches", branching(4, Fixed)),
+        ("adaptive branches", branching(3, Adaptive)),
+        (
+            "branches with few pages",
+            Options {
+                kv_tokens: Some(160),
+                admission: AdmissionPolicy::MaxUtilization,
+                ..branching(3, Fixed)
+            },
+        ),
         ("one at a time", Options { max_batch_size: Some(1), ..running::options(Fixed) }),
         ("in chunks", Options { max_num_tokens: Some(19), ..running::options(Fixed) }),
         (

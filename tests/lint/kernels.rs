@@ -34,6 +34,7 @@ fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
         out_bias: false,
         mlp_bias: false,
         qk_norm,
+        mask_token: None,
         draft_head: None,
     }
 }
@@ -53,6 +54,7 @@ fn head(target: &ModelConfig) -> ModelConfig {
         own_head: true,
         draft_vocab: 32_000,
         maps_vocab: true,
+        mask_token: None,
     };
     ModelConfig { draft_head: Some(DraftHead::Eagle(eagle)), ..target.clone() }
 }

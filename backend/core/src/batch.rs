@@ -1,7 +1,7 @@
 //! What the scheduler hands to an executor for one step, and what comes back; and one level below,
 //! the rows of a single forward pass. Data only: `scheduler` and `exec` share nothing else.
 
-use crate::draft_source::{DraftLens, DraftSource};
+use crate::draft_source::{Branching, DraftLens, DraftSource};
 use crate::pages::PageId;
 use crate::sampling::Sampler;
 use crate::sequence::{SequenceId, Shares};
@@ -32,6 +32,8 @@ pub struct Entry<'a> {
     pub speculates: bool,
     /// Draft tokens to propose at most, by who proposes them; 0 unless the chunk reaches the last known token.
     pub draft_lens: DraftLens,
+    /// How a model's draft may branch: it has at most `width` times as many tokens as it is long.
+    pub branching: Branching,
     /// Draft tokens that came with the request, to verify in place of a drafter's. `draft_lens` are 0
     /// where there are any.
     pub given: &'a [u32],
@@ -77,6 +79,8 @@ pub struct Outcome {
     /// Draft tokens that were verified: as many as were asked for at most, or, if the step began before it was asked
     /// for, as in the step before.
     pub drafted: usize,
+    /// How many of them, of all branches, follow each other at most.
+    pub draft_depth: usize,
     /// How many of them were accepted.
     pub accepted: usize,
     /// Tokens of the prompt behind its `prompt_rows`, in order.
@@ -91,22 +95,24 @@ pub struct Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Drafted {
     pub source: DraftSource,
-    /// Its tokens; at least 1.
+    /// Its tokens, in all branches; at least 1.
+    pub tokens: usize,
+    /// Tokens of its longest branch.
     pub len: usize,
-    /// How many of them were accepted.
+    /// How many were accepted, of one branch.
     pub accepted: usize,
 }
 
 impl Outcome {
-    /// What became of a drafter's draft, if there was one. A model takes a pass a token, a look-up takes none. Not to
+    /// What became of a drafter's draft, if there was one. A model takes passes, a look-up takes none. Not to
     /// be asked where drafts came with the request.
     pub(crate) fn draft(&self) -> Option<Drafted> {
         let source = match self.draft_passes {
             0 => DraftSource::Lookup,
             _ => DraftSource::Model,
         };
-        let (len, accepted) = (self.drafted, self.accepted);
-        (len > 0).then_some(Drafted { source, len, accepted })
+        let (tokens, len, accepted) = (self.drafted, self.draft_depth, self.accepted);
+        (tokens > 0).then_some(Drafted { source, tokens, len, accepted })
     }
 }
 

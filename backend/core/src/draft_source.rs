@@ -53,3 +53,17 @@ impl DraftLens {
         self.lookup.max(self.model)
     }
 }
+
+/// How a draft that is drawn by a model branches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Branching {
+    /// Tokens of a position at most, in all branches.
+    pub width: usize,
+    /// A second one of a position is drafted only if it is held to be at least this likely; 0 is always.
+    pub min_likelihood: f32,
+}
+
+impl Branching {
+    /// One token a position.
+    pub const CHAIN: Self = Self { width: 1, min_likelihood: 0.0 };
+}

@@ -13,14 +13,14 @@ pub mod batch {
         Entry, Executor, Forward, Logits, LongPrompts, Outcome, PromptBlocks, Segment, Stepped,
         Unwanted, WANTED,
     };
-    pub use crate::draft_source::{DraftLens, DraftSource, PerSource};
+    pub use crate::draft_source::{Branching, DraftLens, DraftSource, PerSource};
 }
 
 /// Drafters by themselves.
 pub mod draft {
     pub use crate::draft::{
-        Drafter, Eagle, Head, HeadPass, HeadSegment, HeadStates, Heads, Medusa, Model, Ngram,
-        Proposal, Suffix, Verified,
+        Drafter, Eagle, Head, HeadPass, HeadSegment, HeadStates, Heads, MaskRow, Medusa, Model,
+        Ngram, Proposal, Suffix, Verified,
     };
 }
 

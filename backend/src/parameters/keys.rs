@@ -101,6 +101,14 @@ pub(crate) static KEYS: &[Key] = &[
          of a step are then a tree",
     ),
     key(
+        "draft_branches",
+        "number",
+        "`1`",
+        |s, v| write(&mut s.draft_branches, positive(v)),
+        "tokens of a position that a draft model or head on the CPU proposes at most: up to so many times as many draft tokens \
+         are verified, as a tree; with `draft_len` at `auto` only those that are likely enough to pay",
+    ),
+    key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
         "a quarter, on a GPU nine tenths",

@@ -91,6 +91,8 @@ pub struct Settings {
     pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side.
     pub ngram_branches: usize,
+    /// Tokens of a position that a model or a head drafts side by side.
+    pub draft_branches: usize,
     /// Part of the free memory that the KV cache may take.
     pub kv_memory_fraction: Option<f64>,
     /// Tokens that the KV cache holds at most.
@@ -171,6 +173,7 @@ impl Default for Settings {
             draft_len: None,
             lookup: None,
             ngram_branches: 1,
+            draft_branches: 1,
             kv_memory_fraction: None,
             max_kv_tokens: None,
             policy: Policy::default(),

@@ -34,6 +34,7 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
     // Positions count from each other: a head is as long as its target, whatever it was trained with.
     model.max_position = theirs.max_position;
     model.tied_head = false;
+    model.mask_token = None;
     ensure!(
         model.vocab_size == theirs.vocab_size,
         "it is a head for a model of {} tokens, the target has {}",
@@ -73,6 +74,10 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
     if let Some(map) = stock.remove(names::VOCAB_MAP) {
         let map = vocab_map(&map, eagle.draft_vocab, model.vocab_size).context("tensor `d2t`")?;
         tensors.insert(names::VOCAB_MAP.into(), map);
+    }
+    if let Some(mask) = stock.get_mut(names::MASK_HIDDEN) {
+        // However many dimensions of one it has.
+        mask.shape.retain(|&len| len > 1);
     }
     let eagle = EagleConfig { own_embed, own_head, ..eagle };
     model.draft_head = Some(DraftHead::Eagle(eagle));
@@ -187,7 +192,24 @@ fn eagle_config(
         own_head: true,
         draft_vocab,
         maps_vocab: stock.contains_key(names::VOCAB_MAP),
+        mask_token: match stock.contains_key(names::MASK_HIDDEN) {
+            true => {
+                let token = mask_token(config, &["mask_token_id", "ptd_token_id"])?;
+                Some(token.context("it has `mask_hidden`, and no mask_token_id")?)
+            }
+            false => None,
+        },
     })
+}
+
+/// The token of rows behind the first draft of a head or a model that drafts in one pass, by the first of these keys.
+pub(super) fn mask_token(config: &Object, keys: &[&str]) -> Result<Option<u32>> {
+    for key in keys {
+        if let Some(token) = config.usize(key)? {
+            return Ok(Some(u32::try_from(token).with_context(|| format!("{key} is {token}"))?));
+        }
+    }
+    Ok(None)
 }
 
 /// Positions that a row sees at most, which is the same in all layers.

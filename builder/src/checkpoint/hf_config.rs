@@ -51,6 +51,7 @@ pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Resul
         out_bias,
         mlp_bias,
         qk_norm: row.qk_norm,
+        mask_token: super::eagle::mask_token(config, &["pard_token", "ptd_token_id"])?,
         draft_head: None,
     };
     model.validate()?;

@@ -19,6 +19,8 @@ pub const HEAD: &str = "lm_head.weight";
 pub const TAPS_NORM: &str = "input_norm.weight";
 /// Canonical name of how far the token of each row of an EAGLE head is away.
 pub const VOCAB_MAP: &str = "d2t";
+/// Canonical name of the hidden states that stand in for a target's in a head that drafts in one pass.
+pub const MASK_HIDDEN: &str = "mask_hidden";
 
 /// Tensors of a layer, without `model.layers.N.` or `blk.N.`, and without `.weight` and `.bias`.
 const LAYER: [(Role, &str, &str); 11] = [
@@ -55,6 +57,7 @@ pub fn weight(tensor: TensorId) -> String {
         (Role::TapNorm, Some(tap)) => format!("fc_norm.{tap}.weight"),
         (Role::Fc, _) => "fc.weight".into(),
         (Role::VocabMap, _) => VOCAB_MAP.into(),
+        (Role::MaskHidden, _) => MASK_HIDDEN.into(),
         (Role::Block(idx), Some(head)) => format!("{head}.{idx}.linear.weight"),
         (Role::BehindBlocks(idx), Some(head)) => format!("{head}.{idx}.weight"),
         (Role::HiddenNorm, Some(layer)) => in_layer(layer, "hidden_norm", "weight"),

@@ -128,6 +128,7 @@ impl Model {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
+            mask_token: None,
             draft_head: None,
         }
     }

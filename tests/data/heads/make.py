@@ -206,3 +206,67 @@ for i in range(NH):
 lg = torch.stack(lg); t2 = lg.topk(2, -1).values; gap = float((t2[..., 0] - t2[..., 1]).min())
 write_case("medusa", dict(architectures=["MedusaModel"], model_type="medusa", medusa_num_heads=NH, medusa_num_layers=1, base_model_name_or_path="target", hidden_size=H, vocab_size=V, medusa_fc_bias=True, torch_dtype="bfloat16"),
            w, {"logits": lg, "tokens": lg.argmax(-1)}, "Medusa-1 layout; logits[head, position, vocabulary] for every position of target/io", max(gap, 3e-4))
+
+# ---- (d) P-EAGLE: the rows behind the first draft are of a mask token with hidden states of their own, all in one pass ------
+from speculators.models.peagle import core as peagle_core
+from speculators.models.peagle.core import PEagleDraftModel
+from speculators.models.peagle.config import PEagleSpeculatorConfig
+
+def peagle(name, seed):
+    for s in range(seed, seed + 1000, 50):
+        if peagle_once(name, s): return
+
+def peagle_once(name, seed, mask_token=7):
+    torch.manual_seed(300 + seed)
+    base = dict(TCFG); base.update(num_hidden_layers=1, rope_theta=50000.0, max_position_embeddings=128); base.pop("pad_token_id")
+    tl = LlamaConfig(**base); tl._attn_implementation = "eager"
+    cfg = PEagleSpeculatorConfig(transformer_layer_config=tl, draft_vocab_size=VD, eagle_aux_hidden_state_layer_ids=AUX, mask_token_id=mask_token,
+        norm_before_residual=True, norm_before_fc=True,
+        speculators_config=SpeculatorsConfig(algorithm="peagle", proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=K)],
+            default_proposal_method="greedy", verifier=VerifierConfig(name_or_path="target", architectures=["LlamaForCausalLM"])))
+    m = PEagleDraftModel(cfg).eval().float(); randomize(m)          # token vectors of its own, as such heads are trained with
+    m.mask_hidden.data.copy_(torch.randn_like(m.mask_hidden).to(torch.bfloat16).float())
+    keep = torch.sort(torch.randperm(V)[:VD]).values; t2d = torch.zeros(V, dtype=torch.bool); t2d[keep] = True
+    off = keep - torch.arange(VD); m.load_vocab_mappings(t2d, off)
+    m.verifier_lm_head.weight.data.zero_(); m.verifier_norm.weight.data.fill_(1)     # only of the loss, which nobody reads
+    io, gaps, prev, worst = {}, [], 0, 0.0
+    for r, c in enumerate(COMMIT):
+        tok = torch.cat([ids[1:c + 1], torch.full((K - 1,), mask_token)])
+        aux = torch.cat([TG["aux"][:c].flatten(1), m.mask_hidden[0].expand(K - 1, -1)])
+        x = torch.cat([m.embed_tokens(tok)[None], m.fc(m.input_norm(aux[None]))], -1); n = len(tok); pos = torch.arange(n)
+        mask = torch.zeros(n, n).masked_fill(torch.arange(n)[None] > torch.arange(n)[:, None], float("-inf"))[None, None]
+        pe = m.rotary_emb(x, pos[None])
+        for layer in m.layers: x = layer(x, attention_mask=mask, position_ids=pos[None], position_embeddings=pe)
+        lg = m.lm_head(m.norm(x))[0]
+        io[f"r{r}.first.logits"], io[f"r{r}.chain.logits"] = lg[prev:c], lg[c - 1:]
+        top = lg[c - 1:].topk(2).values; gaps.append(float((top[:, 0] - top[:, 1]).min()))
+        io[f"r{r}.chain.tokens"] = torch.tensor([t + int(off[t]) for t in lg[c - 1:].argmax(-1).tolist()]); prev = c
+        # the same by speculators' own forward, every depth of every position sampled
+        seen, got = {}, []
+        sample = peagle_core.generate_cod_sample_indices
+        def noted(**kw):
+            seen["rows"] = sample(**{**kw, "down_sample_ratio": 1.0, "down_sample_ratio_min": 1.0}); return seen["rows"]
+        peagle_core.generate_cod_sample_indices = noted
+        hk = m.lm_head.register_forward_hook(lambda mod, i, o: got.append(o[0].clone()))
+        rows = c + K - 1                        # padded, so that all depths of the last position are within the sequence
+        pad = torch.zeros(rows - c, 3 * H)
+        m(hidden_states=torch.cat([TG["aux"][:c].flatten(1), pad])[None], input_ids=torch.cat([ids[1:c + 1], torch.zeros(rows - c, dtype=torch.long)])[None],
+          document_ids=torch.zeros(1, rows, dtype=torch.long), verifier_last_hidden_states=torch.zeros(1, rows, H), num_depths=K,
+          loss_config=loss_config(), loss_mask=torch.ones(1, rows))
+        hk.remove(); peagle_core.generate_cod_sample_indices = sample
+        anchor, depth = seen["rows"]
+        for d in range(K):
+            row = int(((anchor == c - 1) & (depth == d)).nonzero()[0]); worst = max(worst, float((got[0][row] - lg[c - 1 + d]).abs().max()))
+    if min(gaps) < 5e-3: return None
+    assert worst < 2e-4, (name, worst); print(f"   vs PEagleDraftModel.forward: max abs {worst:.1e}")
+    h = m.input_norm(TG["aux"].reshape(1, T + 1, -1)); io["fused"] = m.fc(h)[0]
+    sd = {k: v for k, v in m.state_dict().items() if not k.startswith("verifier_")}
+    tmp = OUT + "/_tmp"; m.save_pretrained(tmp); c = json.load(open(tmp + "/config.json")); shutil.rmtree(tmp); c.pop("auto_map", None); c["dtype"] = "bfloat16"
+    write_case(name, c, sd, io, "P-EAGLE", min(gaps))
+    return True
+
+def loss_config():
+    from speculators.losses import resolve_loss_config
+    return resolve_loss_config("kl_div", "eager")
+
+peagle("peagle-d2t", 9)

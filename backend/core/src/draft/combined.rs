@@ -64,7 +64,7 @@ mod tests {
     use super::super::{Cached, Model, Ngram};
     use super::*;
     use crate::batch::{Forward, Logits, Segment};
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
     use std::sync::{Arc, Mutex};
@@ -102,6 +102,7 @@ mod tests {
             is_read: true,
             speculates: draft_lens.model > 0,
             draft_lens,
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: 0.0,
             pages: &[0],

@@ -5,15 +5,17 @@
 //! shared. The target's states come by `observe` and wait (`head_states.rs`) until their rows are run. Behind the known
 //! tokens the head goes on with states of its own; whatever it has written there is overwritten once the target's are known.
 
-use super::chain::Chains;
 use super::head_states::HeadStates;
+use super::tree::{self, Rows, Trees};
 use super::{Cached, Drafter, Proposal, Verified};
 use crate::batch::{Entry, Logits, Segment};
 use crate::pages::PageId;
 use crate::sequence::SequenceId;
 use crate::{Error, Result};
+use std::borrow::Cow;
+use std::collections::HashMap;
 
-/// Consecutive rows of one sequence.
+/// Rows of one sequence, each behind the one before it or as a tree.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadSegment<'a> {
     /// One token a row.
@@ -24,8 +26,10 @@ pub struct HeadSegment<'a> {
     pub first_position: usize,
     /// The sequence's pages, in order, enough for every row.
     pub pages: &'a [PageId],
-    /// Whether the last row gets logits, and its state is handed on.
-    pub has_logits: bool,
+    /// So many of the last rows get logits, and their states are handed on.
+    pub num_logits: usize,
+    /// The parents of the rows, as in [`Segment::tree`], if they are a tree of drafts; else none.
+    pub tree: &'a [Option<usize>],
 }
 
 impl<'a> HeadSegment<'a> {
@@ -41,23 +45,31 @@ impl<'a> HeadSegment<'a> {
             return Err(Error::bad_request("input_ids", message));
         }
         let segment = |segment: &Self| {
-            let Self { tokens, states, first_position, pages, has_logits } = *segment;
+            let Self { tokens, states, first_position, pages, num_logits, tree } = *segment;
             assert!(first_position > 0, "a row without a state before it");
             assert_eq!(states.len(), tokens.len() * width, "a state a row");
-            let (prompt_len, num_logits) = (0, usize::from(has_logits));
-            Segment { tokens, first_position, pages, prompt_len, num_logits, tree: &[] }
+            Segment { tokens, first_position, pages, prompt_len: 0, num_logits, tree }
         };
         Ok(segments.iter().map(segment).collect())
     }
 }
 
-/// What came of a pass: of each segment that has logits, in order.
+/// What came of a pass: of each row that has logits, in order.
 #[derive(Clone, Debug, Default)]
 pub struct HeadPass {
     /// Over the tokens that the head drafts.
     pub logits: Logits,
-    /// What the next row comes with, `[segment][width]`.
+    /// What the rows behind it come with, `[row][width]`.
     pub states: Vec<f32>,
+}
+
+/// What a head's rows behind the first draft are made of, where all drafts come from one pass.
+#[derive(Clone, Debug)]
+pub struct MaskRow {
+    /// Their token.
+    pub token: u32,
+    /// What it comes with.
+    pub state: Vec<f32>,
 }
 
 /// A head on the hidden states of another model.
@@ -71,6 +83,12 @@ pub trait Head: Send {
     /// The target's token of each of its own; none where they are the same.
     fn vocab_map(&self) -> Option<&[u32]>;
 
+    /// The rows behind the first draft, if it drafts in one pass: P-EAGLE. None where a draft's row is its token with the
+    /// state that was handed on.
+    fn mask(&self) -> Option<&MaskRow> {
+        None
+    }
+
     /// Makes states of hidden states, `[row][tap][hidden]`. A row's depends on nothing but the row.
     fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>>;
 
@@ -78,6 +96,9 @@ pub trait Head: Send {
     /// but the first. Its result does not depend on the other segments, bit for bit.
     fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass>;
 }
+
+/// The states that a head has handed on behind nodes of a draft, or behind the last known token.
+type HandedOn = HashMap<Option<usize>, Vec<f32>>;
 
 /// Drafts with a head.
 pub struct Eagle {
@@ -95,8 +116,8 @@ impl Eagle {
         Self { head, states, spread }
     }
 
-    /// Runs the known tokens that it has not read; logits and states behind the last one of those who want drafts, and
-    /// who these are.
+    /// Runs the known tokens that it has not read, and in one pass with them the rows of all drafts, if it drafts so;
+    /// logits and states behind the last one of those who want drafts, and who these are.
     fn read_known(
         &mut self,
         entries: &[Entry<'_>],
@@ -107,6 +128,19 @@ impl Eagle {
         let states = &mut self.states;
         let rows = entries.iter().map(|entry| states.rows_to_feed(entry, entry.speculates));
         let rows: Vec<_> = rows.collect();
+        let mut known: Vec<(Cow<'_, [u32]>, Cow<'_, [f32]>)> = Vec::with_capacity(entries.len());
+        for (entry, rows) in entries.iter().zip(&rows) {
+            let mut tokens = Cow::Borrowed(&entry.tokens[rows.clone()]);
+            let mut states = Cow::Borrowed(self.states.of(entry.id, 0..rows.len()));
+            let asks = !rows.is_empty() && rows.end == entry.tokens.len();
+            if let Some(mask) = self.head.mask().filter(|_| asks) {
+                for _ in 1..entry.draft_lens.model {
+                    tokens.to_mut().push(mask.token);
+                    states.to_mut().extend_from_slice(&mask.state);
+                }
+            }
+            known.push((tokens, states));
+        }
         for (idx, ((entry, rows), proposal)) in entries.iter().zip(rows).zip(proposals).enumerate()
         {
             if rows.is_empty() {
@@ -117,12 +151,14 @@ impl Eagle {
             if has_logits {
                 drafting.push(idx);
             }
+            let (tokens, states) = &known[idx];
             segments.push(HeadSegment {
-                tokens: &entry.tokens[rows.clone()],
-                states: self.states.of(entry.id, 0..rows.len()),
+                tokens,
+                states,
                 first_position: rows.start,
                 pages: entry.pages,
-                has_logits,
+                num_logits: usize::from(has_logits) + tokens.len() - rows.len(),
+                tree: &[],
             });
         }
         let pass = match segments.is_empty() {
@@ -132,27 +168,31 @@ impl Eagle {
         Ok((drafting, pass))
     }
 
-    /// Runs the last draft of those entries, with the state of the row before it.
-    fn read_last_drafts(
+    /// Runs the ends of those entries' drafts, each with the state of the row before it.
+    fn read_ends(
         &mut self,
-        going_on: &[(usize, &[f32])],
+        ends: &[(usize, Rows)],
+        handed_on: &[HandedOn],
         entries: &[Entry<'_>],
         proposals: &[Proposal],
     ) -> Result<HeadPass> {
-        if going_on.is_empty() {
+        if ends.is_empty() {
             return Ok(HeadPass::default());
         }
-        let segment = |&(idx, states): &(usize, _)| {
-            let (entry, drafted) = (&entries[idx], &proposals[idx].tokens);
-            HeadSegment {
-                tokens: &drafted[drafted.len() - 1..],
-                states,
-                first_position: entry.tokens.len() + drafted.len() - 1,
-                pages: entry.pages,
-                has_logits: true,
-            }
-        };
-        self.head.forward(&going_on.iter().map(segment).collect::<Vec<_>>())
+        let states = ends.iter().map(|(idx, rows)| {
+            let before = rows.nodes.iter().map(|&node| proposals[*idx].parents[node]);
+            before.flat_map(|node| &handed_on[*idx][&node]).copied().collect()
+        });
+        let states: Vec<Vec<f32>> = states.collect();
+        let segments = ends.iter().zip(&states).map(|((idx, rows), states)| HeadSegment {
+            tokens: &rows.tokens,
+            states,
+            first_position: rows.first_position,
+            pages: entries[*idx].pages,
+            num_logits: rows.num_logits,
+            tree: &rows.tree,
+        });
+        self.head.forward(&segments.collect::<Vec<_>>())
     }
 
     /// A row's logits over the target's vocabulary: tokens that the head does not draft have none.
@@ -177,19 +217,35 @@ impl Drafter for Eagle {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let (mut drafting, mut pass) = self.read_known(entries, &mut proposals)?;
-        let mut chains = Chains::new(entries.len());
-        while !drafting.is_empty() {
-            for (row, &idx) in drafting.iter().enumerate() {
-                let logits = self.spread(pass.logits.row(row));
-                chains.extend(idx, &entries[idx], logits, &mut proposals[idx]);
-            }
-            let states = drafting.iter().copied().zip(pass.states.chunks_exact(self.head.width()));
-            let going_on: Vec<(usize, &[f32])> = states
-                .filter(|&(idx, _)| chains.goes_on(idx, &entries[idx], &proposals[idx]))
-                .collect();
-            drafting = going_on.iter().map(|&(idx, _)| idx).collect();
-            pass = self.read_last_drafts(&going_on, entries, &proposals)?;
+        if self.head.mask().is_some() {
+            let rows = |row: usize| self.spread(pass.logits.row(row)).to_vec();
+            tree::draw_at_once(&drafting, entries, rows, &mut proposals);
+            return Ok(proposals);
         }
+        let mut trees = Trees::new(entries.len());
+        let mut handed_on = vec![HandedOn::new(); entries.len()];
+        while !drafting.is_empty() {
+            let mut states = pass.states.chunks_exact(self.head.width());
+            let mut row = 0;
+            for &idx in &drafting {
+                let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
+                let mut candidates = Vec::new();
+                for (end, &node) in trees.ends(idx).iter().enumerate() {
+                    let logits = self.spread(pass.logits.row(row));
+                    candidates.push(trees.candidates(idx, entry, proposal, end, logits));
+                    let state = states.next().expect("a state a row");
+                    handed_on[idx].insert(node, state.to_vec());
+                    row += 1;
+                }
+                trees.grow(idx, entry, &candidates, proposal);
+            }
+            drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
+            let rows =
+                drafting.iter().map(|&idx| (idx, trees.rows(idx, &entries[idx], &proposals[idx])));
+            let ends: Vec<(usize, Rows)> = rows.collect();
+            pass = self.read_ends(&ends, &handed_on, entries, &proposals)?;
+        }
+        proposals.iter_mut().for_each(Proposal::put_first_branch_first);
         Ok(proposals)
     }
 
@@ -219,7 +275,7 @@ impl Drafter for Eagle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::pages::PAGE_TOKENS;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use std::sync::{Arc, Mutex};
@@ -259,7 +315,7 @@ mod tests {
             self.passes.lock().unwrap().push(segments.iter().map(rows).collect());
             let logits = Logits { vocab_size: 10, values: Vec::new() };
             let mut pass = HeadPass { logits, states: Vec::new() };
-            for segment in segments.iter().filter(|segment| segment.has_logits) {
+            for segment in segments.iter().filter(|segment| segment.num_logits > 0) {
                 let state = segment.states[segment.states.len() - 1] as usize;
                 pass.logits.values.extend((0..10).map(|id| if id == state { 20.0 } else { 0.0 }));
                 pass.states.push((state + 1) as f32);
@@ -310,6 +366,7 @@ mod tests {
                 is_read: true,
                 speculates,
                 draft_lens: DraftLens::both(if speculates { 3 } else { 0 }),
+                branching: Branching::CHAIN,
                 given: &[],
                 min_confidence: 0.0,
                 pages: &[4, 9, 2, 6, 1, 3, 5, 7, 8, 10, 11, 12, 13],

@@ -4,7 +4,7 @@
 //! (k + 1)th of them. So there is nothing to read and nothing to keep but one state a sequence: who begins behind shared
 //! pages, or is computed again, drafts once the target has computed a position.
 
-use super::chain::Chains;
+use super::tree::Trees;
 use super::{Drafter, Proposal, Verified};
 use crate::Result;
 use crate::batch::{Entry, Logits};
@@ -66,7 +66,7 @@ impl Drafter for Medusa {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let mut drafting: Vec<usize> =
             (0..entries.len()).filter(|&idx| self.can_draft(&entries[idx])).collect();
-        let mut chains = Chains::new(entries.len());
+        let mut trees = Trees::new(entries.len());
         for head in 0..self.heads.num_heads() {
             if drafting.is_empty() {
                 break;
@@ -78,10 +78,16 @@ impl Drafter for Medusa {
                 .collect();
             let logits = self.heads.logits(head, &states)?;
             for (row, &idx) in drafting.iter().enumerate() {
-                chains.extend(idx, &entries[idx], logits.row(row), &mut proposals[idx]);
+                let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
+                // A head says the same behind every draft of its position.
+                let candidates = (0..trees.ends(idx).len())
+                    .map(|end| trees.candidates(idx, entry, proposal, end, logits.row(row)));
+                let candidates: Vec<_> = candidates.collect();
+                trees.grow(idx, entry, &candidates, proposal);
             }
-            drafting.retain(|&idx| chains.goes_on(idx, &entries[idx], &proposals[idx]));
+            drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
         }
+        proposals.iter_mut().for_each(Proposal::put_first_branch_first);
         Ok(proposals)
     }
 
@@ -105,7 +111,7 @@ impl Drafter for Medusa {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use std::sync::{Arc, Mutex};
 
@@ -169,6 +175,7 @@ mod tests {
                 is_read: true,
                 speculates: true,
                 draft_lens: DraftLens::both(draft_len),
+                branching: Branching::CHAIN,
                 given: &[],
                 min_confidence: 0.0,
                 pages: &[0, 1, 2],

@@ -4,7 +4,6 @@
 //! ([`Drafter::observe`]), with the target's hidden states, if the drafter taps them.
 
 pub(crate) mod catch_up;
-mod chain;
 mod combined;
 mod corpus;
 mod eagle;
@@ -14,11 +13,12 @@ mod model;
 mod ngram;
 mod suffix;
 mod text;
+mod tree;
 mod watch;
 
 pub(crate) use catch_up::Cached;
 pub(crate) use combined::{Combined, ask_first};
-pub use eagle::{Eagle, Head, HeadPass, HeadSegment};
+pub use eagle::{Eagle, Head, HeadPass, HeadSegment, MaskRow};
 pub use head_states::HeadStates;
 pub use medusa::{Heads, Medusa};
 pub use model::Model;
@@ -55,17 +55,61 @@ impl Proposal {
         self.q.push(q);
     }
 
-    /// Adds a node that the drafter did not draw.
-    pub(crate) fn hang(&mut self, parent: Option<usize>, token: u32) -> usize {
+    /// Adds a node behind another one, or behind the last known token; gives its number.
+    pub(crate) fn hang(
+        &mut self,
+        parent: Option<usize>,
+        token: u32,
+        q: Option<Distribution>,
+    ) -> usize {
         self.parents.push(parent);
         self.tokens.push(token);
-        self.q.push(None);
+        self.q.push(q);
         self.len() - 1
+    }
+
+    /// A node and those that it hangs from, up to the root.
+    pub(crate) fn path(&self, node: Option<usize>) -> impl Iterator<Item = usize> + '_ {
+        std::iter::successors(node, |&node| self.parents[node])
+    }
+
+    /// The tokens from the root to a node.
+    pub(crate) fn tokens_to(&self, node: Option<usize>) -> Vec<u32> {
+        let mut tokens: Vec<u32> = self.path(node).map(|node| self.tokens[node]).collect();
+        tokens.reverse();
+        tokens
+    }
+
+    /// Puts every node's first child right behind it, so that the likeliest branch lies where a chain would. Siblings stay in
+    /// the order in which they were drawn.
+    pub(crate) fn put_first_branch_first(&mut self) {
+        let mut children = vec![Vec::new(); self.len() + 1];
+        for (node, parent) in self.parents.iter().enumerate() {
+            children[parent.map_or(0, |parent| parent + 1)].push(node);
+        }
+        let Self { tokens, parents, mut q, passes, cached } = std::mem::take(self);
+        (self.passes, self.cached) = (passes, cached);
+        let mut new_number = vec![0; tokens.len()];
+        let mut open: Vec<usize> = children[0].iter().rev().copied().collect();
+        while let Some(node) = open.pop() {
+            let parent = parents[node].map(|parent| new_number[parent]);
+            new_number[node] = self.hang(parent, tokens[node], q[node].take());
+            open.extend(children[node + 1].iter().rev());
+        }
     }
 
     /// Whether every node hangs from the one before it.
     pub(crate) fn is_chain(&self) -> bool {
         self.parents.iter().enumerate().all(|(node, parent)| *parent == node.checked_sub(1))
+    }
+
+    /// Nodes of the longest branch.
+    pub(crate) fn depth(&self) -> usize {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.len());
+        for parent in &self.parents {
+            depths.push(1 + parent.map_or(0, |parent| depths[parent]));
+        }
+        depths.into_iter().max().unwrap_or(0)
     }
 
     /// Number of nodes.

@@ -174,7 +174,7 @@ fn graft(tree: &mut Proposal, tokens: &[u32], budget: usize) -> bool {
             None if added == budget => break,
             None => {
                 added += 1;
-                Some(tree.hang(parent, token))
+                Some(tree.hang(parent, token, None))
             }
         };
     }
@@ -194,7 +194,7 @@ pub(super) fn hash(seed: u64, ngram: &[u32]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
 
@@ -227,6 +227,7 @@ mod tests {
             is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(draft_len),
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: 0.0,
             pages: &[],

@@ -147,7 +147,7 @@ fn vote(mut continuations: Vec<&[u32]>, max: usize, min_agreement: f32) -> Vec<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::pages::PageKey;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
@@ -172,6 +172,7 @@ mod tests {
             is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(draft_len),
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: NO_CONFIDENCE,
             pages: &[],

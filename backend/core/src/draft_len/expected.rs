@@ -42,7 +42,7 @@ impl<'a> Expected<'a> {
             tokens: (batch.num_alike * batch.outlooks.len()) as f64,
             rows: 0.0,
             positions: (batch.num_alike * batch.positions.iter().sum::<usize>()) as f64,
-            passes,
+            passes: if batch.at_once { passes.min(1) } else { passes },
             drafting: 0.0,
             draft_positions: 0.0,
             num_certain: 0,
@@ -62,12 +62,13 @@ impl<'a> Expected<'a> {
         if begins_to_look_up && lens.model > 0 {
             // What it finds comes in place of what the model would have drafted.
             let gain: f64 = outlook.gains.model[..lens.model].iter().sum();
-            self.put(idx, -outlook.hit_rate, lens.model as f64, gain);
+            self.put(idx, -outlook.hit_rate, outlook.breadth * lens.model as f64, gain);
             self.num_certain -= self.batch.num_alike;
             self.draft(costs, idx, -outlook.hit_rate, outlook.hit_rate);
         }
         let share = outlook.share(source, lens.lookup > 0);
-        self.put(idx, share, 1.0, outlook.gains.of(source)[*before.of(source)]);
+        let rows = if source == DraftSource::Model { outlook.breadth } else { 1.0 };
+        self.put(idx, share, rows, outlook.gains.of(source)[*before.of(source)]);
         if source == DraftSource::Model && lens.model == 1 {
             match lens.lookup {
                 0 => {
@@ -98,6 +99,15 @@ impl<'a> Expected<'a> {
         let drafting = (self.drafting / runs).round() as usize;
         let positions = (self.draft_positions / runs).round() as usize;
         self.drafts_ms = self.passes as f64 * runs * costs.pass_ms(drafting, positions);
+    }
+
+    /// Tokens that one row more would have to bring, to be worth its time: as many as come in that time otherwise.
+    pub(super) fn row_worth(&self, costs: &Costs) -> f64 {
+        let rows = self.batch.base_rows + self.rows.round() as usize;
+        let target_ms = self.batch.target_ms(costs);
+        // Over two rows: kernels take some numbers of rows for the price of one less.
+        let row_ms = (target_ms(rows + 2) - target_ms(rows)) / 2.0;
+        row_ms * self.tokens / self.ms(costs)
     }
 
     /// Milliseconds that the step takes for its sequences.

@@ -110,9 +110,13 @@ pub(crate) struct Tuner {
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
     tried: Tried,
+    /// What a row has to bring in the step that was chosen last, in tokens.
+    row_worth: f64,
     readings: Readings,
     /// Whether a model has to read a text before it drafts for it.
     has_to_read: bool,
+    /// Whether all that a model drafts comes from one pass.
+    at_once: bool,
 }
 
 /// What the last choice was to find out, and what was known of that before.
@@ -154,8 +158,10 @@ impl Tuner {
             plain_at: BTreeMap::new(),
             saved_ms: 0.0,
             tried: Tried::default(),
+            row_worth: 0.0,
             readings: Readings::default(),
             has_to_read: true,
+            at_once: false,
         }
     }
 
@@ -168,6 +174,11 @@ impl Tuner {
     /// With a model that reads nothing.
     pub(crate) fn without_reading(self) -> Self {
         Self { has_to_read: false, ..self }
+    }
+
+    /// With a model that drafts all tokens in one pass.
+    pub(crate) fn drafting_at_once(self) -> Self {
+        Self { at_once: true, ..self }
     }
 
     /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most, whoever drafts.
@@ -225,10 +236,17 @@ impl Tuner {
             num_alike: 1,
             base_rows,
             max_extra,
+            at_once: self.at_once,
         };
         let mut lens = self.settle(candidates, batch);
         self.probe(candidates, batch, &mut lens);
+        self.row_worth = batch.expect(&self.costs, &lens).row_worth(&self.costs);
         lens
+    }
+
+    /// How likely a second draft of a position must be to pay for its row in the step to come.
+    pub(crate) fn min_likelihood(&self) -> f32 {
+        self.row_worth.clamp(0.0, 1.0) as f32
     }
 
     /// How likely a draft must be for one more pass of the drafter to pay: what the pass and the row that
@@ -238,7 +256,8 @@ impl Tuner {
             return 0.0;
         }
         let plain = self.costs.target_ms(1);
-        let one_more = self.costs.pass_ms(1, 0) + (self.costs.target_ms(2) - plain).max(0.0);
+        let pass_ms = if self.at_once { 0.0 } else { self.costs.pass_ms(1, 0) };
+        let one_more = pass_ms + (self.costs.target_ms(2) - plain).max(0.0);
         (one_more / plain).clamp(0.0, 1.0) as f32
     }
 

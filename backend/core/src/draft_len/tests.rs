@@ -37,6 +37,8 @@ pub(super) struct Run {
     tokens: f64,
     pub(super) ms: f64,
     lens: Vec<DraftLens>,
+    /// Tokens of each position that the model drafts.
+    breadth: usize,
 }
 
 impl Run {
@@ -61,6 +63,7 @@ impl Run {
             tokens: 0.0,
             ms: 0.0,
             lens: Vec::new(),
+            breadth: 1,
         }
     }
 
@@ -93,10 +96,12 @@ impl Run {
             let source = if is_found { DraftSource::Lookup } else { DraftSource::Model };
             let (len, rate) = (*asked.of(source), *truth.accepted.of(source));
             let accepted = (0..len).take_while(|_| self.uniform() < rate).count();
-            let draft = (len > 0).then_some(Drafted { source, len, accepted });
+            let breadth = if source == DraftSource::Model { self.breadth } else { 1 };
+            let tokens = breadth * len;
+            let draft = (len > 0).then_some(Drafted { source, tokens, len, accepted });
             self.tuner.record(idx as u64, asked, draft);
             self.tokens += 1.0 + accepted as f64;
-            step.rows += len;
+            step.rows += tokens;
             if source == DraftSource::Model && len > 0 {
                 step.drafting += 1;
                 step.draft_passes = step.draft_passes.max(len);
@@ -246,8 +251,42 @@ fn rows_that_cost_as_much_as_tokens_are_not_drafted() {
 }
 
 #[test]
+fn a_second_token_of_a_position_has_to_bring_what_its_row_costs() {
+    for row_ms in [0.05, 0.3, 1.0] {
+        let mut run = Run::new(World { row_ms, ..MEMORY_BOUND }, &[0.8, 0.8]);
+        let world = run.world;
+        let rows = [1usize, 64];
+        let step_ms = rows.map(|rows| world.target_ms + row_ms * rows as f64).to_vec();
+        let target = CostTable { rows: rows.to_vec(), step_ms, ..CostTable::default() };
+        let step_ms = vec![world.draft_ms; 2];
+        let draft = CostTable { rows: rows.to_vec(), step_ms, ..CostTable::default() };
+        let pass = PassCost::Measured(&draft);
+        run.tuner = Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, Some(&target), pass);
+        (0..400).for_each(|_| run.step());
+        let (tokens, ms) = (run.tokens, run.ms);
+        (0..400).for_each(|_| run.step());
+        let expected = row_ms * (run.tokens - tokens) / (run.ms - ms);
+        let found = f64::from(run.tuner.min_likelihood());
+        assert!((0.8..1.25).contains(&(found / expected)), "{found}, not {expected}");
+    }
+}
+
+#[test]
+fn drafts_that_branch_are_shorter_where_rows_are_dear() {
+    let longest = |breadth| {
+        let mut run = Run::new(World { row_ms: 0.8, ..MEMORY_BOUND }, &[0.9]);
+        run.breadth = breadth;
+        (0..400).for_each(|_| run.step());
+        run.lens[0].model
+    };
+    let [chain, tree] = [1, 4].map(longest);
+    assert!(0 < tree && tree < chain, "{chain}, and with branches {tree}");
+}
+
+#[test]
 fn a_fixed_policy_drafts_what_is_allowed() {
     let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
+    assert_eq!(tuner.min_likelihood(), 0.0, "all that may be drafted is");
     let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate {
         id,
         limit,
@@ -256,7 +295,7 @@ fn a_fixed_policy_drafts_what_is_allowed() {
         positions: 0,
     });
     let asked = DraftLens { lookup: 0, model: 4 };
-    let wrong = Drafted { source: DraftSource::Model, len: 4, accepted: 0 };
+    let wrong = Drafted { source: DraftSource::Model, tokens: 4, len: 4, accepted: 0 };
     (0..50).for_each(|_| tuner.record(1, asked, Some(wrong)));
     let mut lens = |max_extra| -> Vec<[usize; 2]> {
         let lens = tuner.choose(&candidates, 3, max_extra);
@@ -370,7 +409,7 @@ proptest! {
             let mut twin = run.tuner.clone();
             let outlooks = twin.outlooks(&candidates);
             let positions = vec![0; truths.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024 };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024, at_once: false };
             let settled = twin.settle(&candidates, batch);
             let plain = batch.throughput(&twin.costs, &vec![DraftLens::default(); truths.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
@@ -414,7 +453,8 @@ proptest! {
             for (&asked, id) in lens.iter().zip(0..) {
                 let source = DraftSource::ALL[(round + id as usize) % 2];
                 let len = *asked.of(source);
-                let draft = Drafted { source, len, accepted: len / (1 + id as usize % 3) };
+                let accepted = len / (1 + id as usize % 3);
+                let draft = Drafted { source, tokens: len, len, accepted };
                 tuner.record(id, asked, (len > 0).then_some(draft));
             }
         }

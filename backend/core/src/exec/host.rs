@@ -53,7 +53,7 @@ impl Host {
         let StepBounds { rows, sequences, drafts, vocab_size, draft_vocab } = *bounds;
         let logits = |rows: usize, vocab_size: usize| rows * vocab_size * size_of::<f32>();
         let target = logits(rows.min(sequences * (drafts + 1)), vocab_size);
-        let drafter = logits(sequences.min(rows), draft_vocab);
+        let drafter = logits(rows.min(sequences * drafts.max(1)), draft_vocab);
         let drawn_from = logits(rows.min(sequences * drafts), draft_vocab);
         drawn_from + target.max(drafter) + SAMPLING_BYTES * vocab_size.max(draft_vocab)
     }
@@ -203,6 +203,7 @@ fn accept(
     let outcome = Outcome {
         tokens: tokens.map(|(node, token)| report(params.logprobs, token, row(node))).collect(),
         drafted: proposal.len(),
+        draft_depth: proposal.depth(),
         accepted: verdict.accepted(),
         prompt,
         draft_passes: proposal.passes,

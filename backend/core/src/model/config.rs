@@ -80,6 +80,10 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Each head of q and k goes through an RMS norm before the rotation.
     pub qk_norm: bool,
+    /// The token of the positions behind the known ones whose rows say, in one pass, what comes there: what makes a model
+    /// one that drafts in parallel, PARD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_token: Option<u32>,
     /// What it is besides, where it is no model of its own but a head on another one's hidden states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_head: Option<DraftHead>,
@@ -146,6 +150,10 @@ impl ModelConfig {
                 "num_heads {} is no multiple of num_kv_heads {}",
                 self.num_heads, self.num_kv_heads
             )));
+        }
+        if let Some(mask) = self.mask_token.filter(|&mask| mask as usize >= self.vocab_size) {
+            let all = self.vocab_size;
+            return Err(bad(format!("its mask token is {mask}, expected one of {all}")));
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(bad(format!("head_dim {} is odd", self.head_dim)));

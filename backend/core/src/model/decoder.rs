@@ -50,6 +50,8 @@ pub enum TensorRole {
     HiddenNorm,
     /// The target's token of each row of the head.
     VocabMap,
+    /// Hidden states of all layers that stand in for the target's where there are none yet.
+    MaskHidden,
     /// Of a Medusa head, which is the layer: the block with this number.
     Block(usize),
     /// What makes logits of it, behind so many blocks.

@@ -65,6 +65,9 @@ pub struct EagleConfig {
     pub draft_vocab: usize,
     /// They are not the target's first ones.
     pub maps_vocab: bool,
+    /// The token of the rows behind the first one, where all drafts come from one pass: P-EAGLE.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_token: Option<u32>,
 }
 
 impl EagleConfig {
@@ -103,6 +106,12 @@ impl EagleConfig {
         if *target_hidden == 0 || *target_hidden > 1 << 16 {
             return refuse(format!("the target's width is {target_hidden}, expected 1 to 65536"));
         }
+        if let Some(mask) = self.mask_token
+            && (*kind == EagleKind::Eagle1 || mask as usize >= model.vocab_size)
+        {
+            let all = model.vocab_size;
+            return refuse(format!("its mask token is {mask}, expected one of {all} of EAGLE-3"));
+        }
         if *window == Some(0) {
             return refuse("its window is 0, expected at least 1".into());
         }
@@ -137,6 +146,8 @@ pub(crate) struct Eagle<M, V> {
     pub head: Option<M>,
     /// The target's token of each row of the head, as a number; none where it is the row's own.
     pub vocab_map: Option<V>,
+    /// Taps of the rows whose token is the mask; none where each draft takes a pass.
+    pub mask_hidden: Option<V>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,6 +185,8 @@ impl Eagle<Linear, Vector> {
         let of_third = |vector: Vector| is_third.then_some(vector);
         let parts = Parts { config, idx: 0 };
         let vocab_map = || norm("vocab_map".into(), TensorRole::VocabMap, None, drafted);
+        let mask_hidden =
+            |_| norm("mask_hidden".into(), TensorRole::MaskHidden, None, num_taps * wide);
         Self {
             embed: eagle.own_embed.then(embed),
             tap_norms: match eagle.tap_norms {
@@ -198,6 +211,7 @@ impl Eagle<Linear, Vector> {
             final_norm: of_third(norm("final_norm".into(), TensorRole::FinalNorm, None, hidden)),
             head: eagle.own_head.then(head),
             vocab_map: eagle.maps_vocab.then(vocab_map),
+            mask_hidden: eagle.mask_token.map(mask_hidden),
         }
     }
 
@@ -217,6 +231,7 @@ impl Eagle<Linear, Vector> {
             final_norm: optional(loader, self.final_norm.as_ref())?,
             head: self.head.as_ref().map(|head| loader.matrix(head)).transpose()?,
             vocab_map: optional(loader, self.vocab_map.as_ref())?,
+            mask_hidden: optional(loader, self.mask_hidden.as_ref())?,
         })
     }
 }

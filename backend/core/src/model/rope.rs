@@ -85,6 +85,7 @@ mod tests {
             out_bias: false,
             mlp_bias: false,
             qk_norm: false,
+            mask_token: None,
             draft_head: None,
         }
     }

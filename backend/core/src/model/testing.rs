@@ -22,6 +22,7 @@ pub(crate) fn small_llama() -> ModelConfig {
         out_bias: false,
         mlp_bias: false,
         qk_norm: false,
+        mask_token: None,
         draft_head: None,
     }
 }

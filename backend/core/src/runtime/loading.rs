@@ -294,7 +294,8 @@ impl Model {
             Self::Cpu(model) => model,
             Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)) as Box<dyn Forward>,
         };
-        Box::new(draft::Model::new(model, placement.shared_vocab()))
+        let mask_token = placement.engines[1].0.manifest().model.mask_token;
+        Box::new(draft::Model::new(model, placement.shared_vocab()).at_once(mask_token))
     }
 
     /// Its cache, where that is in the machine's memory.

@@ -82,6 +82,9 @@ pub struct Options {
     pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
     pub ngram_branches: usize,
+    /// Tokens of a position that a model or a head on a CPU drafts at most, as a tree; at least 1. With adapting lengths
+    /// only those that are likely enough.
+    pub draft_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
@@ -114,6 +117,7 @@ impl Default for Options {
             draft_policy: DraftPolicy::Adaptive,
             lookup: None,
             ngram_branches: 1,
+            draft_branches: 1,
             max_num_tokens: None,
             max_queue: 1024,
             admission: AdmissionPolicy::default(),
@@ -268,6 +272,7 @@ impl Runtime {
             max_num_tokens,
             max_seq_len: limits.max_seq_len,
             max_draft_len,
+            draft_width: placement.draft_branches,
             num_pages,
             max_queue: options.max_queue,
             admission: options.admission,
@@ -285,6 +290,7 @@ impl Runtime {
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let tuner = if drafter_caches { tuner } else { tuner.without_reading() };
+        let tuner = if placement.drafts_at_once() { tuner.drafting_at_once() } else { tuner };
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,

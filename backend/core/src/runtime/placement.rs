@@ -45,6 +45,8 @@ pub(super) struct Placement<'a> {
     pub(super) prefill: Prefill,
     pub(super) launch_ahead: bool,
     pub(super) ngram_branches: usize,
+    /// Of a model's drafts; one where anything is on a GPU.
+    pub(super) draft_branches: usize,
     pub(super) lookup: Option<Lookup>,
     pub(super) open: OpenGpu<'a>,
     /// How large steps may be.
@@ -98,7 +100,9 @@ impl<'a> Placement<'a> {
             false => Pool::new(1),
         };
         let bounds = step_bounds(target.manifest(), draft.map(Engine::manifest), options);
+        let on_cpu = engines.iter().all(|(_, place)| place.number().is_none());
         Ok(Self {
+            draft_branches: if on_cpu { options.draft_branches.max(1) } else { 1 },
             prefill: options.prefill.unwrap_or_else(|| prefill(&engines, &bounds)),
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
@@ -230,6 +234,15 @@ impl<'a> Placement<'a> {
         sequences * (self.ngram_branches - 1) * pages_for(PAGE_TOKENS - 1 + drafts)
     }
 
+    /// Whether all drafts of a step come from one pass of the drafter.
+    pub(super) fn drafts_at_once(&self) -> bool {
+        self.engines.get(1).is_some_and(|(engine, place)| {
+            let model = &engine.manifest().model;
+            let mask = model.mask_token.or(model.eagle().and_then(|eagle| eagle.mask_token));
+            mask.is_some() && place.number().is_none()
+        })
+    }
+
     /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.
     pub(super) fn rows(&self, idx: usize) -> usize {
         rows(&self.bounds, idx)
@@ -352,7 +365,7 @@ fn step_bounds(manifest: &Manifest, draft: Option<&Manifest>, options: &Options)
     StepBounds {
         rows: limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX)),
         sequences,
-        drafts: limits.max_draft_len.max(MAX_GIVEN_LEN),
+        drafts: (options.draft_branches.max(1) * limits.max_draft_len).max(MAX_GIVEN_LEN),
         vocab_size: manifest.model.vocab_size,
         draft_vocab: draft.map_or(0, |draft| draft.model.vocab_size),
     }

@@ -34,6 +34,7 @@ fn config() -> SchedulerConfig {
         max_num_tokens: 32,
         max_seq_len: 128,
         max_draft_len: 4,
+        draft_width: 1,
         num_pages: NUM_PAGES,
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,

@@ -31,12 +31,21 @@ pub(crate) fn rank(logits: &[f32], token: u32) -> u32 {
     1 + (before.count() + behind.count()) as u32
 }
 
-/// The probability of the likeliest token in the softmax of the raw logits; 0 if there is none.
-pub(crate) fn confidence(logits: &[f32]) -> f32 {
+/// The probabilities of the `num` likeliest tokens in the softmax of the raw logits, those first; 0 for the first if there
+/// is none.
+pub(crate) fn likeliest(logits: &[f32], num: usize) -> Vec<f32> {
     let max = max(logits);
     let weights: Vec<f32> = logits.iter().map(|&logit| exp(logit - max)).collect();
     let total = sum(&weights);
-    if total >= 1.0 { (1.0 / total) as f32 } else { 0.0 }
+    if total.is_nan() || total < 1.0 {
+        return vec![0.0];
+    }
+    if num == 1 {
+        return vec![(1.0 / total) as f32];
+    }
+    let mut top = top_k(&weights, num);
+    top.sort_unstable_by(descending);
+    top.into_iter().map(|(_, weight)| (f64::from(weight) / total) as f32).collect()
 }
 
 #[cfg(test)]
@@ -46,9 +55,24 @@ mod tests {
 
     #[test]
     fn confidence_is_the_largest_probability() {
+        let confidence = |logits: &[f32]| likeliest(logits, 1)[0];
         assert_eq!(confidence(&[0.0, 0.0, f32::NEG_INFINITY, 0.0, 0.0]), 0.25);
         assert!((confidence(&[3f32.ln(), 0.0]) - 0.75).abs() < 1e-6);
         assert_eq!(confidence(&[f32::NAN]), 0.0);
+        assert_eq!(likeliest(&[f32::NAN], 3), [0.0]);
+    }
+
+    #[test]
+    fn the_likeliest_are_as_many_as_there_are() {
+        let logits = [2f32.ln(), 5f32.ln(), f32::NAN, 3f32.ln()];
+        for num in 1..6 {
+            let found = likeliest(&logits, num);
+            let expected = [0.5, 0.3, 0.2];
+            assert_eq!(found.len(), num.min(4));
+            for (found, expected) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+            }
+        }
     }
 
     proptest! {

@@ -16,6 +16,6 @@ mod truncate;
 
 pub(crate) use context::Context;
 pub(crate) use distribution::Distribution;
-pub(crate) use logprob::{confidence, rank, report};
+pub(crate) use logprob::{likeliest, rank, report};
 pub use params::SamplingParams;
 pub(crate) use sampler::{Coupling, Sampler, Stream};

@@ -2,6 +2,7 @@
 
 use super::noise::Noise;
 use super::{Context, Distribution, SamplingParams, context, select, truncate};
+use std::borrow::Cow;
 
 /// How the randomness of a request is keyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,20 +63,27 @@ impl Sampler {
     /// likeliest of the allowed tokens by the logits as given gets all, or the first: a request must not bring
     /// down its batch.
     pub fn distribution(&self, logits: &[f32], context: Context<'_>) -> Distribution {
-        let edited;
-        let scores = if context::edits_nothing(&self.params) {
-            logits
-        } else {
-            let mut copy = logits.to_vec();
-            context::edit(&self.params, &self.end_tokens, context, &mut copy);
-            edited = copy;
-            &edited
-        };
-        if !self.params.is_greedy() && select::max(scores) > f32::NEG_INFINITY {
-            return truncate::truncate(scores, &self.params);
+        let scores = self.edited(logits, context);
+        if !self.params.is_greedy() && select::max(&scores) > f32::NEG_INFINITY {
+            return truncate::truncate(&scores, &self.params);
         }
-        let likeliest = select::argmax(scores).map(|idx| idx as u32);
+        let likeliest = select::argmax(&scores).map(|idx| idx as u32);
         Distribution::certain(likeliest.unwrap_or_else(|| self.likeliest_allowed(logits)))
+    }
+
+    /// The likeliest tokens after `context`, so many, best first, by the logits with bias, bans and penalties.
+    pub(crate) fn ranked(&self, logits: &[f32], context: Context<'_>, num: usize) -> Vec<u32> {
+        let mut top = select::top_k(&self.edited(logits, context), num);
+        top.sort_unstable_by(select::descending);
+        top.into_iter().map(|(token, _)| token).collect()
+    }
+
+    fn edited<'a>(&self, logits: &'a [f32], context: Context<'_>) -> Cow<'a, [f32]> {
+        let mut scores = Cow::Borrowed(logits);
+        if !context::edits_nothing(&self.params) {
+            context::edit(&self.params, &self.end_tokens, context, scores.to_mut());
+        }
+        scores
     }
 
     fn likeliest_allowed(&self, logits: &[f32]) -> u32 {

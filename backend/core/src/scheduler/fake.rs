@@ -6,7 +6,7 @@ use crate::Result;
 use crate::batch::{
     Emitted, Entry, Executor, LongPrompts, Outcome, PromptBlocks, Stepped, Unwanted,
 };
-use crate::draft_source::DraftSource;
+use crate::draft_source::{DraftLens, DraftSource};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
@@ -176,7 +176,10 @@ impl Fake {
         assert!(draft_lens.model == 0 || entry.speculates);
         assert!(given.is_empty() || (entry.samples() && draft_len == 0));
         assert!(draft_computed <= computed);
-        assert!(pages.len() >= pages_for(computed + chunk + draft_len + given.len()));
+        let DraftLens { lookup, model } = draft_lens;
+        let most_drafts = lookup.max(model * entry.branching.width).max(given.len());
+        assert!(entry.branching.width >= 1);
+        assert!(pages.len() >= pages_for(computed + chunk + most_drafts));
     }
 
     /// Who drafts.
@@ -265,9 +268,23 @@ impl Fake {
         }
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
+        // Other branches lie behind the first one, which is the one that is kept.
+        let num_others = (entry.branching.width - 1) * proposed;
+        for idx in 0..num_others {
+            self.target.write(entry.pages, len + drafted + idx, SCRIBBLE);
+        }
+        let drafted = drafted + num_others;
         let draft_computed = draft_computed + accepted.min(proposed.saturating_sub(1));
-        let draft_passes = proposed;
-        Outcome { tokens, drafted, accepted, draft_computed, draft_passes, ..Outcome::default() }
+        let (draft_passes, draft_depth) = (proposed, draft.len());
+        Outcome {
+            tokens,
+            drafted,
+            draft_depth,
+            accepted,
+            draft_computed,
+            draft_passes,
+            ..Outcome::default()
+        }
     }
 }
 

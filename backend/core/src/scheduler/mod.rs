@@ -22,7 +22,7 @@ use reuse::NamedPrompt;
 
 use crate::batch::{Emitted, Entry, LongPrompts, PromptBlocks};
 use crate::draft_len::Tuner;
-use crate::draft_source::DraftLens;
+use crate::draft_source::{Branching, DraftLens};
 use crate::pages::{PagePool, pages_for};
 use crate::sequence::{Counters, Sequence, SequenceId};
 use crate::{Error, Result};
@@ -50,8 +50,10 @@ pub(crate) struct SchedulerConfig {
     pub max_num_tokens: usize,
     /// Prompt and generated tokens of a sequence.
     pub max_seq_len: usize,
-    /// Draft tokens of a sequence in a step.
+    /// Draft tokens of a sequence in a step, one behind the other.
     pub max_draft_len: usize,
+    /// Draft tokens of a position, in all branches, where a model drafts and there are rows and pages to spare.
+    pub draft_width: usize,
     /// Pages that target and drafter have in common.
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
@@ -76,8 +78,10 @@ pub(crate) struct Scheduled {
     pub id: SequenceId,
     /// Known tokens to run through the target.
     pub chunk: usize,
-    /// Draft tokens that a drafter proposes at most.
+    /// Draft tokens that a drafter proposes at most, one behind the other,
     pub draft_lens: DraftLens,
+    /// and of each position, if a model does.
+    pub draft_width: usize,
     /// Draft tokens that came with the request. Then no drafter proposes any.
     pub num_given: usize,
     /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
@@ -90,7 +94,8 @@ pub(crate) struct Scheduled {
 impl Scheduled {
     /// Draft tokens to verify at most.
     pub(crate) fn draft_len(&self) -> usize {
-        self.num_given.max(self.draft_lens.longest())
+        let DraftLens { lookup, model } = self.draft_lens;
+        self.num_given.max(lookup).max(self.draft_width * model)
     }
 }
 
@@ -250,6 +255,13 @@ impl Scheduler {
                 is_read: sequence.is_read,
                 speculates: part.draft_rows > 0,
                 draft_lens: part.draft_lens,
+                branching: Branching {
+                    width: part.draft_width,
+                    min_likelihood: match sequence.limits.is_fixed {
+                        true => 0.0,
+                        false => self.tuner.min_likelihood(),
+                    },
+                },
                 given: &sequence.given[..part.num_given],
                 min_confidence: match sequence.limits.is_fixed {
                     true => 0.0,

@@ -66,10 +66,33 @@ impl Plan {
     }
 
     fn set_draft(&mut self, idx: usize, draft_lens: DraftLens, draft_rows: usize) {
+        self.narrow(idx);
         let part = &mut self.parts[idx];
         self.rows_left = self.rows_left + part.draft_len() - draft_lens.longest();
         self.draft_rows_left = self.draft_rows_left + part.draft_rows - draft_rows;
         (part.draft_lens, part.draft_rows) = (draft_lens, draft_rows);
+    }
+
+    /// Lets a part's draft branch, if so many rows more are within those that drafts may have; gives what is left of these.
+    fn widen(&mut self, idx: usize, width: usize, extra_left: usize) -> usize {
+        let part = &mut self.parts[idx];
+        let before = part.draft_len();
+        part.draft_width = width;
+        let more = part.draft_len() - before;
+        if more > extra_left {
+            part.draft_width = 1;
+            return extra_left;
+        }
+        self.rows_left -= more;
+        extra_left - more
+    }
+
+    /// Has a part's draft be a chain.
+    fn narrow(&mut self, idx: usize) {
+        let part = &mut self.parts[idx];
+        self.rows_left += part.draft_len();
+        part.draft_width = 1;
+        self.rows_left -= part.draft_len();
     }
 }
 
@@ -107,6 +130,7 @@ impl Scheduler {
                 id,
                 chunk: 1,
                 draft_lens: DraftLens::default(),
+                draft_width: 1,
                 num_given: 0,
                 draft_rows: 0,
                 prompt_rows,
@@ -146,6 +170,16 @@ impl Scheduler {
                 false => plan.set_draft(idx, DraftLens { model: 0, ..lens }, 0),
             }
         }
+        let drafted: usize = plan.parts.iter().map(Scheduled::draft_len).sum();
+        let mut extra_left = max_extra - drafted;
+        for idx in 0..plan.parts.len() {
+            let tokens = self.running[&plan.parts[idx].key].tokens.len();
+            let room = self.config.max_seq_len.saturating_sub(tokens);
+            let width = self.config.draft_width;
+            if width * plan.parts[idx].draft_lens.model <= room {
+                extra_left = plan.widen(idx, width, extra_left);
+            }
+        }
     }
 
     fn draft_limit(&self, key: Key) -> usize {
@@ -177,6 +211,7 @@ impl Scheduler {
                 self.page_need(part, part.draft_len()) > self.page_need(part, 0)
             });
             match drafts {
+                Some(idx) if plan.parts[idx].draft_width > 1 => plan.narrow(idx),
                 Some(idx) => plan.set_draft(idx, DraftLens::default(), 0),
                 None => self.preempt_last(plan),
             }
@@ -293,8 +328,17 @@ impl Scheduler {
         };
         let draft_rows = if speculates { lag + chunk } else { 0 };
         let prompt_rows = self.running.get(&key).map_or(0, |sequence| sequence.prompt_rows(chunk));
-        let draft_lens = DraftLens::default();
-        let part = Scheduled { id, chunk, draft_lens, num_given, draft_rows, prompt_rows, key };
+        let (draft_lens, draft_width) = (DraftLens::default(), 1);
+        let part = Scheduled {
+            id,
+            chunk,
+            draft_lens,
+            draft_width,
+            num_given,
+            draft_rows,
+            prompt_rows,
+            key,
+        };
         self.lend(&part);
         plan.push(part);
     }

@@ -2,7 +2,7 @@
 
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::Shares;
-use spec_core::testing::batch::{DraftLens, Entry};
+use spec_core::testing::batch::{Branching, DraftLens, Entry};
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
@@ -73,6 +73,7 @@ impl Sequence {
             is_read: true,
             speculates: self.speculates,
             draft_lens: DraftLens::both(self.draft_len),
+            branching: Branching::CHAIN,
             given: &self.given,
             min_confidence: self.min_confidence,
             pages: &[],

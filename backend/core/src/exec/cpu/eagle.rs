@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::tree::{Input, Inputs};
 use super::weights::Weights;
 use crate::batch::Logits;
-use crate::draft::{Head, HeadPass, HeadSegment};
+use crate::draft::{Head, HeadPass, HeadSegment, MaskRow};
 use crate::engine::Engine;
 use crate::exec::vocab_map;
 use crate::model::eagle;
@@ -34,7 +34,10 @@ pub struct Eagle {
     /// The target's: for what the head has not of its own.
     target: Option<Arc<Weights>>,
     vocab_map: Option<Vec<u32>>,
+    mask: Option<MaskRow>,
     kv: KvCache,
+    /// Pages for the branches of trees, of one layer: as many as a pass needed at most.
+    branches: Option<KvCache>,
     compute: Compute,
     scratch: Scratch,
     max_rows: usize,
@@ -69,18 +72,26 @@ impl Eagle {
         )?
         .with_scales(manifest.kv_scales.as_ref());
         let max_rows = rows.clamp(1, MAX_ROWS);
-        Ok(Self {
+        let mask = eagle.mask_token.zip(parts.mask_hidden.clone());
+        let mut head = Self {
             rope: RopeTable::new(&config, manifest.limits.max_seq_len),
             vocab_map: vocab_map.transpose()?,
+            mask: None,
             scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
             compute: Compute { isa, pool },
             weights,
             target,
             eagle,
             kv,
+            branches: None,
             config,
             max_rows,
-        })
+        };
+        if let Some((token, taps)) = mask {
+            let state = head.states(&taps)?;
+            head.mask = Some(MaskRow { token, state });
+        }
+        Ok(head)
     }
 
     /// Bytes of its state behind a page, beside the page of its cache.
@@ -95,7 +106,9 @@ impl Eagle {
 
     /// Runs at most `max_rows` rows through all layers, and keeps what comes of those that have logits.
     fn pass(&mut self, all: &Inputs<'_>, inputs: &[Input<'_>], states: &[f32], out: &mut HeadPass) {
-        let Self { config, eagle, rope, weights, target, kv, compute, scratch, .. } = self;
+        let Self { config, eagle, rope, weights, target, kv, branches, compute, scratch, .. } =
+            self;
+        let branches = branches.as_ref().map(|own| (all, own));
         let parts = weights.eagle().expect("checked when it was made");
         let shared = target.as_ref().and_then(|target| target.decoder());
         let embed = parts.embed.as_ref().or(shared.map(|target| &target.embed));
@@ -120,7 +133,7 @@ impl Eagle {
             config,
             rope,
             kv,
-            branches: None,
+            branches,
             compute,
             attention: &first.attention,
             mlp: &first.mlp,
@@ -242,6 +255,10 @@ impl Head for Eagle {
         self.vocab_map.as_deref()
     }
 
+    fn mask(&self) -> Option<&MaskRow> {
+        self.mask.as_ref()
+    }
+
     fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {
         let Self { config, eagle, weights, compute, scratch, .. } = self;
         let parts = weights.eagle().expect("checked when it was made");
@@ -274,7 +291,9 @@ impl Head for Eagle {
     fn forward(&mut self, segments: &[HeadSegment<'_>]) -> Result<HeadPass> {
         let width = self.config.hidden_size;
         let plain = HeadSegment::without_states(segments, width, self.config.vocab_size)?;
-        let inputs = Inputs::new(&plain);
+        let mut inputs = Inputs::new(&plain);
+        let num_pages = inputs.place(self.kv.num_pages());
+        self.kv.reserve_branches(num_pages, &mut self.branches)?;
         let states: Vec<f32> = segments.iter().flat_map(|each| each.states).copied().collect();
         let logits = Logits { vocab_size: self.eagle.draft_vocab, values: Vec::new() };
         let mut out = HeadPass { logits, states: Vec::new() };

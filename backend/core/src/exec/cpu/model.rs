@@ -126,16 +126,6 @@ impl Model {
         &self.kv
     }
 
-    /// Makes room for the branches of a pass.
-    fn reserve_branches(&mut self, num_pages: usize) -> Result<()> {
-        let has = self.branches.as_ref().map_or(0, KvCache::num_pages);
-        if num_pages > has {
-            let (kv, heads) = (&self.kv, self.kv.num_kv_heads());
-            self.branches = Some(KvCache::new(kv.dtype(), 1, num_pages, heads, kv.head_dim())?);
-        }
-        Ok(())
-    }
-
     /// Runs at most `max_rows` rows, `first_row` of the pass and those behind it, through all layers and appends the logits that they want, unless it is given up:
     /// `false` then.
     fn pass(
@@ -235,7 +225,8 @@ impl Forward for Model {
                 format!("token {} is outside of the vocabulary of {vocab_size}", input.token);
             return Err(Error::bad_request("input_ids", message));
         }
-        self.reserve_branches(inputs.place(self.kv.num_pages()))?;
+        let num_pages = inputs.place(self.kv.num_pages());
+        self.kv.reserve_branches(num_pages, &mut self.branches)?;
         let num_logits = inputs.rows.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
         self.taps.values.clear();

@@ -39,6 +39,7 @@ pub(super) fn config() -> SchedulerConfig {
         max_num_tokens: 64,
         max_seq_len: 128,
         max_draft_len: 6,
+        draft_width: 1,
         num_pages: 64,
         max_queue: 100,
         admission: AdmissionPolicy::MaxUtilization,

@@ -78,6 +78,19 @@ impl KvCache {
         self
     }
 
+    /// Makes room for the branches of a pass over these pages: so many pages of one layer.
+    pub(super) fn reserve_branches(
+        &self,
+        num_pages: usize,
+        branches: &mut Option<Self>,
+    ) -> Result<()> {
+        if num_pages > branches.as_ref().map_or(0, Self::num_pages) {
+            let own = Self::new(self.dtype(), 1, num_pages, self.num_kv_heads, self.head_dim)?;
+            *branches = Some(own);
+        }
+        Ok(())
+    }
+
     /// What numbers that are stored for a head are to be multiplied by.
     pub(super) fn scales(&self, layer: usize, head: usize) -> HeadScales {
         let scales = self.scales.get(layer * self.num_kv_heads + head);

@@ -406,6 +406,7 @@ impl Eagle {
         device: &mut dyn Device,
     ) -> Result<HeadPass> {
         let (width, vocab_size) = (self.width(), self.vocab_size());
+        assert!(segments.iter().all(|each| each.tree.is_empty()), "a tree of a head's drafts");
         let plain = HeadSegment::without_states(segments, width, vocab_size)?;
         let states = segments.iter().map(|each| each.states).collect::<Vec<_>>().concat();
         let vocab_size = self.eagle.draft_vocab;

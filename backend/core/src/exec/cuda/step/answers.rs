@@ -25,6 +25,7 @@ impl Answers {
         Outcome {
             tokens: self.tokens(place),
             drafted,
+            draft_depth: drafted,
             accepted,
             prompt: Vec::new(),
             draft_passes: drafted - given.min(drafted),

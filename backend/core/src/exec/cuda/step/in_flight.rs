@@ -100,7 +100,7 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::pages::PageId;
     use crate::sampling::{Coupling, Sampler, SamplingParams};
 
@@ -130,6 +130,7 @@ mod tests {
             is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(DRAFTS),
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: 0.5,
             pages,

@@ -136,7 +136,7 @@ fn word(value: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft_source::DraftLens;
+    use crate::draft_source::{Branching, DraftLens};
     use crate::sampling::Sampler;
 
     const NONE: [u32; 0] = [];
@@ -159,6 +159,7 @@ mod tests {
             is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(4),
+            branching: Branching::CHAIN,
             given: &[],
             min_confidence: 0.0,
             pages: &[],

@@ -278,7 +278,8 @@ fn head_rows<'a>(
         states: waiting,
         first_position: rows.start,
         pages: part.entry.pages,
-        has_logits: false,
+        num_logits: 0,
+        tree: &[],
     }
 }
 
