@@ -194,7 +194,7 @@ pub struct TryArgs {
     /// Continuations that a look-up drafts side by side, as a tree.
     #[arg(long, default_value_t = 1)]
     pub ngram_branches: usize,
-    /// Tokens of a position that a model or a head on the CPU drafts at most, as a tree.
+    /// Tokens of a position that a model or a head drafts at most, as a tree, where it and its target are on the CPU: 1 to 16.
     #[arg(long, default_value_t = 1)]
     pub draft_branches: usize,
     /// 0 is greedy.

@@ -13,7 +13,7 @@ use crate::prompts;
 use crate::staging::Staging;
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
-use spec_core::engine::{CostTable, Engine, Manifest, commit_pair};
+use spec_core::engine::{CostTable, Device, Engine, Manifest, commit_pair};
 use spec_core::runtime::{
     Counters, DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime,
     max_given_len,
@@ -67,6 +67,10 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
         draft_policy: DraftPolicy::Fixed,
         ..Options::default()
     };
+    let at_once = draft.as_ref().is_some_and(|draft| {
+        let Manifest { model, device, .. } = draft.manifest();
+        *device == Device::Cpu && model.drafts_at_once()
+    });
     let cases = cases(&folder.target, draft.is_some());
     let (times, drafts) = {
         let mut runtime = Runtime::load(&folder.target, &options)?;
@@ -84,7 +88,7 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
     };
     let target_costs = target_costs(&times)?;
     let draft_costs =
-        drafts.map(|drafts| draft_costs(&times, &target_costs, drafts)).transpose()?;
+        drafts.map(|drafts| draft_costs(&times, &target_costs, drafts, at_once)).transpose()?;
     if !args.quiet {
         print!("{}", report(&target_costs, draft_costs.as_ref()));
     }
@@ -291,8 +295,9 @@ fn draft_costs(
     times: &BTreeMap<Case, Vec<StepTime>>,
     target: &CostTable,
     drafts: Drafts,
+    at_once: bool,
 ) -> Result<CostTable> {
-    // What one pass took, and where.
+    // What one pass took, and where: of a row a sequence, or of all its drafts.
     let passes = times.iter().filter_map(|(case, times)| {
         let Work::Draft(len) = case.work else { return None };
         let (ms, positions) = median(times)?;
@@ -300,7 +305,8 @@ fn draft_costs(
         let verify_ms = target.step_ms[at.unwrap_or(target.rows.len() - 1)]
             + 1e-6 * target.position_ns * positions as f64;
         // A drafter so small that noise hides it takes something still.
-        Some((*case, ((ms - verify_ms) / len as f64).max(1e-3 * ms)))
+        let passes = if at_once { 1 } else { len };
+        Some((*case, ((ms - verify_ms) / passes as f64).max(1e-3 * ms)))
     });
     let passes: Vec<(Case, f64)> = passes.collect();
     let (_, first_ms) = passes.first().context("no step with drafts told what it took")?;
@@ -308,7 +314,8 @@ fn draft_costs(
     let position_ms =
         long.map_or(0.0, |(case, ms)| (ms - first_ms).max(0.0) / case.positions as f64);
     let short = passes.iter().filter(|(case, _)| case.positions == PAGE_TOKENS + 1);
-    let (rows, step_ms) = short.map(|(case, ms)| (case.batch, *ms)).unzip();
+    let rows_of_each = if at_once { DRAFT_LEN } else { 1 };
+    let (rows, step_ms) = short.map(|(case, ms)| (case.batch * rows_of_each, *ms)).unzip();
     let Drafts { prompt_token_ms, acceptance } = drafts;
     Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms, prompt_token_ms, acceptance })
 }

@@ -68,17 +68,26 @@ pub struct Step {
     pub draft_len: usize,
     /// The target's pass over them and one more row.
     pub verify_ms: f64,
-    /// The drafter's passes, one a token.
+    /// The drafter's passes, one a token, or all tokens in one.
     pub draft_ms: f64,
 }
 
 impl Step {
     /// The step of a target with a drafter that is a model, or with one that costs nothing.
-    pub fn new(draft_len: usize, target: &dyn Passes, draft: Option<&dyn Passes>) -> Self {
+    pub fn new(
+        draft_len: usize,
+        target: &dyn Passes,
+        draft: Option<&dyn Passes>,
+        at_once: bool,
+    ) -> Self {
+        let draft_ms = |draft: &dyn Passes| match at_once {
+            true if draft_len > 0 => draft.ms(draft_len),
+            _ => draft_len as f64 * draft.ms(1),
+        };
         Self {
             draft_len,
             verify_ms: target.ms(draft_len + 1),
-            draft_ms: draft.map_or(0.0, |draft| draft_len as f64 * draft.ms(1)),
+            draft_ms: draft.map_or(0.0, draft_ms),
         }
     }
 
@@ -166,10 +175,12 @@ mod tests {
     }
 
     #[test]
-    fn a_drafter_is_run_once_a_token() {
+    fn a_drafter_is_run_once_a_token_or_once() {
         let products = vec![Product { macs: 1.0, rates: vec![1e9] }];
         let draft = Roofline { bytes: 100.0, products, ..target() };
-        let step = Step::new(3, &target(), Some(&draft));
+        let at_once = Step::new(3, &target(), Some(&draft), true);
+        assert!(close(at_once.verify_ms, 2.0) && close(at_once.draft_ms, 0.1));
+        let step = Step::new(3, &target(), Some(&draft), false);
         assert!(close(step.verify_ms, 2.0) && close(step.draft_ms, 0.3) && close(step.ms(), 2.3));
         // 1 + 0.5 + 0.25 + 0.125 tokens in 2.3 ms.
         assert!(close(step.rate(0.5), 1875.0 / 2.3));

@@ -1,6 +1,6 @@
 """Serves one vLLM engine over stdin and stdout, a JSON object a line; run by workers.Vllm, which sets the environment.
 
-    vllm_worker.py TARGET_DIR [draft DRAFT_DIR | ngram] [DRAFT_LEN]
+    vllm_worker.py TARGET_DIR [draft DRAFT_DIR | eagle3 HEAD_DIR | ngram] [DRAFT_LEN]
 """
 
 import ctypes
@@ -25,7 +25,8 @@ def speculation(kind=None, *rest):
         return {"method": "ngram", "num_speculative_tokens": int(rest[0]),
                 "prompt_lookup_max": MAX_NGRAM, "prompt_lookup_min": MIN_NGRAM}
     draft, draft_len = rest
-    return {"method": "draft_model", "model": draft, "num_speculative_tokens": int(draft_len)}
+    method = "draft_model" if kind == "draft" else kind
+    return {"method": method, "model": draft, "num_speculative_tokens": int(draft_len)}
 
 
 def load(target, speculative_config, **options):
@@ -38,14 +39,19 @@ def load(target, speculative_config, **options):
 class Counters:
     """What vLLM has counted of its drafts since it began."""
 
-    NAMES = {"vllm:spec_decode_num_draft_tokens": "drafted"}
+    NAMES = {"vllm:spec_decode_num_draft_tokens": "drafted", "vllm:spec_decode_num_drafts": "drafts"}
+    BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
     def __init__(self, llm):
-        self.values = {self.NAMES[metric.name]: metric.value for metric in llm.get_metrics() if metric.name in self.NAMES}
+        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        self.values = {ours: metrics[name].value for name, ours in self.NAMES.items() if name in metrics}
+        self.by_position = list(metrics[self.BY_POSITION].values) if self.BY_POSITION in metrics else []
 
     def since(self, earlier):
         """The difference."""
-        return {name: int(value - earlier.values.get(name, 0)) for name, value in self.values.items()}
+        found = {name: int(value - earlier.values.get(name, 0)) for name, value in self.values.items()}
+        before = earlier.by_position or [0] * len(self.by_position)
+        return {**found, "accepted_per_position": [int(now - then) for now, then in zip(self.by_position, before)]}
 
 
 def generate(llm, request_id, ids, num_tokens):

@@ -11,8 +11,12 @@ use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::runtime::Isa;
+use spec_core::sampling::SamplingParams;
+use spec_core::testing::Shares;
+use spec_core::testing::batch::{Branching, DraftLens, Entry};
 use spec_core::testing::cpu::{Eagle, Resources, Weights};
-use spec_core::testing::draft::{self, Head, HeadPass, HeadSegment};
+use spec_core::testing::draft::{self, Drafter, Head, HeadPass, HeadSegment, Verified};
+use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
 const CASES: [&str; 9] = [
@@ -210,6 +214,92 @@ fn a_row_of_a_tree_has_the_bits_that_it_has_in_a_chain_of_its_ancestors() {
                 let own = &together.states[node * width..][..width];
                 assert_eq!(bits(own), bits(&alone.states), "{what}");
             }
+        }
+    }
+}
+
+#[test]
+fn what_a_head_drafts_as_a_tree_is_what_chains_along_it_say_is_likeliest() {
+    const KNOWN: usize = 14;
+    const WIDTH: usize = 3;
+    let tokens: Vec<u32> =
+        Recorded::of("target").whole("token_ids").into_iter().map(|token| token as u32).collect();
+    let taps = Recorded::of("target").floats("aux_hidden_states");
+    let greedy = Sampler::new(SamplingParams::default(), Coupling::Path(0), vec![]);
+    for case in ["eagle3-nbr1", "eagle3-31-normfc", "eagle3-window8"] {
+        let (_dir, target, draft) = engines(case, Dtype::Fp32);
+        let entry = |known: usize, computed: usize| Entry {
+            id: 7,
+            tokens: &tokens[..known],
+            prompt_len: 1,
+            max_len: 48,
+            computed,
+            chunk: known - computed,
+            draft_computed: 0,
+            is_read: true,
+            speculates: true,
+            draft_lens: DraftLens::both(3),
+            branching: Branching { width: WIDTH, min_likelihood: 0.0 },
+            given: &[],
+            min_confidence: 0.0,
+            pages: &PAGES,
+            prompt_rows: 0,
+            shares: Shares::All,
+            sampler: &greedy,
+        };
+        let inner = head(&target, &draft, Isa::detect(), 3);
+        let mut drafter = draft::Eagle::new(Box::new(inner), 256);
+        let prompt = entry(KNOWN - 1, 0);
+        assert!(drafter.propose(&[prompt]).unwrap()[0].is_empty());
+        let row_len = taps.len() / tokens.len();
+        let told = taps.chunks(row_len).take(KNOWN - 1).collect();
+        drafter.observe(&[Verified { entry: &prompt, accepted: vec![], taps: told }]).unwrap();
+        let tree = drafter.propose(&[entry(KNOWN, KNOWN - 1)]).unwrap().remove(0);
+        assert_eq!((tree.len(), tree.passes), (3 * WIDTH, 3));
+
+        // Probabilities of what follows a path, by passes of one row along it.
+        let mut head = head(&target, &draft, Isa::detect(), 3);
+        let states = head.states(&taps).unwrap();
+        let width = head.width();
+        let mut follows = |path: &[u32]| -> Vec<(u32, f64)> {
+            let mut pass = HeadPass::default();
+            for position in 1..KNOWN {
+                let state = &states[(position - 1) * width..][..width];
+                pass = run(&mut head, tokens[position] as usize, state, position);
+            }
+            for (idx, &token) in path.iter().enumerate() {
+                pass = run(&mut head, token as usize, &pass.states.clone(), KNOWN + idx);
+            }
+            let weights: Vec<f64> =
+                pass.logits.row(0).iter().map(|&logit| f64::from(logit).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let token = |row: usize| head.vocab_map().map_or(row as u32, |map| map[row]);
+            weights.iter().enumerate().map(|(row, weight)| (token(row), weight / total)).collect()
+        };
+        let path = |node: usize| -> Vec<u32> {
+            let mut path: Vec<u32> = std::iter::successors(Some(node), |&node| tree.parents[node])
+                .map(|node| tree.tokens[node])
+                .collect();
+            path.reverse();
+            path
+        };
+        let paths: Vec<Vec<u32>> = (0..tree.len()).map(path).collect();
+        let mut level: Vec<(Vec<u32>, f64)> = vec![(vec![], 1.0)];
+        for depth in 1..=3 {
+            let mut next: Vec<(Vec<u32>, f64)> = Vec::new();
+            for (path, likelihood) in &level {
+                let behind = |(token, share): (u32, f64)| {
+                    ([&path[..], &[token]].concat(), likelihood * share)
+                };
+                next.extend(follows(path).into_iter().map(behind));
+            }
+            let (found, others): (Vec<_>, Vec<_>) =
+                next.into_iter().partition(|(path, _)| paths.contains(path));
+            assert_eq!(found.len(), WIDTH, "{case}: level {depth} of {paths:?}");
+            let least = found.iter().map(|(_, likelihood)| *likelihood).fold(1.0, f64::min);
+            let most = others.iter().map(|(_, likelihood)| *likelihood).fold(0.0, f64::max);
+            assert!(least >= most * (1.0 - 1e-4), "{case}: level {depth} has {least}, not {most}");
+            level = found;
         }
     }
 }

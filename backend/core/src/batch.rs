@@ -30,7 +30,7 @@ pub struct Entry<'a> {
     pub is_read: bool,
     /// Whether the drafter keeps its cache in step with the target's.
     pub speculates: bool,
-    /// Draft tokens to propose at most, by who proposes them; 0 unless the chunk reaches the last known token.
+    /// Draft tokens to propose one behind the other at most, by who proposes them; 0 unless the chunk reaches the last known token.
     pub draft_lens: DraftLens,
     /// How a model's draft may branch: it has at most `width` times as many tokens as it is long.
     pub branching: Branching,

@@ -5,7 +5,7 @@
 pub enum DraftSource {
     /// Tokens that stand somewhere already: there is no pass of a model, and often nothing is found.
     Lookup,
-    /// A model or a head: a pass a token, whatever the text.
+    /// A model or a head: passes, whatever the text.
     Model,
 }
 
@@ -39,7 +39,7 @@ impl<T> PerSource<T> {
     }
 }
 
-/// Draft tokens that each source proposes at most; a source with 0 is not asked.
+/// Draft tokens that each source proposes one behind the other at most; a source with 0 is not asked.
 pub type DraftLens = PerSource<usize>;
 
 impl DraftLens {
@@ -48,7 +48,7 @@ impl DraftLens {
         Self { lookup: len, model: len }
     }
 
-    /// Draft tokens of a step at most: one source drafts, or the other. Rows and pages are planned for so many.
+    /// Draft tokens of a step at most, one behind the other: one source drafts, or the other.
     pub fn longest(&self) -> usize {
         self.lookup.max(self.model)
     }

@@ -2,7 +2,7 @@
 
 use super::{Policy, ResponseStatistics, Settings, TemperatureAlone, WhenFull, WhenTooLong};
 use crate::contract::Profile;
-use spec_core::runtime::Prefill;
+use spec_core::runtime::{MAX_DRAFT_BRANCHES, Prefill};
 use std::str::FromStr;
 
 /// A parameter of the model configuration.
@@ -102,11 +102,11 @@ pub(crate) static KEYS: &[Key] = &[
     ),
     key(
         "draft_branches",
-        "number",
+        "1 to 16",
         "`1`",
-        |s, v| write(&mut s.draft_branches, positive(v)),
-        "tokens of a position that a draft model or head on the CPU proposes at most: up to so many times as many draft tokens \
-         are verified, as a tree; with `draft_len` at `auto` only those that are likely enough to pay",
+        |s, v| write(&mut s.draft_branches, branches(v)),
+        "tokens of a position that a draft model or head proposes at most, where it and its target are on the CPU: up to so many \
+         times `num_draft_tokens` are verified, as a tree; with `draft_len` at `auto` only those that are likely enough to pay",
     ),
     key(
         "kv_cache_free_gpu_mem_fraction",
@@ -408,6 +408,12 @@ fn parsed<T: FromStr>(value: &str, expected: &'static str) -> Result<T, &'static
 fn positive(value: &str) -> Result<usize, &'static str> {
     let expected = "a whole number of at least 1";
     parsed(value, expected).and_then(|n| if n > 0 { Ok(n) } else { Err(expected) })
+}
+
+fn branches(value: &str) -> Result<usize, &'static str> {
+    let expected = "a whole number of 1 to 16";
+    let in_range = |n| if (1..=MAX_DRAFT_BRANCHES).contains(&n) { Ok(n) } else { Err(expected) };
+    parsed(value, expected).and_then(in_range)
 }
 
 fn count(value: &str) -> Result<usize, &'static str> {

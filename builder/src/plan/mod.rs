@@ -120,9 +120,13 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
         let target = machine.passes(&target, rows)?;
-        let draft = draft.as_ref().map(|draft| machine.passes(draft, 1)).transpose()?;
+        // On a GPU every drafter takes a pass a token.
+        let at_once = plan.draft_device == Device::Cpu
+            && draft.as_ref().is_some_and(|draft| draft.config.drafts_at_once());
+        let draft_rows = if at_once { rows - 1 } else { 1 };
+        let draft = draft.as_ref().map(|draft| machine.passes(draft, draft_rows)).transpose()?;
         let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
-            .map(|draft_len| Step::new(draft_len, &*target, draft.as_deref()))
+            .map(|draft_len| Step::new(draft_len, &*target, draft.as_deref(), at_once))
             .collect();
         writeln!(text, "{}", step_table(&steps))?;
     }

@@ -80,10 +80,7 @@ impl Drafter for Medusa {
             for (row, &idx) in drafting.iter().enumerate() {
                 let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
                 // A head says the same behind every draft of its position.
-                let candidates = (0..trees.ends(idx).len())
-                    .map(|end| trees.candidates(idx, entry, proposal, end, logits.row(row)));
-                let candidates: Vec<_> = candidates.collect();
-                trees.grow(idx, entry, &candidates, proposal);
+                trees.draw(idx, entry, proposal, |_| logits.row(row));
             }
             drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
         }

@@ -142,7 +142,7 @@ pub trait Drafter: Send {
         &[]
     }
 
-    /// Brings the drafter's state up to each entry's chunk and proposes up to as many tokens for each
+    /// Brings the drafter's state up to each entry's chunk and proposes branches of up to as many tokens for each
     /// as `draft_lens` has for its kind; one proposal an entry, in order, empty where that is 0 or nothing is worth
     /// proposing.
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>>;

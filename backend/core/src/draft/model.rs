@@ -1,5 +1,5 @@
-//! A second, smaller model as the drafter: it keeps a KV cache of its own in the same pages as the
-//! target's and proposes a chain, one forward pass a token, batched over the sequences.
+//! A second, smaller model as the drafter: it keeps a KV cache of its own in the same pages as the target's and proposes
+//! a chain or a tree, one forward pass a level, batched over the sequences; or all in one pass, if it was made for that.
 
 use super::catch_up::{Cached, readable, rows_to_feed};
 use super::tree::{self, Rows, Trees};
@@ -28,9 +28,7 @@ impl Model {
     pub fn at_once(self, mask_token: Option<u32>) -> Self {
         Self { mask_token, ..self }
     }
-}
 
-impl Model {
     /// Runs the known tokens that it has not read, and in one pass with them the rows of all drafts, if it drafts so;
     /// logits behind the last one of those who want drafts.
     fn read_known(&mut self, entries: &[Entry<'_>], proposals: &mut [Proposal]) -> Result<Logits> {
@@ -104,13 +102,10 @@ impl Drafter for Model {
             let mut row = 0;
             for &idx in &drafting {
                 let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
-                let candidates = (0..trees.ends(idx).len()).map(|end| {
-                    let logits = &logits.row(row + end)[..self.vocab_size];
-                    trees.candidates(idx, entry, proposal, end, logits)
-                });
-                let candidates: Vec<_> = candidates.collect();
-                row += candidates.len();
-                trees.grow(idx, entry, &candidates, proposal);
+                let first_row = row;
+                row += trees.ends(idx).len();
+                let of_end = |end: usize| &logits.row(first_row + end)[..self.vocab_size];
+                trees.draw(idx, entry, proposal, of_end);
             }
             drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
             let rows =
@@ -123,4 +118,107 @@ impl Drafter for Model {
     }
 
     fn forget(&mut self, _id: SequenceId) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draft_source::{Branching, DraftLens};
+    use crate::sampling::{Coupling, Sampler, SamplingParams};
+    use proptest::prelude::*;
+
+    const VOCAB: usize = 11;
+
+    fn mix(context: u64, token: u32) -> u64 {
+        let product = (context ^ u64::from(token + 1)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        product ^ (product >> 29)
+    }
+
+    /// What it says follows from the tokens before, of which it knows what its cache has.
+    struct Remembering(Vec<u64>);
+
+    impl Forward for Remembering {
+        fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
+            let mut logits = Logits { vocab_size: VOCAB, values: Vec::new() };
+            for segment in segments {
+                let known = segment.tokens.len() - segment.tree.len();
+                let mut contexts: Vec<u64> = Vec::new();
+                for (row, &token) in segment.tokens.iter().enumerate() {
+                    let before = match row.checked_sub(known).map(|draft| segment.tree[draft]) {
+                        Some(Some(parent)) => Some(known + parent),
+                        Some(None) => known.checked_sub(1),
+                        None => row.checked_sub(1),
+                    };
+                    let before = match before {
+                        Some(row) => contexts[row],
+                        None => {
+                            segment.first_position.checked_sub(1).map_or(7, |slot| self.0[slot])
+                        }
+                    };
+                    let context = mix(before, token);
+                    contexts.push(context);
+                    self.0[segment.first_position + row] = context;
+                    if row + segment.num_logits >= segment.tokens.len() {
+                        let logit = |id| (mix(context, 100 + id) >> 40) as f32 / 4e6;
+                        logits.values.extend((0..VOCAB as u32).map(logit));
+                    }
+                }
+            }
+            Ok(logits)
+        }
+    }
+
+    fn drafter(mask_token: Option<u32>) -> Model {
+        Model::new(Box::new(Remembering(vec![0; 256])), VOCAB).at_once(mask_token)
+    }
+
+    proptest! {
+        /// Whatever was drafted and kept before, it drafts as one would that reads all of the text now.
+        #[test]
+        fn drafts_do_not_depend_on_earlier_ones(
+            steps in prop::collection::vec((1usize..4, 0usize..5, any::<prop::sample::Index>()), 1..12),
+            at_once: bool,
+        ) {
+            let mask_token = at_once.then_some(5);
+            let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
+            let mut going_on = drafter(mask_token);
+            let (mut text, mut draft_computed) = (vec![3, 1, 4, 1, 5], 0);
+            for (width, len, pick) in steps {
+                let entry = Entry {
+                    id: 7,
+                    tokens: &text,
+                    prompt_len: 1,
+                    max_len: 200,
+                    computed: text.len() - 1,
+                    chunk: 1,
+                    draft_computed,
+                    is_read: true,
+                    speculates: true,
+                    draft_lens: DraftLens { lookup: 0, model: len },
+                    branching: Branching { width, min_likelihood: 0.0 },
+                    given: &[],
+                    min_confidence: 0.0,
+                    pages: &[0; 16],
+                    prompt_rows: 0,
+                    shares: crate::sequence::Shares::All,
+                    sampler: &sampler,
+                };
+                let found = going_on.propose(&[entry]).unwrap().remove(0);
+                let fresh = Entry { draft_computed: 0, ..entry };
+                let expected = drafter(mask_token).propose(&[fresh]).unwrap().remove(0);
+                prop_assert_eq!((&found.tokens, &found.parents), (&expected.tokens, &expected.parents));
+                prop_assert_eq!(found.len(), width * len);
+                prop_assert_eq!(found.passes, if at_once { len.min(1) } else { len });
+                // A branch is kept, or nothing, and a token comes behind it.
+                let node = pick.index(found.len() + 1).checked_sub(1);
+                let kept = found.tokens_to(node);
+                draft_computed = found.cached.unwrap().after(kept.len());
+                // What the executor relies on: only drafts that lie where a chain would are still there.
+                let in_place = found.path(node).collect::<Vec<_>>().into_iter().rev().eq(0..kept.len());
+                prop_assert!(draft_computed <= text.len() || in_place);
+                text.extend(kept);
+                text.push(2);
+            }
+        }
+    }
 }

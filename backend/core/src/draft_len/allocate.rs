@@ -22,6 +22,8 @@ pub(super) struct Batch<'a> {
     pub(super) base_rows: usize,
     /// Draft rows at most, whoever drafts.
     pub(super) max_extra: usize,
+    /// Rows that a draft of the model takes for each of its tokens.
+    pub(super) breadth: f64,
     /// Whether all that a model drafts comes from one pass.
     pub(super) at_once: bool,
 }
@@ -77,8 +79,7 @@ impl<'a> Batch<'a> {
         let ranked = self.ranked();
         // Looked up once: the loop over them runs a few thousand times for a large batch.
         let num_extra = (self.num_alike * ranked.len()).min(self.max_extra);
-        let breadth = self.outlooks.iter().map(|outlook| outlook.breadth).fold(1.0, f64::max);
-        let most_rows = (num_extra as f64 * breadth).ceil() as usize;
+        let most_rows = (num_extra as f64 * self.breadth.max(1.0)).ceil() as usize;
         let target_ms = self.target_ms(costs);
         let times: Vec<f64> =
             (0..=most_rows + 1).map(|extra| target_ms(self.base_rows + extra)).collect();
@@ -260,7 +261,7 @@ mod tests {
                 let len = *lens.of(source);
                 tokens += 1.0 + outlook.gains.of(source)[..len].iter().sum::<f64>();
                 // Several tokens of each position are drafted by a model that branches.
-                let breadth = if is_hit { 1.0 } else { outlook.breadth };
+                let breadth = if is_hit { 1.0 } else { batch.breadth };
                 others += (breadth - 1.0) * len as f64;
                 other_positions += (breadth - 1.0) * (len * batch.positions[idx]) as f64;
                 shape.rows += len;
@@ -295,30 +296,19 @@ mod tests {
     }
 
     fn outlook() -> impl Strategy<Value = Outlook> {
-        (0.01f64..0.99, 1f64..3.0, gains(), gains()).prop_map(
-            |(hit_rate, breadth, lookup, model)| Outlook {
-                hit_rate,
-                breadth,
-                gains: PerSource { lookup, model },
-            },
-        )
+        (0.01f64..0.99, gains(), gains()).prop_map(|(hit_rate, lookup, model)| Outlook {
+            hit_rate,
+            gains: PerSource { lookup, model },
+        })
     }
 
     fn model_alone() -> impl Strategy<Value = Outlook> {
-        let of = |model| Outlook {
-            hit_rate: 0.2,
-            breadth: 1.0,
-            gains: PerSource { lookup: Vec::new(), model },
-        };
+        let of = |model| Outlook { hit_rate: 0.2, gains: PerSource { lookup: Vec::new(), model } };
         gains().prop_map(of)
     }
 
     fn lookup_alone() -> impl Strategy<Value = Outlook> {
-        let of = |lookup| Outlook {
-            hit_rate: 1.0,
-            breadth: 1.0,
-            gains: PerSource { lookup, model: Vec::new() },
-        };
+        let of = |lookup| Outlook { hit_rate: 1.0, gains: PerSource { lookup, model: Vec::new() } };
         gains().prop_map(of)
     }
 
@@ -348,7 +338,7 @@ mod tests {
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![2000; outlooks.len()];
             let base_rows = outlooks.len() + prefill;
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows, max_extra, at_once: false };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows, max_extra, breadth: 1.0, at_once: false };
             let lens = batch.best(&costs);
             prop_assert!(batch.fits(&lens));
             for source in DraftSource::ALL {
@@ -371,7 +361,7 @@ mod tests {
             let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], ..CostTable::default() };
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let positions = vec![0; outlooks.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra, at_once: false };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra, breadth: 1.0, at_once: false };
             let lens = batch.best(&costs);
             prop_assert!(batch.fits(&lens));
             let found = batch.throughput(&costs, &lens);
@@ -409,7 +399,7 @@ mod tests {
                 lookup: lookup.min(outlook.gains.lookup.len()),
                 model: usize::from(drafts).min(outlook.gains.model.len()),
             }).collect();
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra: 99, at_once: false };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra: 99, breadth: 1.0, at_once: false };
             let expected = batch.expect(&costs, &lens);
             let [tokens, ms] = naive_expectation(&batch, &costs, &lens);
             prop_assert!((expected.tokens - tokens).abs() < 1e-9, "{} or {tokens}", expected.tokens);
@@ -429,7 +419,7 @@ mod tests {
             let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
             let own = DraftLens { lookup: lookup.min(outlook.gains.lookup.len()), model: model.min(outlook.gains.model.len()) };
             let (outlooks, positions) = (vec![outlook.clone(); num], vec![700; num]);
-            let each = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: num, max_extra, at_once: false };
+            let each = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: num, max_extra, breadth: 1.0, at_once: false };
             let one = Batch { outlooks: &outlooks[..1], positions: &[700], num_alike: num, ..each };
             prop_assert_eq!(one.fits(&[own]), each.fits(&vec![own; num]));
             let (all, few) = (each.throughput(&costs, &vec![own; num]), one.throughput(&costs, &[own]));
@@ -444,13 +434,14 @@ mod tests {
     #[test]
     fn the_order_in_which_positions_are_added_does_not_count() {
         let gains = PerSource { lookup: vec![0.9, 0.8], model: vec![0.7, 0.4] };
-        let outlooks = [Outlook { hit_rate: 0.3, breadth: 1.0, gains }];
+        let outlooks = [Outlook { hit_rate: 0.3, gains }];
         let batch = Batch {
             outlooks: &outlooks,
             positions: &[100],
             num_alike: 1,
             base_rows: 1,
             max_extra: 9,
+            breadth: 1.0,
             at_once: false,
         };
         let costs = Costs::new(None, PassCost::Unknown);
@@ -473,13 +464,14 @@ mod tests {
         };
         let costs = Costs::new(Some(&table), PassCost::Free);
         let gains = PerSource { lookup: vec![gain], model: Vec::new() };
-        let outlooks = vec![Outlook { hit_rate: 1.0, breadth: 1.0, gains }; 8];
+        let outlooks = vec![Outlook { hit_rate: 1.0, gains }; 8];
         let batch = Batch {
             outlooks: &outlooks,
             positions: &[0; 8],
             num_alike: 1,
             base_rows: 8 + prompt_rows,
             max_extra: 64,
+            breadth: 1.0,
             at_once: false,
         };
         batch.best(&costs).iter().map(DraftLens::longest).sum()

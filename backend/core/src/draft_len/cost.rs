@@ -1,5 +1,5 @@
-//! What a step costs: one target pass over its rows and one drafter pass per draft position. Starts
-//! from tables or from assumptions, and follows the step times that are measured.
+//! What a step costs: one target pass over its rows, and the drafter's passes, one for each draft position or one for all.
+//! Starts from tables or from assumptions, and follows the step times that are measured.
 
 use super::curve::{Curve, nearest_knot};
 use crate::engine::CostTable;
@@ -32,11 +32,11 @@ pub struct StepShape {
     pub rows: usize,
     /// Positions of the cache that these rows read, added up.
     pub positions: usize,
-    /// Sequences that draft.
+    /// Rows of each pass of the drafter: one a sequence that drafts, or one a draft where there is one pass.
     pub drafting: usize,
     /// Positions of the cache that one row of each of them reads.
     pub draft_positions: usize,
-    /// Drafter passes, which is the longest draft.
+    /// Drafter passes: the longest draft, or one for all drafts.
     pub draft_passes: usize,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Costs {
     /// By rows of the pass.
     target: Curve,
     target_position_ms: f64,
-    /// By sequences that draft: a row each. None where drafting takes no passes.
+    /// By rows of the pass. None where drafting takes no passes.
     draft: Option<Curve>,
     draft_position_ms: f64,
     /// Of a prompt that a model reads before it drafts; 0 where that was not measured.

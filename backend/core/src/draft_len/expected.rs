@@ -6,7 +6,7 @@ use super::cost::Costs;
 use crate::draft_source::{DraftLens, DraftSource};
 
 /// Expectations of a step. Times are taken at the expected number of rows, which is right as far as they grow evenly; and
-/// a model that runs at all is taken to run as many passes as its longest draft has.
+/// a model that runs at all is taken to run as many passes as its longest draft has, or one.
 pub(super) struct Expected<'a> {
     batch: Batch<'a>,
     pub(super) lens: Vec<DraftLens>,
@@ -20,6 +20,8 @@ pub(super) struct Expected<'a> {
     positions: f64,
     /// Passes of the model, if it runs.
     passes: usize,
+    /// Rows of a sequence in each.
+    rows_of_pass: usize,
     /// Sequences that the model drafts for.
     drafting: f64,
     /// Positions of the cache that one row of each of them reads.
@@ -43,6 +45,7 @@ impl<'a> Expected<'a> {
             rows: 0.0,
             positions: (batch.num_alike * batch.positions.iter().sum::<usize>()) as f64,
             passes: if batch.at_once { passes.min(1) } else { passes },
+            rows_of_pass: if batch.at_once { passes.max(1) } else { 1 },
             drafting: 0.0,
             draft_positions: 0.0,
             num_certain: 0,
@@ -62,12 +65,12 @@ impl<'a> Expected<'a> {
         if begins_to_look_up && lens.model > 0 {
             // What it finds comes in place of what the model would have drafted.
             let gain: f64 = outlook.gains.model[..lens.model].iter().sum();
-            self.put(idx, -outlook.hit_rate, outlook.breadth * lens.model as f64, gain);
+            self.put(idx, -outlook.hit_rate, self.batch.breadth * lens.model as f64, gain);
             self.num_certain -= self.batch.num_alike;
             self.draft(costs, idx, -outlook.hit_rate, outlook.hit_rate);
         }
         let share = outlook.share(source, lens.lookup > 0);
-        let rows = if source == DraftSource::Model { outlook.breadth } else { 1.0 };
+        let rows = if source == DraftSource::Model { self.batch.breadth } else { 1.0 };
         self.put(idx, share, rows, outlook.gains.of(source)[*before.of(source)]);
         if source == DraftSource::Model && lens.model == 1 {
             match lens.lookup {
@@ -98,7 +101,8 @@ impl<'a> Expected<'a> {
         // Sequences of a step in which it runs.
         let drafting = (self.drafting / runs).round() as usize;
         let positions = (self.draft_positions / runs).round() as usize;
-        self.drafts_ms = self.passes as f64 * runs * costs.pass_ms(drafting, positions);
+        self.drafts_ms =
+            self.passes as f64 * runs * costs.pass_ms(drafting * self.rows_of_pass, positions);
     }
 
     /// Tokens that one row more would have to bring, to be worth its time: as many as come in that time otherwise.

@@ -4,6 +4,7 @@
 
 mod acceptance;
 mod allocate;
+mod breadth;
 mod cost;
 mod count;
 mod curve;
@@ -21,6 +22,7 @@ use crate::draft_source::{DraftLens, DraftSource, PerSource};
 use crate::engine::CostTable;
 use crate::sequence::SequenceId;
 use allocate::Batch;
+use breadth::Breadth;
 use cost::Costs;
 use outlook::{Outlook, Record};
 use reading::Readings;
@@ -110,6 +112,7 @@ pub(crate) struct Tuner {
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
     tried: Tried,
+    breadth: Breadth,
     /// What a row has to bring in the step that was chosen last, in tokens.
     row_worth: f64,
     readings: Readings,
@@ -158,6 +161,7 @@ impl Tuner {
             plain_at: BTreeMap::new(),
             saved_ms: 0.0,
             tried: Tried::default(),
+            breadth: Breadth::default(),
             row_worth: 0.0,
             readings: Readings::default(),
             has_to_read: true,
@@ -179,6 +183,11 @@ impl Tuner {
     /// With a model that drafts all tokens in one pass.
     pub(crate) fn drafting_at_once(self) -> Self {
         Self { at_once: true, ..self }
+    }
+
+    /// Rows of a sequence in a pass of the model behind what it has read, where it drafts so many tokens.
+    pub(crate) fn rows_of_pass(&self, draft_len: usize) -> usize {
+        if self.at_once { draft_len.max(1) } else { 1 }
     }
 
     /// Draft lengths for the candidates, in order, `max_extra` draft rows in all at most, whoever drafts.
@@ -236,6 +245,7 @@ impl Tuner {
             num_alike: 1,
             base_rows,
             max_extra,
+            breadth: self.breadth.rate(),
             at_once: self.at_once,
         };
         let mut lens = self.settle(candidates, batch);
@@ -261,11 +271,23 @@ impl Tuner {
         (one_more / plain).clamp(0.0, 1.0) as f32
     }
 
-    /// Takes in what became of a sequence that was to draft so many tokens, and of its draft.
-    pub(crate) fn record(&mut self, id: SequenceId, asked: DraftLens, draft: Option<Drafted>) {
+    /// Takes in what became of a sequence that was to draft so many tokens, and of its draft; `is_fixed` as in [`Candidate`].
+    pub(crate) fn record(
+        &mut self,
+        id: SequenceId,
+        asked: DraftLens,
+        draft: Option<Drafted>,
+        is_fixed: bool,
+    ) {
         if self.policy == DraftPolicy::Adaptive {
             self.engine.add(asked, draft);
             self.state(id).record.add(asked, draft);
+            // Fixed drafts branch whatever that is worth, which says nothing about others.
+            if let Some(draft) =
+                draft.filter(|draft| draft.source == DraftSource::Model && !is_fixed)
+            {
+                self.breadth.record(draft.tokens, draft.len);
+            }
         }
     }
 

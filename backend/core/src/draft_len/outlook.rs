@@ -1,7 +1,6 @@
 //! What drafts of a sequence promise, by source; and the record that this is told from.
 
 use super::acceptance::Acceptance;
-use super::count::ENGINE_DECAY;
 use super::hit_rate::HitRate;
 use crate::batch::Drafted;
 use crate::draft_source::{DraftLens, DraftSource, PerSource};
@@ -11,8 +10,6 @@ use crate::draft_source::{DraftLens, DraftSource, PerSource};
 pub(super) struct Outlook {
     /// Chance that a look-up finds something, if it is asked; 1 where nobody else could be asked.
     pub(super) hit_rate: f64,
-    /// Rows that a draft of the model takes for each of its tokens: more than one where it branches.
-    pub(super) breadth: f64,
     /// Of each source, if it drafts, the chance that each position is accepted; never rising. As many as may be drafted.
     pub(super) gains: PerSource<Vec<f64>>,
 }
@@ -41,14 +38,12 @@ impl Outlook {
 pub(super) struct Record {
     acceptance: PerSource<Acceptance>,
     hits: HitRate,
-    breadth: Breadth,
 }
 
 /// What is usual in an engine.
 pub(super) struct Usual {
     rates: PerSource<Vec<f64>>,
     hit_rate: f64,
-    breadth: f64,
 }
 
 impl Record {
@@ -56,15 +51,14 @@ impl Record {
     pub(super) fn of_sequence(max_draft_len: usize) -> Self {
         let acceptance = || Acceptance::of_sequence(max_draft_len);
         let acceptance = PerSource { lookup: acceptance(), model: acceptance() };
-        let breadth = Breadth::default();
-        Self { acceptance, hits: HitRate::of_sequence(), breadth }
+        Self { acceptance, hits: HitRate::of_sequence() }
     }
 
     /// Of all sequences together, nothing seen; `measured` is what was measured of the model's drafts.
     pub(super) fn of_engine(max_draft_len: usize, measured: &[f64]) -> Self {
         let acceptance = |measured| Acceptance::of_engine(max_draft_len, measured);
         let acceptance = PerSource { lookup: acceptance(&[]), model: acceptance(measured) };
-        Self { acceptance, hits: HitRate::of_engine(), breadth: Breadth::default() }
+        Self { acceptance, hits: HitRate::of_engine() }
     }
 
     /// Takes in a step that asked for so many drafts, and the one that it verified.
@@ -72,18 +66,15 @@ impl Record {
         if asked.lookup > 0 {
             self.hits.record(draft.is_some_and(|draft| draft.source == DraftSource::Lookup));
         }
-        if let Some(Drafted { source, tokens, len, accepted }) = draft {
+        if let Some(Drafted { source, len, accepted, .. }) = draft {
             self.acceptance.of_mut(source).record(len, accepted);
-            if source == DraftSource::Model {
-                self.breadth.record(tokens, len);
-            }
         }
     }
 
     pub(super) fn usual(&self) -> Usual {
         let PerSource { lookup, model } = &self.acceptance;
         let rates = PerSource { lookup: lookup.rates(), model: model.rates() };
-        Usual { rates, hit_rate: self.hits.usual(), breadth: self.breadth.rate() }
+        Usual { rates, hit_rate: self.hits.usual() }
     }
 
     /// What drafts promise a sequence that may draft so many tokens: 0 of a source that the engine has not.
@@ -95,26 +86,7 @@ impl Record {
         let hit_rate = if limits.model == 0 { 1.0 } else { self.hits.rate(usual.hit_rate) };
         let gains =
             PerSource { lookup: gains(DraftSource::Lookup), model: gains(DraftSource::Model) };
-        Outlook { hit_rate, breadth: usual.breadth, gains }
-    }
-}
-
-/// How many tokens drafts have for each of their longest branch's, of late.
-#[derive(Clone, Copy, Debug, Default)]
-struct Breadth {
-    tokens: f64,
-    len: f64,
-}
-
-impl Breadth {
-    fn record(&mut self, tokens: usize, len: usize) {
-        self.tokens = ENGINE_DECAY * self.tokens + tokens as f64;
-        self.len = ENGINE_DECAY * self.len + len as f64;
-    }
-
-    /// One, where nothing was seen.
-    fn rate(&self) -> f64 {
-        if self.len > 0.0 { self.tokens / self.len } else { 1.0 }
+        Outlook { hit_rate, gains }
     }
 }
 
@@ -163,7 +135,7 @@ mod tests {
     #[test]
     fn a_source_drafts_where_nobody_before_it_does() {
         let gains = PerSource { lookup: vec![0.9, 0.8], model: vec![0.7, 0.6, 0.5] };
-        let outlook = Outlook { hit_rate: 0.25, breadth: 1.0, gains };
+        let outlook = Outlook { hit_rate: 0.25, gains };
         let shares = |looks_up| DraftSource::ALL.map(|source| outlook.share(source, looks_up));
         assert_eq!((shares(true), shares(false)), ([0.25, 0.75], [0.0, 1.0]));
         assert!(outlook.prefers_lookup(2) && !outlook.prefers_lookup(3));

@@ -127,6 +127,7 @@ impl Tuner {
             num_alike: reading.batch_size,
             base_rows: reading.batch_size,
             max_extra: reading.batch_size * self.max_lens.longest(),
+            breadth: self.breadth.rate(),
             at_once: self.at_once,
         };
         let lens = batch.best(&self.costs);

@@ -39,6 +39,8 @@ pub(super) struct Run {
     lens: Vec<DraftLens>,
     /// Tokens of each position that the model drafts.
     breadth: usize,
+    /// Whether it drafts in one pass.
+    at_once: bool,
 }
 
 impl Run {
@@ -64,6 +66,7 @@ impl Run {
             ms: 0.0,
             lens: Vec::new(),
             breadth: 1,
+            at_once: false,
         }
     }
 
@@ -99,12 +102,13 @@ impl Run {
             let breadth = if source == DraftSource::Model { self.breadth } else { 1 };
             let tokens = breadth * len;
             let draft = (len > 0).then_some(Drafted { source, tokens, len, accepted });
-            self.tuner.record(idx as u64, asked, draft);
+            self.tuner.record(idx as u64, asked, draft, false);
             self.tokens += 1.0 + accepted as f64;
             step.rows += tokens;
             if source == DraftSource::Model && len > 0 {
                 step.drafting += 1;
-                step.draft_passes = step.draft_passes.max(len);
+                let passes = if self.at_once { 1 } else { len };
+                step.draft_passes = step.draft_passes.max(passes);
             }
         }
         let ms = self.world.ms(step);
@@ -284,9 +288,25 @@ fn drafts_that_branch_are_shorter_where_rows_are_dear() {
 }
 
 #[test]
+fn drafts_of_one_pass_are_as_long_as_their_rows_allow() {
+    // A pass is as dear as half a step: one for each token would not pay.
+    let dear = World { draft_ms: 5.0, ..MEMORY_BOUND };
+    let longest = |at_once: bool| {
+        let mut run = Run::new(dear, &[0.7]);
+        run.at_once = at_once;
+        if at_once {
+            run.tuner = run.tuner.drafting_at_once();
+        }
+        (0..400).for_each(|_| run.step());
+        run.lens[0].model
+    };
+    let [by_passes, at_once] = [false, true].map(longest);
+    assert!(by_passes <= 1 && at_once >= 4, "{by_passes}, and {at_once} in one pass");
+}
+
+#[test]
 fn a_fixed_policy_drafts_what_is_allowed() {
     let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
-    assert_eq!(tuner.min_likelihood(), 0.0, "all that may be drafted is");
     let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate {
         id,
         limit,
@@ -296,7 +316,7 @@ fn a_fixed_policy_drafts_what_is_allowed() {
     });
     let asked = DraftLens { lookup: 0, model: 4 };
     let wrong = Drafted { source: DraftSource::Model, tokens: 4, len: 4, accepted: 0 };
-    (0..50).for_each(|_| tuner.record(1, asked, Some(wrong)));
+    (0..50).for_each(|_| tuner.record(1, asked, Some(wrong), false));
     let mut lens = |max_extra| -> Vec<[usize; 2]> {
         let lens = tuner.choose(&candidates, 3, max_extra);
         lens.iter().map(|lens| [lens.lookup, lens.model]).collect()
@@ -409,7 +429,7 @@ proptest! {
             let mut twin = run.tuner.clone();
             let outlooks = twin.outlooks(&candidates);
             let positions = vec![0; truths.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024, at_once: false };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024, breadth: 1.0, at_once: false };
             let settled = twin.settle(&candidates, batch);
             let plain = batch.throughput(&twin.costs, &vec![DraftLens::default(); truths.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);
@@ -455,7 +475,7 @@ proptest! {
                 let len = *asked.of(source);
                 let accepted = len / (1 + id as usize % 3);
                 let draft = Drafted { source, tokens: len, len, accepted };
-                tuner.record(id, asked, (len > 0).then_some(draft));
+                tuner.record(id, asked, (len > 0).then_some(draft), false);
             }
         }
     }

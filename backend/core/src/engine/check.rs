@@ -9,8 +9,8 @@ use crate::Error;
 use crate::model::{Dtype, KvScales, ModelConfig};
 use spec_kernels::{ARCHS, HASH};
 
-/// Longest draft that the verify kernels and page counts are sized for.
-const MAX_DRAFT_LEN: usize = 128;
+/// Longest draft that the verify kernels, page counts and keys of draws are sized for.
+pub(crate) const MAX_DRAFT_LEN: usize = 128;
 
 /// Longest code of one kernel: a hundred times what the largest takes.
 const MAX_CODE_BYTES: u64 = 64 << 20;

@@ -16,6 +16,7 @@ mod temp;
 mod tests;
 mod writer;
 
+pub(crate) use check::MAX_DRAFT_LEN;
 pub use check::MAX_SUFFIX_TOKENS;
 pub(crate) use code::Kernels;
 pub use code::{code_section, needed_variants};

@@ -106,6 +106,11 @@ impl ModelConfig {
         }
     }
 
+    /// Whether all that it drafts comes from one pass: of a model made for that, or a head.
+    pub fn drafts_at_once(&self) -> bool {
+        self.mask_token.or(self.eagle().and_then(|eagle| eagle.mask_token)).is_some()
+    }
+
     /// Tokens that it can draft in a step, where that is limited.
     pub fn most_drafts(&self) -> Option<usize> {
         self.medusa().map(MedusaConfig::num_heads)

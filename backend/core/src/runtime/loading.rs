@@ -291,11 +291,14 @@ impl Model {
                 return Box::new(draft::Eagle::new(Box::new(head), placement.bounds.vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
-            Self::Cpu(model) => model,
-            Self::Gpu(model, _, gpu) => Box::new(OnHost::new(model, gpu)) as Box<dyn Forward>,
+            Self::Cpu(model) => {
+                let mask_token = placement.engines[1].0.manifest().model.mask_token;
+                let drafter = draft::Model::new(model, placement.shared_vocab());
+                return Box::new(drafter.at_once(mask_token));
+            }
+            Self::Gpu(model, _, gpu) => OnHost::new(model, gpu),
         };
-        let mask_token = placement.engines[1].0.manifest().model.mask_token;
-        Box::new(draft::Model::new(model, placement.shared_vocab()).at_once(mask_token))
+        Box::new(draft::Model::new(Box::new(model), placement.shared_vocab()))
     }
 
     /// Its cache, where that is in the machine's memory.

@@ -49,6 +49,9 @@ pub use crate::pages::{PAGE_TOKENS, pages_for};
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 pub use crate::sequence::{Counters, FinishReason, Sequence, SequenceId};
 
+/// Tokens of a position that are drafted at most.
+pub const MAX_DRAFT_BRANCHES: usize = 16;
+
 /// Draft tokens that a request may bring along to an engine without a drafter.
 const MAX_GIVEN_LEN: usize = 16;
 
@@ -82,8 +85,8 @@ pub struct Options {
     pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
     pub ngram_branches: usize,
-    /// Tokens of a position that a model or a head on a CPU drafts at most, as a tree; at least 1. With adapting lengths
-    /// only those that are likely enough.
+    /// Tokens of a position that a model or a head drafts at most, as a tree, where it and its target are on a CPU; from 1 to
+    /// [`MAX_DRAFT_BRANCHES`]. With adapting lengths only those that are likely enough.
     pub draft_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
@@ -258,13 +261,15 @@ impl Runtime {
         let max_num_tokens =
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let draft_model = draft.as_ref().map(|draft| &draft.manifest().model);
-        let usual_draft_rows = match draft_model.and_then(|model| model.draft_head.as_ref()) {
-            // A model has read its own drafts that were kept.
-            None => 2,
-            // It reads them again, with the target's states.
-            Some(DraftHead::Eagle(_)) => max_draft_len + 1,
+        let (at_once, branches) = (placement.drafts_at_once(), placement.draft_branches);
+        let rereads = match draft_model.and_then(|model| model.draft_head.as_ref()) {
+            // A model has read its own drafts that were kept, if they were a chain.
+            None if branches == 1 && !at_once => 2,
+            // It reads them again; a head does with the target's states.
+            None | Some(DraftHead::Eagle(_)) => max_draft_len + 1,
             Some(DraftHead::Medusa(_)) => 1,
         };
+        let usual_draft_rows = rereads + if at_once { max_draft_len } else { 0 };
         // Medusa heads read nothing: all that they draft from is the target's last state.
         let drafter_caches = draft_model.is_some_and(|model| model.medusa().is_none());
         let config = SchedulerConfig {
@@ -290,7 +295,7 @@ impl Runtime {
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let tuner = if drafter_caches { tuner } else { tuner.without_reading() };
-        let tuner = if placement.drafts_at_once() { tuner.drafting_at_once() } else { tuner };
+        let tuner = if at_once { tuner.drafting_at_once() } else { tuner };
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,

@@ -4,7 +4,7 @@ use super::ledger::{Decision, Ledger, Promise};
 use super::lookup::Lookup;
 use super::memory::{self, Free, MemoryType, Source};
 use super::shared::{Copies, Key};
-use super::{MAX_GIVEN_LEN, Options};
+use super::{MAX_DRAFT_BRANCHES, MAX_GIVEN_LEN, Options};
 use crate::engine::{Device as Built, Engine, Limits, Manifest, Precision};
 use crate::exec::cpu::{self, Isa, Pool};
 use crate::exec::cuda::device::{Description, Device};
@@ -99,10 +99,13 @@ impl<'a> Placement<'a> {
             true => Pool::on_machine(options.threads, options.pinning),
             false => Pool::new(1),
         };
-        let bounds = step_bounds(target.manifest(), draft.map(Engine::manifest), options);
         let on_cpu = engines.iter().all(|(_, place)| place.number().is_none());
+        let most_branches = if on_cpu { MAX_DRAFT_BRANCHES } else { 1 };
+        let draft_branches = options.draft_branches.clamp(1, most_branches);
+        let drafter = draft.map(Engine::manifest);
+        let bounds = step_bounds(target.manifest(), drafter, draft_branches, options);
         Ok(Self {
-            draft_branches: if on_cpu { options.draft_branches.max(1) } else { 1 },
+            draft_branches,
             prefill: options.prefill.unwrap_or_else(|| prefill(&engines, &bounds)),
             engines,
             isa: options.isa.unwrap_or_else(Isa::detect),
@@ -209,7 +212,8 @@ impl<'a> Placement<'a> {
     fn working_bytes(&self, idx: usize) -> usize {
         let (engine, place) = &self.engines[idx];
         let Place::Gpu(_, gpu) = place else {
-            return cpu::Model::working_bytes(engine.manifest(), self.isa, self.rows(idx));
+            let passes = cpu::Model::working_bytes(engine.manifest(), self.isa, self.rows(idx));
+            return passes + self.branch_bytes(idx);
         };
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
@@ -224,6 +228,22 @@ impl<'a> Placement<'a> {
         passes + beside + steps + self.scratch_pages(idx) * page_bytes_of(engine)
     }
 
+    /// Bytes of one layer's pages for the branches of the trees of a step on a CPU. In the worst case every token of a model's
+    /// tree that is not on its first branch begins another one.
+    fn branch_bytes(&self, idx: usize) -> usize {
+        let engine = self.engines[idx].0;
+        let Manifest { model, precision, limits, .. } = engine.manifest();
+        if model.medusa().is_some() {
+            return 0;
+        }
+        let drawn = (self.draft_branches - 1) * limits.max_draft_len;
+        let looked_up = if idx == 0 { self.ngram_branches - 1 } else { 0 };
+        let pages = drawn.max(looked_up) * pages_for(PAGE_TOKENS - 1 + limits.max_draft_len);
+        let page =
+            page_bytes(&ModelConfig { num_layers: 1, ..model.clone() }, precision, &Built::Cpu);
+        self.bounds.sequences * pages * page
+    }
+
     /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.
     pub(super) fn scratch_pages(&self, idx: usize) -> usize {
         if idx > 0 || self.engines[idx].1.number().is_none() {
@@ -236,11 +256,8 @@ impl<'a> Placement<'a> {
 
     /// Whether all drafts of a step come from one pass of the drafter.
     pub(super) fn drafts_at_once(&self) -> bool {
-        self.engines.get(1).is_some_and(|(engine, place)| {
-            let model = &engine.manifest().model;
-            let mask = model.mask_token.or(model.eagle().and_then(|eagle| eagle.mask_token));
-            mask.is_some() && place.number().is_none()
-        })
+        let drafter = self.engines.get(1).filter(|(_, place)| place.number().is_none());
+        drafter.is_some_and(|(engine, _)| engine.manifest().model.drafts_at_once())
     }
 
     /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.
@@ -284,7 +301,7 @@ impl Footprint {
     /// Of engines that all run where the target does, on a CPU or on a GPU with so many streaming multiprocessors: known
     /// before they are built, since it does not depend on their sections.
     pub fn of(target: &Manifest, draft: Option<&Manifest>, num_sms: u32) -> Self {
-        let bounds = step_bounds(target, draft, &Options::default());
+        let bounds = step_bounds(target, draft, 1, &Options::default());
         let engines = [Some(target), draft].into_iter().flatten();
         match target.device {
             Built::Cpu => {
@@ -359,13 +376,18 @@ fn rows(bounds: &StepBounds, idx: usize) -> usize {
 }
 
 /// How large steps of the target may be.
-fn step_bounds(manifest: &Manifest, draft: Option<&Manifest>, options: &Options) -> StepBounds {
+fn step_bounds(
+    manifest: &Manifest,
+    draft: Option<&Manifest>,
+    draft_branches: usize,
+    options: &Options,
+) -> StepBounds {
     let limits = &manifest.limits;
     let sequences = options.max_batch_size(limits);
     StepBounds {
         rows: limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX)),
         sequences,
-        drafts: (options.draft_branches.max(1) * limits.max_draft_len).max(MAX_GIVEN_LEN),
+        drafts: (draft_branches * limits.max_draft_len).max(MAX_GIVEN_LEN),
         vocab_size: manifest.model.vocab_size,
         draft_vocab: draft.map_or(0, |draft| draft.model.vocab_size),
     }

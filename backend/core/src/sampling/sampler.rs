@@ -2,6 +2,7 @@
 
 use super::noise::Noise;
 use super::{Context, Distribution, SamplingParams, context, select, truncate};
+use crate::engine::MAX_DRAFT_LEN;
 use std::borrow::Cow;
 
 /// How the randomness of a request is keyed.
@@ -20,9 +21,14 @@ pub enum Coupling {
 pub enum Stream {
     /// The target, at a position where no draft was kept.
     Target,
-    /// A drafter, for the token of this place in its proposal: at most one draw for each, siblings included. Each step
-    /// drafts from another position on, so that no draw is repeated behind a rejected draft.
-    Draft(usize),
+    /// A drafter, for a place in its proposal. The first draft is another position in each step, so no draw of a position is
+    /// repeated, in this step or a later one.
+    Draft {
+        /// How far it is from the first draft.
+        depth: usize,
+        /// Which of its level it is.
+        place: usize,
+    },
 }
 
 /// Turns logits into tokens for one request.
@@ -74,6 +80,7 @@ impl Sampler {
     /// The likeliest tokens after `context`, so many, best first, by the logits with bias, bans and penalties.
     pub(crate) fn ranked(&self, logits: &[f32], context: Context<'_>, num: usize) -> Vec<u32> {
         let mut top = select::top_k(&self.edited(logits, context), num);
+        top.retain(|&(_, score)| score > f32::NEG_INFINITY);
         top.sort_unstable_by(select::descending);
         top.into_iter().map(|(token, _)| token).collect()
     }
@@ -102,7 +109,8 @@ impl Sampler {
         let noise = match (self.coupling, stream) {
             (Coupling::Path(seed), _) => Noise::new(seed, position, TARGET_LANE),
             (Coupling::Independent(key), Stream::Target) => Noise::new(key, position, TARGET_LANE),
-            (Coupling::Independent(key), Stream::Draft(nth)) => {
+            (Coupling::Independent(key), Stream::Draft { depth, place }) => {
+                let nth = depth + place * MAX_DRAFT_LEN;
                 Noise::new(key, position, DRAFT_LANE | (nth as u32) << LANE_BITS)
             }
         };
@@ -185,9 +193,14 @@ mod tests {
             let draw = |position, stream| sampler.draw(&dist, position, stream);
             let count = |a, b| (0..100).filter(|&at| draw(at, a) == draw(at, b)).count();
             // The other place in a proposal is that of an earlier step, whose proposal began earlier.
-            [count(Stream::Target, Stream::Draft(0)), count(Stream::Draft(1), Stream::Draft(0))]
+            let draft = |depth, place| Stream::Draft { depth, place };
+            [
+                count(Stream::Target, draft(0, 0)),
+                count(draft(1, 0), draft(0, 0)),
+                count(draft(0, 1), draft(0, 0)),
+            ]
         };
-        assert_eq!(same(Coupling::Path(4)), [100, 100]);
+        assert_eq!(same(Coupling::Path(4)), [100; 3]);
         assert!(same(Coupling::Independent(4)).iter().all(|&count| count < 15));
     }
 }

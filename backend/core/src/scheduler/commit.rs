@@ -28,7 +28,7 @@ impl Scheduler {
             shape.rows += rows;
             shape.positions += rows * positions;
             if outcome.draft_passes > 0 {
-                shape.drafting += 1;
+                shape.drafting += self.tuner.rows_of_pass(outcome.draft_depth);
                 shape.draft_positions += positions;
                 shape.draft_passes = shape.draft_passes.max(outcome.draft_passes);
             }
@@ -72,7 +72,8 @@ impl Scheduler {
             outcome.drafted <= part.draft_len().max(most),
             "more drafts verified than asked for"
         );
-        self.tuner.record(part.id, part.draft_lens, draft(part, &outcome));
+        let is_fixed = sequence.limits.is_fixed;
+        self.tuner.record(part.id, part.draft_lens, draft(part, &outcome), is_fixed);
         let max_seq_len = self.config.max_seq_len;
         let prompt = std::mem::take(&mut outcome.prompt);
         sequence.tell(part.chunk, prompt.len());

@@ -66,32 +66,17 @@ impl Plan {
     }
 
     fn set_draft(&mut self, idx: usize, draft_lens: DraftLens, draft_rows: usize) {
-        self.narrow(idx);
+        self.set_width(idx, 1);
         let part = &mut self.parts[idx];
         self.rows_left = self.rows_left + part.draft_len() - draft_lens.longest();
         self.draft_rows_left = self.draft_rows_left + part.draft_rows - draft_rows;
         (part.draft_lens, part.draft_rows) = (draft_lens, draft_rows);
     }
 
-    /// Lets a part's draft branch, if so many rows more are within those that drafts may have; gives what is left of these.
-    fn widen(&mut self, idx: usize, width: usize, extra_left: usize) -> usize {
-        let part = &mut self.parts[idx];
-        let before = part.draft_len();
-        part.draft_width = width;
-        let more = part.draft_len() - before;
-        if more > extra_left {
-            part.draft_width = 1;
-            return extra_left;
-        }
-        self.rows_left -= more;
-        extra_left - more
-    }
-
-    /// Has a part's draft be a chain.
-    fn narrow(&mut self, idx: usize) {
+    fn set_width(&mut self, idx: usize, width: usize) {
         let part = &mut self.parts[idx];
         self.rows_left += part.draft_len();
-        part.draft_width = 1;
+        part.draft_width = width;
         self.rows_left -= part.draft_len();
     }
 }
@@ -165,19 +150,28 @@ impl Scheduler {
             let wants_model = lens.model > 0 || falls_behind;
             // Without room for the whole catch-up the model does not draft: rows that it has not seen
             // cannot be skipped. A look-up goes on without it.
-            match wants_model && lag < plan.draft_rows_left {
-                true => plan.set_draft(idx, lens, lag + 1),
+            let rows = lag + self.tuner.rows_of_pass(lens.model);
+            match wants_model && rows <= plan.draft_rows_left {
+                true => plan.set_draft(idx, lens, rows),
                 false => plan.set_draft(idx, DraftLens { model: 0, ..lens }, 0),
             }
         }
-        let drafted: usize = plan.parts.iter().map(Scheduled::draft_len).sum();
-        let mut extra_left = max_extra - drafted;
+        if backlog == 0 {
+            self.plan_branches(plan);
+        }
+    }
+
+    /// Lets drafts of a model branch, the first ones first, as wide as the rows left allow and the pages that each sequence
+    /// will have in the end: others' are not lent for it.
+    fn plan_branches(&self, plan: &mut Plan) {
         for idx in 0..plan.parts.len() {
-            let tokens = self.running[&plan.parts[idx].key].tokens.len();
-            let room = self.config.max_seq_len.saturating_sub(tokens);
-            let width = self.config.draft_width;
-            if width * plan.parts[idx].draft_lens.model <= room {
-                extra_left = plan.widen(idx, width, extra_left);
+            let (sequence, part) = (&self.running[&plan.parts[idx].key], &plan.parts[idx]);
+            let room = sequence.max_len().min(self.config.max_seq_len) - sequence.tokens.len();
+            let most = room.min(part.draft_len() + plan.rows_left);
+            let len = part.draft_lens.model.max(1);
+            let width = self.config.draft_width.min(most / len).max(1);
+            if part.draft_lens.model > 0 {
+                plan.set_width(idx, width);
             }
         }
     }
@@ -206,14 +200,16 @@ impl Scheduler {
             if self.take_back_lookahead(&plan.parts) {
                 continue;
             }
-            let drafts = (0..plan.parts.len()).rev().find(|&idx| {
-                let part = &plan.parts[idx];
+            let needs_more = |idx: &usize| {
+                let part = &plan.parts[*idx];
                 self.page_need(part, part.draft_len()) > self.page_need(part, 0)
-            });
-            match drafts {
-                Some(idx) if plan.parts[idx].draft_width > 1 => plan.narrow(idx),
-                Some(idx) => plan.set_draft(idx, DraftLens::default(), 0),
-                None => self.preempt_last(plan),
+            };
+            let mut drafts = (0..plan.parts.len()).rev().filter(needs_more);
+            let branching = drafts.clone().find(|&idx| plan.parts[idx].draft_width > 1);
+            match (branching, drafts.next()) {
+                (Some(idx), _) => plan.set_width(idx, 1),
+                (None, Some(idx)) => plan.set_draft(idx, DraftLens::default(), 0),
+                (None, None) => self.preempt_last(plan),
             }
         }
         plan.parts.iter().for_each(|part| self.lend(part));

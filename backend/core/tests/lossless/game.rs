@@ -128,7 +128,14 @@ impl Game {
                         _ => self.params.temperature,
                     };
                     let (drawn, reported) = self.draft_row(model, temperature, &output);
-                    (sampler.draw(&drawn, position, Stream::Draft(proposal.len())), Some(reported))
+                    (
+                        sampler.draw(
+                            &drawn,
+                            position,
+                            Stream::Draft { depth: proposal.len(), place: 0 },
+                        ),
+                        Some(reported),
+                    )
                 }
             };
             proposal.push(token, q);

@@ -70,7 +70,9 @@ type Second = fn(first: u32) -> [f32; 4];
 fn drawn_siblings_p_value(second: Second) -> f64 {
     let outcomes = (0..TRIALS).map(|trial| {
         let sampler = Sampler::new(sampled(), Coupling::Independent(trial), vec![]);
-        let draw = |dist: &Distribution, nth| sampler.draw(dist, PROMPT.len(), Stream::Draft(nth));
+        let draw = |dist: &Distribution, place| {
+            sampler.draw(dist, PROMPT.len(), Stream::Draft { depth: 0, place })
+        };
         let mut proposal = Proposal::default();
         let q = distribution(&DRAFT);
         let first = draw(&q, 0);

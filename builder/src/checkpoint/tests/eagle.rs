@@ -119,6 +119,26 @@ fn every_key_of_a_configuration_is_heard() {
 }
 
 #[test]
+fn a_head_that_drafts_in_one_pass_has_a_mask_and_what_comes_with_it() {
+    let head = |token: Value, shape: &[usize]| {
+        let mut head = eagle3();
+        head.config["mask_token_id"] = token;
+        head.blobs.push(blob("mask_hidden", shape));
+        head
+    };
+    let opened = open_head(&head(json!(47), &[1, 1, 96]), true).unwrap();
+    assert_eq!(opened.config.eagle().unwrap().mask_token, Some(47));
+    assert_eq!(opened.config.mask_token, None, "it is not one as a model");
+    let values: Vec<f32> = (0..96).map(|idx| value("mask_hidden", idx)).collect();
+    assert_eq!(read(&opened, "mask_hidden"), values);
+    refused(open_head(&head(json!(48), &[96]), true), &["mask token is 48", "48"]);
+    refused(open_head(&head(Value::Null, &[96]), true), &["mask_hidden", "no mask_token_id"]);
+    refused(open_head(&head(json!(-1), &[96]), true), &["mask_token_id"]);
+    refused(open_head(&head(json!(7), &[1, 1, 32]), true), &["`mask_hidden`", "[32]", "[96]"]);
+    assert_eq!(eagle(&eagle3()).mask_token, None);
+}
+
+#[test]
 fn a_head_for_another_target_is_refused() {
     for (key, value, parts) in [
         ("vocab_size", json!(49), &["49 tokens", "the target has 48"][..]),

@@ -397,3 +397,17 @@ fn values_that_are_not_finite_are_named() {
         assert!(message.contains(Q) && message.contains("row 12"), "{message}");
     }
 }
+
+#[test]
+fn a_model_made_to_draft_in_one_pass_is_known_by_its_mask() {
+    assert_eq!(open(&Folder::llama()).unwrap().config.mask_token, None);
+    for key in ["pard_token", "ptd_token_id"] {
+        let mut folder = Folder::llama();
+        folder.config[key] = json!(47);
+        assert_eq!(open(&folder).unwrap().config.mask_token, Some(47));
+        folder.config[key] = json!(48);
+        refused(open(&folder), &["mask token is 48", "48"]);
+        folder.config[key] = json!(1u64 << 32);
+        refused(open(&folder), &[key, "4294967296"]);
+    }
+}
