@@ -283,7 +283,7 @@ fn trees_of_a_models_drafts_give_the_tokens_of_plain_decoding() {
         accepted
     };
     let [chains, two, four] = [1, 2, 4].map(|branches| steps(run(branches, Fixed, None)));
-    assert!(chains < two && two < four, "accepted: {chains}, {two}, {four}");
+    assert!(chains < two && two <= four, "accepted: {chains}, {two}, {four}");
     run(3, Adaptive, None);
     run(3, Fixed, Some(40));
 }

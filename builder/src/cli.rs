@@ -5,7 +5,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use spec_core::engine::MAX_SUFFIX_TOKENS;
 use spec_core::model::Dtype;
-use spec_core::runtime::{Isa, Lookup, Pinning, SUFFIX_TOKENS};
+use spec_core::runtime::{Isa, Lookup, MAX_DRAFT_BRANCHES, Pinning, SUFFIX_TOKENS};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -195,7 +195,7 @@ pub struct TryArgs {
     #[arg(long, default_value_t = 1)]
     pub ngram_branches: usize,
     /// Tokens of a position that a model or a head drafts at most, as a tree, where it and its target are on the CPU: 1 to 16.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = draft_branches)]
     pub draft_branches: usize,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
@@ -455,6 +455,11 @@ impl std::str::FromStr for DraftLen {
             .map(Self::Fixed)
             .map_err(|_| format!("`{text}` is neither a number nor `auto`"))
     }
+}
+
+fn draft_branches(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=MAX_DRAFT_BRANCHES).contains(number));
+    number.ok_or_else(|| format!("expected a whole number of 1 to {MAX_DRAFT_BRANCHES}"))
 }
 
 fn parse_dtype(text: &str) -> Result<Dtype, String> {

@@ -168,6 +168,11 @@ fn a_wrong_value_is_refused_with_what_is_expected() {
             "mmx",
             "parameter 'isa' is 'mmx', expected auto or an instruction set of this machine",
         ),
+        (
+            "draft_branches",
+            "17",
+            "parameter 'draft_branches' is '17', expected a whole number of 1 to 16",
+        ),
         ("pin_threads", "true", "parameter 'pin_threads' is 'true', expected auto, on or off"),
         (
             "draft_len",

@@ -14,6 +14,7 @@ use crate::sequence::SequenceId;
 use crate::{Error, Result};
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Rows of one sequence, each behind the one before it or as a tree.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +101,33 @@ pub trait Head: Send {
 /// The states that a head has handed on behind nodes of a draft, or behind the last known token.
 type HandedOn = HashMap<Option<usize>, Vec<f32>>;
 
+/// Rows of an entry that do not wait for a draft: tokens, and what each comes with.
+struct Known<'a> {
+    tokens: Cow<'a, [u32]>,
+    states: Cow<'a, [f32]>,
+}
+
+impl<'a> Known<'a> {
+    /// The known rows, and behind the last known token those of drafts that come from the same pass.
+    fn new(
+        entry: &Entry<'a>,
+        rows: &Range<usize>,
+        states: &'a HeadStates,
+        mask: Option<&MaskRow>,
+    ) -> Self {
+        let mut tokens = Cow::Borrowed(&entry.tokens[rows.clone()]);
+        let mut states = Cow::Borrowed(states.of(entry.id, 0..rows.len()));
+        let asks = !rows.is_empty() && rows.end == entry.tokens.len();
+        if let Some(mask) = mask.filter(|_| asks) {
+            for _ in 1..entry.draft_lens.model {
+                tokens.to_mut().push(mask.token);
+                states.to_mut().extend_from_slice(&mask.state);
+            }
+        }
+        Self { tokens, states }
+    }
+}
+
 /// Drafts with a head.
 pub struct Eagle {
     head: Box<dyn Head>,
@@ -128,19 +156,10 @@ impl Eagle {
         let states = &mut self.states;
         let rows = entries.iter().map(|entry| states.rows_to_feed(entry, entry.speculates));
         let rows: Vec<_> = rows.collect();
-        let mut known: Vec<(Cow<'_, [u32]>, Cow<'_, [f32]>)> = Vec::with_capacity(entries.len());
-        for (entry, rows) in entries.iter().zip(&rows) {
-            let mut tokens = Cow::Borrowed(&entry.tokens[rows.clone()]);
-            let mut states = Cow::Borrowed(self.states.of(entry.id, 0..rows.len()));
-            let asks = !rows.is_empty() && rows.end == entry.tokens.len();
-            if let Some(mask) = self.head.mask().filter(|_| asks) {
-                for _ in 1..entry.draft_lens.model {
-                    tokens.to_mut().push(mask.token);
-                    states.to_mut().extend_from_slice(&mask.state);
-                }
-            }
-            known.push((tokens, states));
-        }
+        let (states, mask) = (&self.states, self.head.mask());
+        let known = entries.iter().zip(&rows);
+        let known = known.map(|(entry, rows)| Known::new(entry, rows, states, mask));
+        let known: Vec<Known<'_>> = known.collect();
         for (idx, ((entry, rows), proposal)) in entries.iter().zip(rows).zip(proposals).enumerate()
         {
             if rows.is_empty() {
@@ -151,7 +170,7 @@ impl Eagle {
             if has_logits {
                 drafting.push(idx);
             }
-            let (tokens, states) = &known[idx];
+            let Known { tokens, states } = &known[idx];
             segments.push(HeadSegment {
                 tokens,
                 states,
@@ -225,7 +244,7 @@ impl Drafter for Eagle {
         let mut trees = Trees::new(entries.len());
         let mut handed_on = vec![HandedOn::new(); entries.len()];
         while !drafting.is_empty() {
-            let mut states = pass.states.chunks_exact(self.head.width());
+            let width = self.head.width();
             let mut row = 0;
             for &idx in &drafting {
                 let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
@@ -233,8 +252,7 @@ impl Drafter for Eagle {
                 for (end, &node) in trees.ends(idx).iter().enumerate() {
                     let logits = self.spread(pass.logits.row(row));
                     candidates.push(trees.candidates(idx, entry, proposal, end, logits));
-                    let state = states.next().expect("a state a row");
-                    handed_on[idx].insert(node, state.to_vec());
+                    handed_on[idx].insert(node, pass.states[row * width..][..width].to_vec());
                     row += 1;
                 }
                 trees.grow(idx, entry, &candidates, proposal);

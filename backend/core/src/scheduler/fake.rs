@@ -179,6 +179,8 @@ impl Fake {
         let DraftLens { lookup, model } = draft_lens;
         let most_drafts = lookup.max(model * entry.branching.width).max(given.len());
         assert!(entry.branching.width >= 1);
+        // Under `GuaranteedNoEvict` others have reserved the rest.
+        assert!(pages.len() <= pages_for(entry.max_len), "more pages than it ever needs");
         assert!(pages.len() >= pages_for(computed + chunk + most_drafts));
     }
 

@@ -156,18 +156,18 @@ impl Scheduler {
                 false => plan.set_draft(idx, DraftLens { model: 0, ..lens }, 0),
             }
         }
-        if backlog == 0 {
-            self.plan_branches(plan);
-        }
+        self.plan_branches(plan, backlog);
     }
 
-    /// Lets drafts of a model branch, the first ones first, as wide as the rows left allow and the pages that each sequence
-    /// will have in the end: others' are not lent for it.
-    fn plan_branches(&self, plan: &mut Plan) {
+    /// Lets drafts of a model branch, the first ones first, as wide as the rows allow that prompts leave over, and the pages
+    /// that each sequence will have in the end: others' are not lent for it.
+    fn plan_branches(&self, plan: &mut Plan, backlog: usize) {
         for idx in 0..plan.parts.len() {
             let (sequence, part) = (&self.running[&plan.parts[idx].key], &plan.parts[idx]);
-            let room = sequence.max_len().min(self.config.max_seq_len) - sequence.tokens.len();
-            let most = room.min(part.draft_len() + plan.rows_left);
+            let own_pages = pages_for(sequence.max_len());
+            let room = own_pages * PAGE_TOKENS - sequence.tokens.len();
+            let spare = plan.rows_left.saturating_sub(backlog);
+            let most = room.min(part.draft_len() + spare);
             let len = part.draft_lens.model.max(1);
             let width = self.config.draft_width.min(most / len).max(1);
             if part.draft_lens.model > 0 {
