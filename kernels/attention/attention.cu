@@ -128,16 +128,36 @@ DEVICE void merge_part(const Softmax& part, Softmax& total) {
     }
 }
 
+// Copies the first pages of a split.
+DEVICE void begin_split(const AttentionParams& p, const Plan& plan, uint32_t split, uint8_t* ring) {
+    Walk ahead = begin_walk(p, plan.item, split);
+    KEEP_LOOP  // registers
+    for (uint32_t i = 0; i < AHEAD; ++i) {
+        copy_next(p, plan, ahead, ring + i * PAGE_BYTES);
+    }
+}
+
+// Where the walk through a split is behind those pages.
+DEVICE Walk walk_ahead(Walk walk) {
+    KEEP_LOOP
+    for (uint32_t i = 0; i < AHEAD && has_page(walk); ++i) {
+        advance(walk);
+    }
+    return walk;
+}
+
+// Whether the pages with which the item begins are older than the pass. On sm_120 there are no registers to make use of it.
+DEVICE bool begins_old(const AttentionParams& p, const Item& item) {
+    const uint32_t end = first_token(p, item.first_split) + AHEAD * NUM_PARTS * PAGE_TOKENS;
+    return ARCH < 1200 && end <= item.rows.num_old;
+}
+
 // The warp's pages of a split, through the ring: of a narrow tile its part, of a wide one all parts.
 DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t split,
                             uint8_t* ring) {
     const Item& item = plan.item;
     Walk now = begin_walk(p, item, split);
-    Walk ahead = now;
-    KEEP_LOOP  // registers
-    for (uint32_t i = 0; i < AHEAD; ++i) {
-        copy_next(p, plan, ahead, ring + i * PAGE_BYTES);
-    }
+    Walk ahead = walk_ahead(now);
     uint32_t query[NUM_STEPS][4];
     load_queries(p, item, query);
     const View view = load_view(p, item);
@@ -282,10 +302,18 @@ DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
     }
 }
 
+DEVICE uint8_t* ring_of(uint8_t* rings) {
+    return rings + thread_index() / NUM_COPIERS * PART_BYTES;
+}
+
+// The item that is planned, of whose first split the first pages are on their way.
 DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
     const Item& item = plan.item;
-    uint8_t* ring = rings + thread_index() / NUM_COPIERS * PART_BYTES;
+    uint8_t* ring = ring_of(rings);
     for (uint32_t split = item.first_split; split < item.end_split; ++split) {
+        if (split > item.first_split) {
+            begin_split(p, plan, split, ring);
+        }
         const Softmax softmax = attend_split(p, plan, split, ring);
         store_sums(softmax, reinterpret_cast<float*>(ring));
         barrier_all();
@@ -296,19 +324,40 @@ DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
     climb(p, item, plan);
 }
 
+// Plans the item of this number, if there is one: its tile, and those beside it, first.
+DEVICE bool plan_next(const AttentionParams& p, uint32_t number, Plan& plan) {
+    while (number >= plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
+        const uint32_t next = plan.first_tile + NUM_THREADS;
+        if (next >= p.num_tiles) {
+            return false;
+        }
+        plan_tiles(p, next, plan);
+    }
+    plan_item(p, number, plan);
+    return true;
+}
+
+// Rows, tiles, pages and all but the newest keys and values are older than the kernel in front, which has let this one
+// begin behind its own wait: when the queries are there a block knows its first item, and has asked for its first pages.
 KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
     uint8_t* rings = shared_memory();
+    uint8_t* ring = ring_of(rings);
     Plan& plan = *reinterpret_cast<Plan*>(rings + SUMS_BYTES);
+    plan_level(p, plan);
+    plan_tiles(p, 0, plan);
+    bool has_item = plan_next(p, block_index(), plan);
+    bool has_begun = has_item && begins_old(p, plan.item);
+    if (has_begun) {
+        begin_split(p, plan, plan.item.first_split, ring);
+    }
     grid_wait();
     grid_launch_dependents();
-    plan_level(p, plan);
-    uint32_t number = block_index();
-    for (uint32_t first = 0; first < p.num_tiles; first = plan.first_tile + NUM_THREADS) {
-        plan_tiles(p, first, plan);
-        while (number < plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
-            plan_item(p, number, plan);
-            attend(p, rings, plan);
-            number = plan.item.number + num_blocks();
+    while (has_item) {
+        if (!has_begun) {
+            begin_split(p, plan, plan.item.first_split, ring);
         }
+        attend(p, rings, plan);
+        has_begun = false;
+        has_item = plan_next(p, plan.item.number + num_blocks(), plan);
     }
 }

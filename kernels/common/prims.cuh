@@ -26,6 +26,10 @@ typedef unsigned long long uintptr_t;
     extern "C" __global__ void __launch_bounds__(threads, blocks_per_sm)         \
         name(const __grid_constant__ Params p)
 
+// The same with so many registers a thread at most.
+#define KERNEL_OF_REGISTERS(name, Params, threads, registers) \
+    extern "C" __global__ void __maxnreg__(registers) name(const __grid_constant__ Params p)
+
 #include "common/vector.cuh"
 
 extern __shared__ __align__(1024) uint8_t dynamic_shared_memory[];
@@ -257,6 +261,12 @@ DEVICE void async_arrive(uint64_t* mbar) {
                  : "memory");
 }
 
+// Brings what an address is in, so many bytes, to the L2 cache.
+constexpr uint32_t PREFETCHED = 128;
+DEVICE void prefetch(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // Returns when the kernel before this one has ended and what it wrote can be read.
 DEVICE void grid_wait() {
 #if ARCH >= 900
@@ -265,11 +275,17 @@ DEVICE void grid_wait() {
 }
 
 // Lets the kernel after this one begin as soon as one thread of each block has said so. That thread has waited for
-// the kernel before: so two kernels run at a time, and who has waited reads what all before it have written.
+// the kernel before: so two kernels run at a time, and all that is older than the one in front can be read at once.
 DEVICE void grid_launch_dependents() {
 #if ARCH >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// The same before that thread has waited: three kernels run at a time, and the last of them must not read anything but
+// constants before it waits.
+DEVICE void grid_launch_dependents_early() {
+    grid_launch_dependents();
 }
 
 // c[16][8] += a[16][16] * b[16][8], halves into floats. Lane 4g + t holds of a: rows g and g + 8 at

@@ -25,12 +25,14 @@ struct Row {
 };
 static_assert(sizeof(Row) == 32, "as on the host");
 
-// Consecutive rows of one sequence that attend together; `num_rows` 0 is an empty place.
+// Consecutive rows of one sequence that attend together; `num_rows` 0 is an empty place. Keys and values of the sequence's
+// first `num_old` positions are older than the pass; it may have more of them.
 struct Tile {
     uint32_t first_row;
     uint32_t num_rows;
+    uint32_t num_old;
 };
-static_assert(sizeof(Tile) == 8, "as on the host");
+static_assert(sizeof(Tile) == 12, "as on the host");
 
 // The largest of some logits and the lowest index that has it.
 struct Best {

@@ -37,7 +37,8 @@ DEVICE uint64_t matrix_descriptor(const void* first, uint32_t atom_stride) {
     const uint64_t swizzle_of_128 = 1ull << 62;
     // Unused where rows are swizzled.
     const uint64_t leading_stride = 1ull << 16;
-    const uint64_t address = (shared_address(first) & 0x3ffff) >> 4;
+    // All lanes have the same one, and the compiler is to know: it then keeps descriptors in uniform registers.
+    const uint32_t address = shuffle_from((shared_address(first) & 0x3ffff) >> 4, 0);
     return address | leading_stride | uint64_t(atom_stride >> 4) << 32 | swizzle_of_128;
 }
 

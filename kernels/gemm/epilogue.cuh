@@ -208,19 +208,24 @@ DEVICE void finish_row(
 }
 #endif
 
-// Makes outputs of some rows of a tile: `first`, and `stride` further on so many times, below `end`. `sums_of(row)` has a
-// lane's two.
-template <uint32_t COUNT, class SumsOf>
-DEVICE void finish_rows(
+// What some rows of a tile need from memory: `first`, and `stride` further on so many times, below `end`.
+template <uint32_t COUNT>
+DEVICE void load_rows(
     const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t first, uint32_t stride,
-    uint32_t end, SumsOf sums_of) {
-    Before before[COUNT];
+    uint32_t end, Before (&before)[COUNT]) {
     UNROLL
     for (uint32_t i = 0; i < COUNT; ++i) {
         // Those beyond the last repeat the first: a branch would keep the loads apart.
         const uint32_t row = first + i * stride;
         before[i] = load_before(p, n_len, tile, outputs, row < end ? row : first);
     }
+}
+
+// Makes outputs of these rows. `sums_of(row)` has a lane's two.
+template <uint32_t COUNT, class SumsOf>
+DEVICE void finish_loaded(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t first, uint32_t stride,
+    uint32_t end, const Before (&before)[COUNT], SumsOf sums_of) {
     UNROLL
     for (uint32_t i = 0; i < COUNT; ++i) {
         const uint32_t row = first + i * stride;
@@ -228,4 +233,14 @@ DEVICE void finish_rows(
             finish_row(p, n_len, tile, outputs, row, before[i], sums_of(row));
         }
     }
+}
+
+// Both.
+template <uint32_t COUNT, class SumsOf>
+DEVICE void finish_rows(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t first, uint32_t stride,
+    uint32_t end, SumsOf sums_of) {
+    Before before[COUNT];
+    load_rows(p, n_len, tile, outputs, first, stride, end, before);
+    finish_loaded(p, n_len, tile, outputs, first, stride, end, before, sums_of);
 }

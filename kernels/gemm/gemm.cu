@@ -88,6 +88,11 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "gemm/product.cuh"
 #endif
 
-KERNEL(gemm, GemmParams, THREADS, CTAS) {
+#if HAS_WARPGROUPS
+KERNEL_OF_REGISTERS(gemm, GemmParams, THREADS, REGISTERS)
+#else
+KERNEL(gemm, GemmParams, THREADS, CTAS)
+#endif
+{
     run(p);
 }

@@ -19,9 +19,15 @@ struct NormaliseParams {
 };
 static_assert(sizeof(NormaliseParams) == 72, "as on the host");
 
+// The next kernel may begin before this one has waited: a product's weights are then on their way while the kernel in front
+// still runs.
 KERNEL(normalise, NormaliseParams, THREADS, 4) {
+    grid_launch_dependents_early();
+    // While memory is about to be kept busy by the next kernel's weights.
+    for (uint32_t k = PREFETCHED / 4 * thread_index(); k < p.k; k += PREFETCHED / 4 * THREADS) {
+        prefetch(p.weight + k);
+    }
     grid_wait();
-    grid_launch_dependents();
     for (uint32_t row = block_index(); row < p.num_rows; row += num_blocks()) {
         const uint64_t from = p.row_index ? p.row_index[row] : row;
         const float* input = p.input + from * p.k;

@@ -70,8 +70,9 @@ DEVICE void write_tile(const RowsParams& params, const Places& places, uint32_t 
     const uint32_t first = maximum(share, places.first);
     const uint32_t end = minimum(share + params.tile_rows, places.first + places.count);
     const uint32_t num_tiles = divide_up(places.num, params.tile_rows);
-    params.tiles[sequence * num_tiles + tile] = {sequence * places.num + first,
-                                                 first < end ? end - first : 0};
+    const uint32_t num_old = places.count > 0 ? row_at(params, sequence, places.first).slot : 0;
+    params.tiles[sequence * num_tiles + tile] = {
+        sequence * places.num + first, first < end ? end - first : 0, num_old};
 }
 
 // Any grid, any number of threads.

@@ -1,12 +1,14 @@
 // The product of warpgroups: its flow from units to outputs.
 #pragma once
 
-// Shared memory of a CTA. The host launches with SHARED_BYTES.
-constexpr uint32_t SUMS_OFFSET = RING_BYTES;
-constexpr uint32_t BARRIERS_OFFSET = SUMS_OFFSET + PAIR_TILES * SUMS_SIZE * 4;
+// Shared memory of a CTA: sums, barriers, and behind them the ring, in which units begin at multiples of an atom of the
+// swizzle. The host launches with SHARED_BYTES, or, if CTAs have fewer units than stages, with those of the stages that
+// are used: a small product then has room beside the kernel in front, and its weights are there when that has ended.
+constexpr uint32_t BARRIERS_OFFSET = PAIR_TILES * SUMS_SIZE * 4;
 constexpr uint32_t NUM_BARRIERS = 3 * MOST_STAGES + 2;
 constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + NUM_BARRIERS * 8;
-constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
+constexpr uint32_t RING_OFFSET = divide_up(IS_LAST_OFFSET + 4, ATOM_BYTES) * ATOM_BYTES;
+constexpr uint32_t SHARED_BYTES = RING_OFFSET + RING_BYTES;
 static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
 
 // After the consumers a warp that asks for weights, one that counts parts, and those that copy rows.
@@ -14,7 +16,9 @@ constexpr uint32_t WEIGHTS_WARP = CONSUMER_WARPS;
 constexpr uint32_t COUNTING_WARP = CONSUMER_WARPS + 1;
 constexpr uint32_t THREADS = (CONSUMER_WARPS + 2 + COPY_WARPS) * 32;
 static_assert((COUNTING_WARP + 1) % COPY_WARPS == 0, "lanes that copy count from a multiple of them all");
-constexpr uint32_t CTAS = 1;
+// With few rows as many as leave room for a block of the attention in front: a product does not wait for its end.
+constexpr uint32_t REGISTERS = ROWS == 8 ? 120 : 168;
+static_assert(REGISTERS * THREADS <= 65536, "all that a multiprocessor has");
 
 struct Shared {
     Stream stream;
@@ -25,8 +29,8 @@ struct Shared {
 DEVICE Shared carve(uint8_t* memory) {
     uint64_t* barriers = (uint64_t*)(memory + BARRIERS_OFFSET);
     Shared shared;
-    shared.stream = {{memory, barriers, barriers + MOST_STAGES}, barriers + 2 * MOST_STAGES};
-    shared.sums = (float*)(memory + SUMS_OFFSET) + warpgroup_index() % PAIR_TILES * SUMS_SIZE;
+    shared.stream = {{memory + RING_OFFSET, barriers, barriers + MOST_STAGES}, barriers + 2 * MOST_STAGES};
+    shared.sums = (float*)memory + warpgroup_index() % PAIR_TILES * SUMS_SIZE;
     uint64_t* handover = barriers + 3 * MOST_STAGES;
     shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
     return shared;
@@ -37,20 +41,60 @@ DEVICE void warpgroup_barrier() {
     barrier_named(2 + warpgroup_index(), WARPGROUP_THREADS);
 }
 
-// Makes outputs of a batch of rows of a tile.
+// A batch of rows of a tile.
+struct Batch {
+    uint32_t tile;
+    uint32_t first_row;
+    uint32_t end_row;
+};
+
+DEVICE Batch batch_of(const GemmParams& p, uint32_t tile, uint32_t batch) {
+    const uint32_t first = batch * FINISH_ROWS;
+    return {tile, first, minimum(first + FINISH_ROWS, p.num_rows)};
+}
+
+// A warp finishes some rows of a batch at once.
+constexpr uint32_t FINISHED_AT_ONCE = minimum(FINISH_ROWS / WARPGROUP_WARPS, 4u);
+
+DEVICE uint32_t first_of_warp(const Batch& batch) {
+    return batch.first_row + warp_index() % WARPGROUP_WARPS;
+}
+
+// Whether what a batch needs besides its sums is loaded before they are there: with many rows there are no registers for it.
+constexpr bool LOADS_AHEAD = PRODUCTS == 1;
+
+// That: of all rows, and of those that this warp finishes first.
+struct Needed {
+    Outputs outputs;
+    Before rows[FINISHED_AT_ONCE];
+};
+
+DEVICE void load_needed(const GemmParams& p, const Batch& batch, Needed& needed) {
+    needed.outputs = outputs_of(p, batch.tile);
+    const uint32_t first = minimum(first_of_warp(batch), batch.end_row - 1);
+    load_rows(p, matrix_n(p), batch.tile, needed.outputs, first, WARPGROUP_WARPS, batch.end_row, needed.rows);
+}
+
+// Makes outputs of a batch.
 DEVICE void finish_batch(
-    const GemmParams& p, uint32_t tile, uint32_t batch, const Four (&four)[FINISH_ROWS / 8], float* sums) {
+    const GemmParams& p, const Batch& batch, Needed& needed, const Four (&four)[FINISH_ROWS / 8], float* sums) {
     leave_sums(four, sums);
     warpgroup_barrier();
-    constexpr uint32_t AT_ONCE = minimum(FINISH_ROWS / WARPGROUP_WARPS, 4u);
-    const Outputs outputs = outputs_of(p, tile);
-    const uint32_t first = batch * FINISH_ROWS;
-    const uint32_t end = minimum(first + FINISH_ROWS, p.num_rows);
-    for (uint32_t row = first + warp_index() % WARPGROUP_WARPS; row < end; row += AT_ONCE * WARPGROUP_WARPS) {
-        finish_rows<AT_ONCE>(p, matrix_n(p), tile, outputs, row, WARPGROUP_WARPS, end, [&](uint32_t row) {
-            const float* from = sums + (row - first) * SUMS_STRIDE + lane_index();
-            return Pair{from[0], from[32]};
-        });
+    constexpr uint32_t AT_ONCE = FINISHED_AT_ONCE;
+    const auto sums_of = [&](uint32_t row) {
+        const float* from = sums + (row - batch.first_row) * SUMS_STRIDE + lane_index();
+        return Pair{from[0], from[32]};
+    };
+    const auto [tile, _, end] = batch;
+    uint32_t row = first_of_warp(batch);
+    if constexpr (LOADS_AHEAD) {
+        finish_loaded(p, matrix_n(p), tile, needed.outputs, row, WARPGROUP_WARPS, end, needed.rows, sums_of);
+        row += AT_ONCE * WARPGROUP_WARPS;
+    } else {
+        needed.outputs = outputs_of(p, tile);
+    }
+    for (; row < end; row += AT_ONCE * WARPGROUP_WARPS) {
+        finish_rows<AT_ONCE>(p, matrix_n(p), tile, needed.outputs, row, WARPGROUP_WARPS, end, sums_of);
     }
     // The next batch goes there.
     warpgroup_barrier();
@@ -74,7 +118,12 @@ DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, fl
             }
         }
         if (batch * FINISH_ROWS < p.num_rows) {
-            finish_batch(p, tile_of(pair), batch, four, shared);
+            const Batch rows = batch_of(p, tile_of(pair), batch);
+            Needed needed;
+            if constexpr (LOADS_AHEAD) {
+                load_needed(p, rows, needed);
+            }
+            finish_batch(p, rows, needed, four, shared);
         }
     }
 }
@@ -86,9 +135,14 @@ DEVICE void settle(const GemmParams& p, const Order& order, const Shared& shared
     }
     if (tile_of(pending.counter) < order.tiles) {
         for (uint32_t batch = 0; batch * FINISH_ROWS < p.num_rows; ++batch) {
+            const Batch rows = batch_of(p, tile_of(pending.counter), batch);
+            Needed needed;
+            if constexpr (LOADS_AHEAD) {
+                load_needed(p, rows, needed);
+            }
             Four four[FINISH_ROWS / 8];
             sum_parts(p, order, pending.counter, batch, four);
-            finish_batch(p, tile_of(pending.counter), batch, four, shared.sums);
+            finish_batch(p, rows, needed, four, shared.sums);
         }
     }
     if (thread_index() == 0) {
@@ -109,6 +163,57 @@ DEVICE void finish_piece(
     }
 }
 
+#if ROWS <= 64
+// Leaves the units of a piece to the other warpgroup.
+DEVICE void skip_piece(const Stream& stream, uint32_t count, Cursor& at) {
+    for (uint32_t unit = 0; unit < count; ++unit) {
+        acquire(stream, at);
+        release(stream.ring, at);
+    }
+}
+
+// Multiplies the units of a piece, of this warpgroup's tile if there is one. While the products of a unit run the next
+// one's weights are unpacked.
+DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, Cursor& at, Sums& sums) {
+    if (!has_tile) {
+        return skip_piece(stream, count, at);
+    }
+    const uint32_t tile = warpgroup_index() * UNIT_BYTES;
+    Weights weights[2];
+    Cursor ahead = at;
+    const auto load_next = [&](Weights& weights) {
+        load_weights(weights, acquire(stream, ahead) + tile);
+        advance(ahead);
+    };
+    load_next(weights[0]);
+    for (uint32_t unit = 0; unit < count; unit += 2) {
+        UNROLL
+        for (uint32_t i = 0; i < 2 && unit + i < count; ++i) {
+            begin_products(sums, weights[i], x_of(stage_at(stream.ring, at)));
+            if (unit + i + 1 < count) {
+                load_next(weights[1 - i]);
+            }
+            warpgroup_wait<0>();
+            release(stream.ring, at);
+        }
+    }
+}
+#else
+// The same one by one: products of so many rows take longer than all else, and their sums most registers.
+DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, Cursor& at, Sums& sums) {
+    for (uint32_t unit = 0; unit < count; ++unit) {
+        const uint8_t* stage = acquire(stream, at);
+        if (has_tile) {
+            Weights weights;
+            load_weights(weights, stage + warpgroup_index() * UNIT_BYTES);
+            begin_products(sums, weights, x_of(stage));
+            warpgroup_wait<0>();
+        }
+        release(stream.ring, at);
+    }
+}
+#endif
+
 // All units of this CTA, piece by piece.
 DEVICE void consume(const GemmParams& p, const Order& order, const Shared& shared) {
     Cursor at = {0, 0};
@@ -118,15 +223,10 @@ DEVICE void consume(const GemmParams& p, const Order& order, const Shared& share
     grid_wait();
     for (uint32_t unit = order.first; unit < order.last;) {
         const Piece piece = piece_at(order, unit);
-        const bool has_tile = tile_of(piece.pair) < order.tiles;
+        const uint32_t count = num_units(piece);
         Sums sums = {};
-        for (uint32_t k_unit = piece.k_first; k_unit < piece.k_last; ++k_unit, ++unit) {
-            uint8_t* stage = acquire(shared.stream, at);
-            if (has_tile) {
-                multiply_unit(sums, stage + warpgroup_index() * UNIT_BYTES, x_of(stage));
-            }
-            release(shared.stream.ring, at);
-        }
+        multiply_piece(shared.stream, count, tile_of(piece.pair) < order.tiles, at, sums);
+        unit += count;
         finish_piece(p, order, piece, sums, shared, pending);
     }
     settle(p, order, shared, pending);

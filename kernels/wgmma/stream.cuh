@@ -16,9 +16,11 @@ constexpr uint32_t MOST_STAGES = 11;
 constexpr uint32_t STAGES = minimum(RING_BYTES / STAGE_BYTES, MOST_STAGES);
 static_assert(2 <= STAGES, "stages that overlap");
 // Units that are asked for and not there yet, at most: enough for the memory's latency. More of them would only keep
-// everything else that this and the other multiprocessors load waiting. Not more than stages: a barrier tells this round
-// from the one before it, and from no earlier one.
+// everything else that this and the other multiprocessors load waiting: above all what the kernel in front still does
+// while the first round fills the ring. Not more than stages: a barrier tells this round from the one before it, and
+// from no earlier one.
 constexpr uint32_t UNITS_UNDER_WAY = minimum(4u, STAGES);
+constexpr uint32_t FIRST_UNDER_WAY = 2;
 
 // The thread that asks for weights.
 constexpr uint32_t FULL_ARRIVALS = 1;
@@ -45,7 +47,8 @@ DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
 }
 
 // Of a stage, the activations.
-DEVICE uint8_t* x_of(uint8_t* stage) {
+template <class Byte>
+DEVICE Byte* x_of(Byte* stage) {
     return stage + PAIR_TILES * UNIT_BYTES;
 }
 
@@ -91,11 +94,15 @@ DEVICE void wait_until_empty(const Ring& ring, const Cursor& at) {
 // are asked for: what its ring takes would before be taken from this one.
 DEVICE void produce_weights(const GemmParams& p, const Ring& ring, const Order& order) {
     Cursor landed = {0, 0};
+    uint32_t num_landed = 0;
     for (Walk walk = walk_from_first(order); walk.unit < order.last; step(order, walk)) {
         wait_until_empty(ring, walk.at);
-        if (walk.unit >= order.first + UNITS_UNDER_WAY) {
+        const uint32_t asked = walk.unit - order.first;
+        const uint32_t most = asked < STAGES ? FIRST_UNDER_WAY : UNITS_UNDER_WAY;
+        if (asked >= num_landed + most) {
             mbar_wait(&ring.full[landed.stage], landed.parity);
             advance(landed);
+            ++num_landed;
         }
         ask_for_weights(ring, p.weights, order, walk);
     }

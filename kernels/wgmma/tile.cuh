@@ -76,10 +76,8 @@ DEVICE uint64_t weights_of(const Weights& weights, uint32_t step) {
 }
 #endif
 
-// sums += unit * x, of `x` from the unit's first element of k on.
-DEVICE void multiply_unit(Sums& sums, const uint8_t* unit, const uint8_t* x) {
-    Weights weights;
-    load_weights(weights, unit);
+// Begins sums += unit * x, of `x` from the unit's first element of k on.
+DEVICE void begin_products(Sums& sums, const Weights& weights, const uint8_t* x) {
     const uint64_t rows = matrix_descriptor(x, ATOM_BYTES);
     warpgroup_fence();
     UNROLL
@@ -91,7 +89,6 @@ DEVICE void multiply_unit(Sums& sums, const uint8_t* unit, const uint8_t* x) {
         }
     }
     warpgroup_commit();
-    warpgroup_wait<0>();
 }
 
 // Rows whose sums go through shared memory together.

@@ -46,7 +46,7 @@ ASSUMED = {
     "launch": Range(1200, 1340, 1750, "clocks from the trigger to the first instruction of the next kernel's blocks: 1343 measured"),
     "copying": Range(700, 930, 1300, "clocks from there to the first product: the first unit's rows; 930 measured in a chain"),
     "copy": Range(41, 53, 83, "clocks of a warp for a copy of 16 bytes a lane: 53 measured with one warp, 83 with each of two"),
-    "attention": Range(7000, 8500, 10500, "clocks of attention but for its pages: plan, queries, sums"),
+    "attention": Range(3000, 4200, 6000, "clocks of attention but for its pages: queries, sums; its plan is made before"),
     "item": Range(2000, 3000, 4000, "clocks of each further item of a block of the attention, but for its pages"),
     "climb": Range(1800, 2500, 3500, "clocks of a level of splits that blocks of the attention add up for each other"),
     "rows": Range(2200, 3300, 4000, "clocks of `rows`"),

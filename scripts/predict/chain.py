@@ -20,11 +20,14 @@ class Kernel(NamedTuple):
     unit_clocks: float = 0
     piece_units: float = 1
     piece_clocks: float = 0
-    # Units that the ring holds, and those that are asked for and not there yet at most.
+    # Units that the ring holds, and those that are asked for and not there yet at most: while it fills, and after.
     stages: int = 1
+    first_under_way: int = 2
     under_way: int = 4
     # Whether the next kernel is let in behind the last unit that is asked for, instead of at the first that is multiplied.
     triggers_late: bool = False
+    # Or before the kernel ahead has ended.
+    triggers_early: bool = False
     # What a block takes of a multiprocessor.
     shared_bytes: int = 0
     registers: int = 0
@@ -64,14 +67,17 @@ class Chain:
         heapq.heappush(self.events, (clock, self.number, happens, index))
 
     def fits(self, index):
-        """Whether there is room for a kernel: for two of a chain at most, and only if they fit beside each other."""
-        if index >= 2 and self.running[index - 2].done is None:
+        """Whether there is room for a kernel: for two of a chain at most, for three where the one in the middle lets the last
+        one in early, and only if they fit beside each other."""
+        ahead = self.running[max(0, index - 2):index]
+        if len(ahead) == 2 and ahead[0].done is None and not ahead[1].kernel.triggers_early:
             return False
-        if index == 0 or self.running[index - 1].exit is not None:
+        beside = [one.kernel for one in ahead if one.exit is None]
+        if not beside:
             return True
-        both = [self.running[index - 1].kernel, self.running[index].kernel]
-        return (sum(one.shared_bytes + self.gpu.reserved_bytes for one in both) <= self.gpu.shared_bytes
-                and sum(one.registers for one in both) <= self.gpu.registers)
+        beside.append(self.running[index].kernel)
+        return (sum(one.shared_bytes + self.gpu.reserved_bytes for one in beside) <= self.gpu.shared_bytes
+                and sum(one.registers for one in beside) <= self.gpu.registers)
 
     def begin(self, index, clock):
         one = self.running[index]
@@ -82,6 +88,8 @@ class Chain:
             return
         one.start = clock
         self.issue(index, clock)
+        if one.kernel.triggers_early:
+            self.trigger(index, clock)
         if one.ahead_done is not None:
             self.push(max(clock, one.ahead_done) + one.kernel.before, self.go_on, index)
 
@@ -94,7 +102,8 @@ class Chain:
         """Asks for units as long as the ring has room."""
         one = self.running[index]
         while one.start is not None and one.issued < one.kernel.units:
-            if one.issued - one.released >= one.kernel.stages or one.issued - len(one.arrivals) >= one.kernel.under_way:
+            under_way = one.kernel.first_under_way if one.issued < one.kernel.stages else one.kernel.under_way
+            if one.issued - one.released >= one.kernel.stages or one.issued - len(one.arrivals) >= under_way:
                 return
             self.memory_free = max(self.memory_free, clock) + self.serve(one.kernel)
             one.issued += 1

@@ -25,17 +25,18 @@ class Product:
         rows = int(defines["ROWS"])
         # Rows of a warp whose outputs are made together.
         self.rows_at_once = min((16 if rows > 128 else min(rows, 32)) // TILE_WARPS, MOST_AT_ONCE)
-        # Most units find their inputs staged.
-        self.unit = code.round("HGMMA")
+        # Most units find their inputs staged. A round has one of them or two, which begin alike.
+        self.round = code.round("HGMMA")
+        self.units = count(self.round, "WARPGROUP.ARRIVE")
 
     @cached_property
     def unit_instructions(self):
-        return len(self.unit)
+        return len(self.round) // self.units
 
     @cached_property
     def unit_clocks(self):
         """Of a unit of both tiles."""
-        return self.simulator.loop(self.unit, PRODUCT_WARPS)
+        return self.simulator.loop(self.round, PRODUCT_WARPS) / self.units
 
     @cached_property
     def finish_clocks(self):

@@ -6,8 +6,9 @@ UNIT_BYTES = 8192
 UNIT_OUTPUTS = 64
 UNIT_ROW_BYTES = 128
 PAIR_TILES = 2
-# Stages of a ring at most, and units that are asked for and not there yet.
+# Stages of a ring at most, and units that are asked for and not there yet, while it fills for the first time and after.
 MOST_STAGES = 11
+FIRST_UNDER_WAY = 2
 UNITS_UNDER_WAY = 4
 # Warps that copy rows, of up to so many and of more.
 COPY_WARPS, FEW_COPIED, MANY_COPY_WARPS = 1, 32, 2

@@ -70,7 +70,7 @@ class Planner:
         return 0
 
     def plain(self, name, clocks):
-        return Kernel(name, before=150, after=clocks + self.assumed.release)
+        return Kernel(name, before=150, after=clocks + self.assumed.release, triggers_early=name == "normalise")
 
     def product(self, operation):
         assumed, variant = self.assumed, operation["variant"]
@@ -97,7 +97,8 @@ class Planner:
         return Kernel(
             name=product_name(epilogue, n, k), before=before, after=last + assumed.release, units=cut.units,
             unit_bytes=unit_bytes, unit_l2_bytes=unit_l2_bytes, unit_clocks=max(code.unit_clocks, copying), piece_units=cut.units / events,
-            piece_clocks=each / events, stages=stages, under_way=order.UNITS_UNDER_WAY,
+            piece_clocks=each / events, stages=stages,
+            first_under_way=order.FIRST_UNDER_WAY, under_way=order.UNITS_UNDER_WAY,
             triggers_late=code.triggers_late, shared_bytes=operation["shared_bytes"],
             registers=self.kernels.registers(variant) * operation["threads"])
 

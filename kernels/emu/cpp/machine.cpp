@@ -166,8 +166,7 @@ bool may_start(const Grid& grid) {
     if (!before || before->complete) {
         return true;
     }
-    // A block that ended counts as one that has let the next kernel begin. Both have waited for the launch before
-    // theirs, so two are resident at most.
+    // A block that ended counts as one that has let the next kernel begin.
     return launch.overlap && before->triggered == before->launch->grid;
 }
 

@@ -184,6 +184,7 @@ struct Grid {
     uint32_t started = 0;
     uint32_t ended = 0;
     uint32_t triggered = 0;
+    bool early = false;  // without having waited
     bool complete = false;
     WaitList waiting;
     char race_sync = 0;

@@ -28,7 +28,7 @@ void async_copy(void* shared, const void* global);
 void async_wait(uint32_t pending);
 void async_arrive(uint64_t* mbar);
 void grid_wait();
-void grid_launch_dependents();
+void grid_launch_dependents(bool early);
 void mma_f16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1);
 void load_matrix_x4(uint32_t* r, const void* shared);
 uint64_t shuffle_xor(uint64_t value, uint32_t mask);
@@ -72,6 +72,8 @@ T from_bits(uint64_t bits) {
     constexpr uint32_t EMU_NUM_THREADS = threads;                  \
     static_assert(blocks_per_sm > 0, "a multiprocessor holds one"); \
     static void name(const Params p)
+
+#define KERNEL_OF_REGISTERS(name, Params, threads, registers) KERNEL(name, Params, threads, 1)
 
 #include "common/vector.cuh"
 
@@ -287,12 +289,19 @@ DEVICE void async_arrive(uint64_t* mbar) {
     emu::async_arrive(mbar);
 }
 
+constexpr uint32_t PREFETCHED = 128;
+DEVICE void prefetch(const void*) {}
+
 DEVICE void grid_wait() {
     emu::grid_wait();
 }
 
 DEVICE void grid_launch_dependents() {
-    emu::grid_launch_dependents();
+    emu::grid_launch_dependents(false);
+}
+
+DEVICE void grid_launch_dependents_early() {
+    emu::grid_launch_dependents(true);
 }
 
 DEVICE void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

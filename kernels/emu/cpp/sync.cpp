@@ -139,11 +139,18 @@ void grid_wait() {
     }
 }
 
-void grid_launch_dependents() {
+void grid_launch_dependents(bool early) {
     Block& block = *current->block;
-    if (block.grid->launch->overlap && block.grid->before && !current->waited) {
-        fail("grid_launch_dependents without grid_wait: three kernels would run at a time");
+    const Grid* before = block.grid->before;
+    if (block.grid->launch->overlap && before && !current->waited) {
+        if (!early) {
+            fail("grid_launch_dependents without grid_wait: three kernels would run at a time");
+        }
+        if (before->early) {
+            fail("grid_launch_dependents_early behind another: four kernels would run at a time");
+        }
     }
+    block.grid->early = block.grid->early || early;
     if (!block.triggered) {
         block.triggered = true;
         block.grid->triggered++;

@@ -134,6 +134,9 @@ KERNEL(fault, FaultParams, 64, 1) {
     if (p.fault == 31) {
         grid_launch_dependents();
     }
+    if (p.fault >= 32) {
+        grid_launch_dependents_early();
+    }
     if (p.fault != 30) {
         grid_wait();
     }

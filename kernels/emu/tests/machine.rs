@@ -188,7 +188,9 @@ fn fault(number: u32) -> String {
         overlap: true,
         max_resident: 0,
     };
-    let right = [longs(&[global, flag]), words(&[0, 0])].concat();
+    // No mistake, but early for the one that is a mistake behind another that is early.
+    let right = if number == 32 { 33 } else { 0 };
+    let right = [longs(&[global, flag]), words(&[right, 0])].concat();
     let before = Launch { params: &right, ..first };
     let messages: Vec<_> =
         [Schedule::PLAIN, Schedule { landing: Landing::AtTheEnd, ..Schedule::PLAIN }]
@@ -234,6 +236,7 @@ fn every_mistake_has_a_message() {
         (29, "a division by zero"),
         (30, "the block ended without grid_wait, but its launch overlaps the one before"),
         (31, "grid_launch_dependents without grid_wait"),
+        (32, "grid_launch_dependents_early behind another: four kernels would run at a time"),
     ];
     assert_eq!(fault(0), "");
     for (number, part) in expected {

@@ -219,7 +219,8 @@ fn write_tables(
     for sequence in 0..sequences {
         for first in (0..rows).step_by(tile_rows) {
             let num_rows = tile_rows.min(rows - first) as u32;
-            tiles.push(Tile { first_row: (all.len() + first) as u32, num_rows });
+            let num_old = (context - rows) as u32;
+            tiles.push(Tile { first_row: (all.len() + first) as u32, num_rows, num_old });
         }
         let row = |row: usize| {
             let token = (sequence * rows + row) * 7919 % vocab_size;

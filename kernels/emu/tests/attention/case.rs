@@ -12,7 +12,7 @@ pub(crate) const PAGE_TOKENS: usize = 16;
 const THREADS: u32 = 128;
 
 /// Bytes of the kernel's plan in shared memory, as the kernel says.
-const PLAN_BYTES: usize = 2700;
+const PLAN_BYTES: usize = 2704;
 
 /// Levels of its tree of splits: a block has a place for a node of each.
 const LEVELS: usize = 3;
@@ -269,6 +269,14 @@ impl Case {
         table
     }
 
+    /// Positions of a tile's sequence below the first one that a row of the pass writes: as if each row wrote the last one
+    /// that it sees whole.
+    fn num_old(&self, tile: &[Query]) -> usize {
+        let of_sequence = |row: &&Query| row.sequence == tile.first().and_then(|row| row.sequence);
+        let bases = self.rows().filter(of_sequence).map(|row| row.base);
+        bases.min().map_or(0, |base| base.saturating_sub(1))
+    }
+
     /// The tables of rows and tiles, as bytes.
     fn tables(&self) -> (Vec<u8>, Vec<u8>) {
         let (mut rows, mut tiles) = (Vec::new(), Vec::new());
@@ -282,7 +290,8 @@ impl Case {
                 rows.extend(row.ancestors.to_le_bytes());
                 rows.extend([sequence, row.first as u32].map(u32::to_le_bytes).concat());
             }
-            tiles.extend([first, tile.len() as u32].map(u32::to_le_bytes).concat());
+            let num_old = self.num_old(tile) as u32;
+            tiles.extend([first, tile.len() as u32, num_old].map(u32::to_le_bytes).concat());
             first += tile.len() as u32;
         }
         (rows, tiles)
@@ -342,6 +351,29 @@ impl Image {
     pub(crate) fn read_queries_from(&mut self, other: &Self, queries: Vec<u16>) {
         self.params[..8].copy_from_slice(&other.output.to_le_bytes());
         self.queries = queries;
+    }
+
+    /// Takes the keys and values that the pass writes out of the cache; the arguments of what puts them there.
+    pub(crate) fn take_newest(&mut self, case: &Case, arena: &Arena) -> Vec<u8> {
+        let (shape, mut old) = (case.shape, self.cache.clone());
+        for (sequence, context) in case.contexts.iter().enumerate() {
+            let tile = case.tiles.iter().flatten().find(|row| row.sequence == Some(sequence));
+            let first = tile.map_or(context.len, |row| case.num_old(std::slice::from_ref(row)));
+            let places = (first..context.len)
+                .flat_map(|token| (0..shape.kv_heads).map(move |head| (token, head)))
+                .flat_map(|(token, head)| (0..shape.head_dim).map(move |i| (token, head, i)));
+            for (token, head, i) in places {
+                for at in
+                    [case.key_at(sequence, head, token, i), case.value_at(sequence, head, token, i)]
+                {
+                    old[at..at + shape.element_bytes()].fill(0xff);
+                }
+            }
+        }
+        let (from, to) = (arena.put(&self.cache), arena.put(&old));
+        self.params[8..16].copy_from_slice(&to.to_le_bytes());
+        let num_words = (self.cache.len() / 4) as u64;
+        [from, to, num_words].map(u64::to_le_bytes).concat()
     }
 
     /// Uses another pass's partials and arrivals.

@@ -117,7 +117,7 @@ impl Chain {
         self.kernels.push(Kernel {
             variant: run.variant(&problem.plan),
             block: run.threads(),
-            shared_bytes: run.shared_bytes(),
+            shared_bytes: run.shared_bytes(&problem.plan),
             params: GemmParams { input, squares, output, partials, arrivals, ..own }.bytes(),
         });
         let (width, bytes) = problem.plan.output_row();

@@ -294,10 +294,10 @@ pub(crate) const AMPERE_MUTANTS: [Mutant; 3] = [
 ];
 
 /// Where warpgroups do.
-pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
+pub(crate) const HOPPER_MUTANTS: [Mutant; 25] = [
     Mutant {
         name: "no wait for a full stage",
-        found: Found::Stopped,
+        found: Found::Wrong,
         setup: Setup::Short,
         file: "wgmma/stream.cuh",
         text: "    mbar_wait(&stream.ring.full[at.stage], at.parity);\n",
@@ -371,9 +371,17 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
         name: "nobody waits for products",
         found: Found::Stopped,
         setup: Setup::Short,
-        file: "wgmma/tile.cuh",
-        text: "    warpgroup_wait<0>();\n",
-        replacement: "",
+        file: "wgmma/product.cuh",
+        text: "            warpgroup_wait<0>();\n            release(stream.ring, at);\n        }\n",
+        replacement: "            release(stream.ring, at);\n        }\n",
+    },
+    Mutant {
+        name: "weights are unpacked where products read others",
+        found: Found::Wrong,
+        setup: Setup::Short,
+        file: "wgmma/product.cuh",
+        text: "load_next(weights[1 - i]);",
+        replacement: "load_next(weights[i]);",
     },
     Mutant {
         name: "products are not committed",
@@ -409,7 +417,7 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 24] = [
     },
     Mutant {
         name: "a part is counted before it is written",
-        found: Found::Race,
+        found: Found::Stopped,
         setup: Setup::Short,
         file: "gemm/handover.cuh",
         text: "            mbar_wait(handover.written, parity);\n",

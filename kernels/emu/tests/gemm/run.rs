@@ -7,8 +7,10 @@ use crate::params::{
 use crate::problem::{Plan, Problem};
 use crate::twin::{self, Near};
 use half::f16;
+use spec_core::model::Dtype;
 use spec_core::testing::cuda::model::{
-    OPERAND_SHARED_BYTES, gemm_partials, gemm_rows, gemm_shared_bytes, gemm_threads,
+    OPERAND_SHARED_BYTES, gemm_launch_bytes, gemm_partials, gemm_rows, gemm_shared_bytes,
+    gemm_threads,
 };
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
@@ -80,8 +82,17 @@ impl Run {
         name + self.arch.suffix()
     }
 
-    pub(crate) fn shared_bytes(&self) -> u32 {
-        gemm_shared_bytes(self.capacity, self.arch.capability())
+    /// Of its launch.
+    pub(crate) fn shared_bytes(&self, plan: &Plan) -> u32 {
+        let (rows, capability) = (self.capacity, self.arch.capability());
+        if plan.epilogue == Epilogue::Head {
+            return gemm_shared_bytes(rows, capability);
+        }
+        let format = match plan.weight {
+            Format::Fp8 => Dtype::Fp8,
+            Format::Fp16 => Dtype::Fp16,
+        };
+        gemm_launch_bytes([plan.n, plan.k], format, rows, self.grid as usize, capability)
     }
 
     pub(crate) fn threads(&self) -> u32 {
@@ -277,7 +288,7 @@ pub(crate) fn run(problem: &Problem, run: &Run) -> Outcome {
         variant: &run.variant(&problem.plan),
         grid: run.grid,
         block: run.threads(),
-        shared_bytes: run.shared_bytes(),
+        shared_bytes: run.shared_bytes(&problem.plan),
         params: &loaded.params.bytes(),
         ..Launch::default()
     };

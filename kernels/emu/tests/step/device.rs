@@ -398,6 +398,10 @@ fn check_tiles(rows: &[Row], per_sequence: usize, tiles: &[Tile]) -> Result<(), 
         for tile in tiles {
             ensure(tile.num_rows as usize <= TILE_ROWS, || format!("{tile:?} is too large"))?;
             let first = tile.first_row as usize;
+            let own = &rows[sequence * per_sequence..(sequence + 1) * per_sequence];
+            let oldest = own.iter().filter(|row| row.sequence != NO_SEQUENCE).map(|row| row.slot);
+            let is_old = tile.num_rows == 0 || Some(tile.num_old) == oldest.min();
+            ensure(is_old, || format!("{tile:?} does not know what is older than the pass"))?;
             held.extend(first..first + tile.num_rows as usize);
         }
         let own = sequence * per_sequence..(sequence + 1) * per_sequence;

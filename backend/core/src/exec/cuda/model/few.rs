@@ -53,7 +53,11 @@ pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, out
     let each = num_rows.div_ceil(launches).max(1);
     let idx = shape::gemm_rows_idx(each, capability);
     for first in (0..num_rows).step_by(each) {
-        launch(ops, matrix, (code.get(idx), idx), &places, first, (num_rows - first).min(each));
+        let rows = (num_rows - first).min(each);
+        let params = params(ops, matrix, &places, first, rows);
+        let shared_bytes = shared_bytes(ops, matrix, output, idx);
+        let threads = shape::gemm_threads(shape::gemm_rows(capability)[idx], capability);
+        ops.launch(code.get(idx), ops.layers.num_sms, threads, shared_bytes, params);
     }
     if let Output::Heads { part, cache } = output
         && ops.layers.config.qk_norm
@@ -149,21 +153,35 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
     }
 }
 
-fn launch(
-    ops: &mut PassOps<'_>,
+/// What a launch takes that is compiled for the rows at this place.
+fn shared_bytes(ops: &PassOps<'_>, matrix: &Matrix, output: Output<'_>, rows_idx: usize) -> u32 {
+    let capability = ops.layers.capability;
+    let rows = shape::gemm_rows(capability)[rows_idx];
+    match output {
+        // Its blocks have whole tiles.
+        Output::Logits(_) => shape::gemm_shared_bytes(rows, capability),
+        _ => {
+            let format = ops.layers.precision.of(matrix.kind);
+            let grid = ops.layers.num_sms as usize;
+            shape::gemm_launch_bytes([matrix.n, matrix.k], format, rows, grid, capability)
+        }
+    }
+}
+
+fn params(
+    ops: &PassOps<'_>,
     matrix: &Matrix,
-    (code, rows_idx): (Kernel, usize),
     places: &Places,
     first: usize,
     num_rows: usize,
-) {
+) -> GemmParams {
     let (layers, work) = (ops.layers, &ops.layers.workspace);
     let Matrix { weights, scales, bias, n, k, .. } = *matrix;
     let vocab_tiles = n.div_ceil(shape::TILE_OUTPUTS);
     // With an index the input stays whole: the index says which of its rows.
     let is_indexed = places.row_index != 0;
     let skipped = if is_indexed { 0 } else { first };
-    let params = GemmParams {
+    GemmParams {
         weights,
         scales,
         bias,
@@ -188,11 +206,7 @@ fn launch(
         num_kv_heads: layers.config.num_kv_heads as u32,
         max_pages: ops.pass.max_pages as u32,
         kv: layers.kv_format(),
-    };
-    let rows = shape::gemm_rows(layers.capability)[rows_idx];
-    let shared_bytes = shape::gemm_shared_bytes(rows, layers.capability);
-    let threads = shape::gemm_threads(rows, layers.capability);
-    ops.launch(code, layers.num_sms, threads, shared_bytes, params);
+    }
 }
 
 /// The address of an element of an array.

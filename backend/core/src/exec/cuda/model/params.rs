@@ -29,11 +29,13 @@ device_structs! {
     }
 
     /// Consecutive rows of one sequence that attend together.
-    Tile is 8 bytes {
+    Tile is 12 bytes {
         /// The first of them.
         first_row: u32,
         /// 0 in an empty place.
         num_rows: u32,
+        /// Positions of the sequence, from its first on, whose keys and values are older than the pass; it may have more.
+        num_old: u32,
     }
 
     /// The largest of some logits.

@@ -2,6 +2,7 @@
 
 use crate::batch::PromptBlocks;
 use crate::model::Dtype;
+use crate::model::image::unit_len;
 use crate::pages::PAGE_TOKENS;
 use spec_kernels::{GEMM_ROWS, MAX_GROUP, WGMMA_ROWS};
 
@@ -87,7 +88,7 @@ impl Tiling {
 const MOST_NARROW: usize = 3;
 
 /// What an attention block notes about the tiles.
-const PLAN_BYTES: usize = 2700;
+const PLAN_BYTES: usize = 2704;
 
 /// Levels above the splits of a row's positions.
 const ATTENTION_LEVELS: usize = 3;
@@ -166,12 +167,22 @@ pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
     gemm_rows(capability).partition_point(|&most| most < rows)
 }
 
-/// Shared memory of a product of warpgroups.
-fn wgmma_shared_bytes(rows: usize) -> usize {
+/// Shared memory of a product of warpgroups before its ring, which begins at a multiple of a swizzled atom.
+fn wgmma_fixed_bytes(rows: usize) -> usize {
     let finished = if rows > 128 { 16 } else { rows.min(32) };
     let sums = 2 * finished * (TILE_OUTPUTS + 4) * size_of::<f32>();
     let barriers = (3 * WGMMA_STAGES + 2) * size_of::<u64>();
-    WGMMA_RING_BYTES + sums + barriers + 16
+    (sums + barriers + size_of::<u32>()).next_multiple_of(1024)
+}
+
+/// What the ring of a product of warpgroups takes if each of `grid` blocks has its share of a matrix: no more stages than
+/// a block has units. The rest of the multiprocessor is left to the kernel in front.
+fn wgmma_ring_bytes([n, k]: [usize; 2], format: Dtype, rows: usize, grid: usize) -> usize {
+    let unit_k = unit_len(format);
+    let stage = 2 * UNIT_BYTES + rows * unit_k * size_of::<u16>();
+    let units = n.div_ceil(2 * TILE_OUTPUTS) * k.div_ceil(unit_k);
+    let stages = (WGMMA_RING_BYTES / stage).min(WGMMA_STAGES);
+    units.div_ceil(grid).min(stages) * stage
 }
 
 /// Stages of the ring of weights, and the inputs that a product of `rows` rows by single warps stages at a time.
@@ -188,10 +199,25 @@ fn gemm_stages(rows: usize, is_large: bool) -> (usize, usize) {
     }
 }
 
+/// Shared memory that a launch takes whose blocks share a matrix evenly: all that a product has, or less where it is small.
+pub fn gemm_launch_bytes(
+    shape: [usize; 2],
+    format: Dtype,
+    rows: usize,
+    grid: usize,
+    capability: (u32, u32),
+) -> u32 {
+    if has_warpgroups(capability) {
+        let ring = wgmma_ring_bytes(shape, format, rows, grid);
+        return (wgmma_fixed_bytes(rows) + ring) as u32;
+    }
+    gemm_shared_bytes(rows, capability)
+}
+
 /// Shared memory of a product of `rows` rows, one of [`gemm_rows`], on a GPU of this compute capability.
 pub fn gemm_shared_bytes(rows: usize, capability: (u32, u32)) -> u32 {
     if has_warpgroups(capability) {
-        return wgmma_shared_bytes(rows) as u32;
+        return (wgmma_fixed_bytes(rows) + WGMMA_RING_BYTES) as u32;
     }
     let (stages, staged) = gemm_stages(rows, LARGE.contains(&capability));
     let ring = stages * UNIT_BYTES;

@@ -122,7 +122,9 @@ impl Tables {
         }
         for first in (0..part.len).step_by(tile_rows) {
             let num_rows = tile_rows.min(part.len - first) as u32;
-            self.tiles.push(Tile { first_row: (first_row + first) as u32, num_rows });
+            // A branch of a tree sees positions that its trunk writes in this pass.
+            let num_old = 0;
+            self.tiles.push(Tile { first_row: (first_row + first) as u32, num_rows, num_old });
         }
         let used = pages_for(first_position + part.first + part.len);
         self.pages.extend_from_slice(&pages[..used]);

@@ -136,7 +136,7 @@ impl HeadDrafter {
             for share in (begin..end).step_by(tile_rows) {
                 let from = share.max(first);
                 let num_rows = (share + tile_rows).min(end).saturating_sub(from);
-                tiles.push(Tile { first_row: from as u32, num_rows: num_rows as u32 });
+                tiles.push(Tile { first_row: from as u32, num_rows: num_rows as u32, num_old: 0 });
             }
         }
         let logit_rows: Vec<u32> =
