@@ -11,6 +11,8 @@ PRODUCT_WARPS = 2
 TILE_WARPS = 4
 MOST_AT_ONCE = 4
 ROUNDS = 12
+# What only who acquires a unit does.
+ACQUIRE = "FENCE.VIEW"
 
 
 class Product:
@@ -25,8 +27,8 @@ class Product:
         rows = int(defines["ROWS"])
         # Rows of a warp whose outputs are made together.
         self.rows_at_once = min((16 if rows > 128 else min(rows, 32)) // TILE_WARPS, MOST_AT_ONCE)
-        # Most units find their inputs staged. A round has one of them or two, which begin alike.
-        self.round = code.round("HGMMA")
+        # Most units find their inputs staged. A round has one of them or two, which begin alike, and acquires as many.
+        self.round = code.round("HGMMA", ACQUIRE)
         self.units = count(self.round, "WARPGROUP.ARRIVE")
 
     @cached_property

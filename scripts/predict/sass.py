@@ -96,30 +96,41 @@ class Code:
                 rest.extend(self.following(index))
         return seen
 
-    def shortest(self, first, last, op):
-        """The shortest way through a loop that has an operation: one of several that exclude each other. None where there is none."""
-        start = (first, self.instructions[first].op.startswith(op))
+    def shortest(self, first, last, op, *more):
+        """The shortest way through a loop that has an operation, one of several that exclude each other, and as many of each of
+        those as the loop has. None where there is none."""
+        body = self.instructions[first:last + 1]
+        wanted = [(op, 1), *((each, count(body, each)) for each in more)]
+        full = tuple(times for _, times in wanted)
+
+        def seen(index, before):
+            name = self.instructions[index].op
+            return tuple(min(times, had + name.startswith(each)) for (each, times), had in zip(wanted, before))
+
+        start = (first, seen(first, (0,) * len(wanted)))
         ways, rest = {start: None}, deque([start])
         while rest:
-            index, has_op = state = rest.popleft()
-            if state == (last, True):
+            index, had = state = rest.popleft()
+            if state == (last, full):
                 break
             for following in self.following(index):
-                after = (following, has_op or self.instructions[following].op.startswith(op))
-                if first <= following <= last and after not in ways:
+                if not first <= following <= last:
+                    continue
+                after = (following, seen(following, had))
+                if after not in ways:
                     ways[after] = state
                     rest.append(after)
-        if (last, True) not in ways:
+        if (last, full) not in ways:
             return None
-        way, state = [], (last, True)
+        way, state = [], (last, full)
         while state is not None:
             way.append(self.instructions[state[0]])
             state = ways[state]
         return way[::-1]
 
-    def round(self, op):
-        """The shortest way around that has an operation, by any loop."""
-        ways = [self.shortest(*loop, op) for loop in self.loops()]
+    def round(self, op, *more):
+        """The shortest way around that has an operation, and those, by any loop."""
+        ways = [self.shortest(*loop, op, *more) for loop in self.loops()]
         return min(filter(None, ways), key=len)
 
     def find(self, op):

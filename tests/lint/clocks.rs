@@ -10,6 +10,9 @@ use std::process::Command;
 const WARPS: usize = 2;
 const ROUNDS: usize = 40;
 
+/// What only who acquires a unit does.
+const ACQUIRE: &str = "FENCE.VIEW";
+
 /// The second word of an instruction ends with its control bits.
 const CONTROL_SHIFT: u32 = 41;
 const NUM_SCOREBOARDS: usize = 6;
@@ -145,22 +148,29 @@ impl Code {
         self.labels.get(self.instructions[at].label.as_ref()?).copied()
     }
 
-    /// The shortest way around a loop that has an operation: others are for what happens now and then.
-    fn round(&self, op: &str) -> Option<Vec<Instruction>> {
+    /// The shortest way around a loop that has an operation - others are for what happens now and then - and all that the
+    /// loop has of another one.
+    fn round(&self, op: &str, all: &str) -> Option<Vec<Instruction>> {
         let loops = (0..self.instructions.len()).filter_map(|last| {
             let first = self.target(last)?;
-            (first <= last).then(|| self.way(first, last, op))?
+            (first <= last).then(|| self.way(first, last, op, all))?
         });
         loops.min_by_key(Vec::len)
     }
 
-    /// The shortest way from one instruction to another, between the two, that has an operation.
-    fn way(&self, first: usize, last: usize, op: &str) -> Option<Vec<Instruction>> {
-        let start = (first, self.instructions[first].is(op));
+    /// The shortest way from one instruction to another, between the two, that has an operation, and all of another one.
+    fn way(&self, first: usize, last: usize, op: &str, all: &str) -> Option<Vec<Instruction>> {
+        let num_all = self.instructions[first..=last].iter().filter(|one| one.is(all)).count();
+        let seen = |at: usize, (has_op, had): (bool, usize)| {
+            let one = &self.instructions[at];
+            (has_op || one.is(op), num_all.min(had + usize::from(one.is(all))))
+        };
+        let end = (last, (true, num_all));
+        let start = (first, seen(first, (false, 0)));
         let mut before = HashMap::from([(start, None)]);
         let mut rest = VecDeque::from([start]);
-        while let Some(state @ (at, has_op)) = rest.pop_front() {
-            if state == (last, true) {
+        while let Some(state @ (at, had)) = rest.pop_front() {
+            if state == end {
                 break;
             }
             let next = self.instructions[at].falls_through.then_some(at + 1);
@@ -168,16 +178,16 @@ impl Code {
                 if !(first..=last).contains(&next) {
                     continue;
                 }
-                let after = (next, has_op || self.instructions[next].is(op));
+                let after = (next, seen(next, had));
                 if let Entry::Vacant(place) = before.entry(after) {
                     place.insert(Some(state));
                     rest.push_back(after);
                 }
             }
         }
-        before.get(&(last, true))?;
+        before.get(&end)?;
         let mut way = Vec::new();
-        let mut state = Some((last, true));
+        let mut state = Some(end);
         while let Some(found) = state {
             way.push(self.instructions[found.0].clone());
             state = before[&found];
@@ -188,8 +198,8 @@ impl Code {
 
     /// What the budget of a product is about.
     pub(crate) fn product(&self) -> BTreeMap<&'static str, u64> {
-        let Some(body) = self.round("HGMMA") else { return BTreeMap::new() };
-        // Of one unit or two, which begin alike.
+        let Some(body) = self.round("HGMMA", ACQUIRE) else { return BTreeMap::new() };
+        // Of one unit or two, which begin alike, and it acquires as many.
         let units = body.iter().filter(|one| one.is("WARPGROUP.ARRIVE")).count().max(1) as u64;
         let (instructions, clocks) = (body.len() as u64 / units, of_loop(&body) / units);
         BTreeMap::from([("unit_instructions", instructions), ("unit_clocks", clocks)])

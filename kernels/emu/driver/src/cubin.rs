@@ -37,11 +37,14 @@ pub(crate) struct Cubin {
     pub(crate) kernels: Vec<Kernel>,
 }
 
+/// Threads that a block has at most.
+const MOST_THREADS: u32 = 1024;
+
 /// A kernel in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
     pub(crate) name: String,
-    /// Threads that a block can have; 0 where nothing is said.
+    /// Threads that a block can have: what the code says, or what any block can.
     pub(crate) max_threads: u32,
     pub(crate) param_bytes: usize,
     /// Shared memory besides what a launch asks for.
@@ -86,7 +89,7 @@ impl Cubin {
             let value = |wanted| info.iter().find(|(attribute, _)| *attribute == wanted);
             let shared = find(&format!(".nv.shared.{name}"));
             kernels.push(Kernel {
-                max_threads: value(MAX_THREADS).map_or(0, |(_, value)| *value),
+                max_threads: value(MAX_THREADS).map_or(MOST_THREADS, |(_, value)| *value),
                 param_bytes: value(PARAM_BYTES).map_or(0, |(_, value)| *value as usize),
                 shared_bytes: shared.map_or(0, |section| section.bytes as u32),
                 name,

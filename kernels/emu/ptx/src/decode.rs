@@ -9,11 +9,13 @@ use crate::warpgroup;
 
 type Decoded<T> = Result<T, String>;
 
-/// What instructions do that order memory or tell the launch behind: here everything happens in order.
-const ORDERING: [&str; 3] = [
+/// What instructions do that order memory, tell the launch behind or fill a cache: here everything happens in order, and
+/// there is no cache.
+const ORDERING: [&str; 4] = [
     "fence.mbarrier_init.release.cluster",
     "griddepcontrol.wait",
     "griddepcontrol.launch_dependents",
+    "prefetch.global.L2",
 ];
 
 /// Loads and stores that differ from plain ones by their order alone.

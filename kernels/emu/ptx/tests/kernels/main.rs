@@ -66,7 +66,7 @@ fn product(kernels: &Kernels, plan: Plan, capacity: usize, num_rows: usize, grid
             variant: &run.variant(&plan),
             grid,
             block: run.threads(),
-            shared_bytes: run.shared_bytes(),
+            shared_bytes: run.shared_bytes(&plan),
             params: &loaded.params.bytes(),
             ..Launch::default()
         };
