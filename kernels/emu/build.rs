@@ -19,7 +19,8 @@ fn main() {
     println!("cargo:rerun-if-changed={}", folders[2].display());
 
     let mut build = cxx_build::bridge("src/machine.rs");
-    build.std("c++17").opt_level(2).warnings(true).flag_if_supported("-Wno-psabi");
+    // Each test program would carry 100 MB of what a debugger reads.
+    build.std("c++17").opt_level(2).debug(false).warnings(true).flag_if_supported("-Wno-psabi");
     let compiler = compiler(&build, &folders, &out);
     let units = variants::all(&folders);
     let units: Vec<_> = units.iter().enumerate().map(|(i, unit)| Source::unit(i, unit)).collect();

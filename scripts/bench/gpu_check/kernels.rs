@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use spec_core::engine::{Engine, Manifest};
 use spec_core::model::Dtype;
 use spec_core::runtime::{PAGE_TOKENS, page_bytes};
-use spec_core::testing::cuda::device::{Address, Device, Op, bytes_of};
+use spec_core::testing::cuda::device::{Address, Device, Launch, bytes_of};
 use spec_core::testing::cuda::model::Tiling;
 use spec_core::testing::cuda::model::params::{Row, Tile};
 use spec_core::testing::cuda::{Model, Pass};
@@ -93,7 +93,7 @@ impl Bench<'_> {
                 if kind == "attention" {
                     continue;
                 }
-                let timing = self.time(&kind, &launches, device)?;
+                let timing = self.time(&kind, launches, device)?;
                 let one = *of_one_row.entry(kind.clone()).or_insert(timing.median());
                 report.push("kernels", self.product(&kind, rows, &timing, timing.median() / one));
             }
@@ -125,7 +125,7 @@ impl Bench<'_> {
         device: &mut Watched,
     ) -> Result<Value, Box<dyn Error>> {
         let launches = self.launches(model, sight, device)?.remove("attention");
-        let timing = self.time("attention", &launches.unwrap_or_default(), device)?;
+        let timing = self.time("attention", launches.unwrap_or_default(), device)?;
         let Sight { sequences, rows, context } = *sight;
         let bytes = sequences * context * kind::kv_bytes(self.manifest());
         let mut entry = json!({
@@ -150,12 +150,16 @@ impl Bench<'_> {
     }
 
     /// The time of one layer's share of the launches, or of all where there is one a pass.
-    fn time(&self, kind: &str, ops: &[Op], device: &mut Watched) -> Result<Timing, Box<dyn Error>> {
-        if ops.is_empty() {
+    fn time(
+        &self,
+        kind: &str,
+        launches: Vec<Launch>,
+        device: &mut Watched,
+    ) -> Result<Timing, Box<dyn Error>> {
+        if launches.is_empty() {
             return Err(format!("a pass has no {kind}").into());
         }
-        let graph = device.record(ops)?;
-        let timing = Timing::of(graph, self.machine.is_emulated(), device)?;
+        let timing = Timing::of_kernel(kind, launches, self.machine.is_emulated(), device)?;
         let is_of_layers = kind::LAYER.contains(&kind);
         Ok(timing.of_each(if is_of_layers { self.manifest().model.num_layers } else { 1 }))
     }
@@ -166,15 +170,15 @@ impl Bench<'_> {
         model: &Model,
         sight: &Sight,
         device: &mut Watched,
-    ) -> Result<BTreeMap<String, Vec<Op>>, Box<dyn Error>> {
+    ) -> Result<BTreeMap<String, Vec<Launch>>, Box<dyn Error>> {
         let pass = write_tables(model, sight, self.manifest().model.vocab_size, device)?;
-        let mut by_kind = BTreeMap::<String, Vec<Op>>::new();
+        let mut by_kind = BTreeMap::<String, Vec<Launch>>::new();
         for op in model.pass(&pass) {
             // Run once, each kernel finds what the one before it makes, and not zeros.
             device.issue(&op)?;
-            let kernel = op.as_launch().expect("products of few rows are kernels").kernel;
-            let variant = device.watch().variant(kernel);
-            by_kind.entry(kind::of(&variant, self.manifest())).or_default().push(op);
+            let launch = op.as_launch().expect("products of few rows are kernels").clone();
+            let variant = device.watch().variant(launch.kernel);
+            by_kind.entry(kind::of(&variant, self.manifest())).or_default().push(launch);
         }
         Ok(by_kind)
     }

@@ -13,7 +13,7 @@ use crate::timing::{Timing, rounded};
 use serde_json::{Value, json};
 use spec_core::engine::Manifest;
 use spec_core::runtime::{DraftPolicy, Options, Prefill, Request, Runtime, SequenceId};
-use spec_core::testing::cuda::device::{Device, Launch, Op};
+use spec_core::testing::cuda::device::Launch;
 use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
 use std::time::Instant;
@@ -233,7 +233,7 @@ impl Bench<'_> {
     fn layers(&self, device: &mut Watched) -> Result<Layers, Box<dyn Error>> {
         let target = self.engines.target.manifest();
         let draft = self.engines.draft.as_ref().map(|draft| draft.manifest());
-        let mut by_part = BTreeMap::<String, Vec<Launch>>::new();
+        let mut by_part = BTreeMap::<_, Vec<Launch>>::new();
         let recorded = device.watch().last_replayed();
         let name = |launch: &Launch| device.watch().variant(launch.kernel);
         // The tables of the target's pass, the last one, are the first of its launches.
@@ -244,18 +244,19 @@ impl Bench<'_> {
                 true => ("drafter", draft.unwrap_or(target)),
                 false => ("target", target),
             };
-            let part = format!("{whose} {}", kind::of(&name(launch), manifest));
+            let part = (whose, kind::of(&name(launch), manifest));
             by_part.entry(part).or_default().push(launch.clone());
         }
         let (mut parts, mut of_layers, mut of_target) = (json!({}), 0.0, 0.0);
-        for (part, launches) in by_part {
-            let ops: Vec<Op> = launches.into_iter().map(Op::Launch).collect();
-            let graph = device.record(&ops)?;
-            let us = Timing::of(graph, self.machine.is_emulated(), device)?.median();
-            parts[&part] = json!(rounded(us));
-            let Some(kind) = part.strip_prefix("target ") else { continue };
+        let is_emulated = self.machine.is_emulated();
+        for ((whose, kind), launches) in by_part {
+            let us = Timing::of_kernel(&kind, launches, is_emulated, device)?.median();
+            parts[format!("{whose} {kind}")] = json!(rounded(us));
+            if whose == "drafter" {
+                continue;
+            }
             of_target += us;
-            if kind::LAYER.contains(&kind) {
+            if kind::LAYER.contains(&kind.as_str()) {
                 of_layers += us;
             }
         }

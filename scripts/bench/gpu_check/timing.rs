@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use spec_core::Result;
-use spec_core::testing::cuda::device::{Device, Graph};
+use spec_core::testing::cuda::device::{Device, Graph, Launch, Op};
 use std::time::Instant;
 
 /// Measurements behind a median.
@@ -23,6 +23,20 @@ impl Timing {
     pub(crate) fn new(mut samples: Vec<f64>, replays: usize) -> Self {
         samples.sort_by(f64::total_cmp);
         Self { samples, replays }
+    }
+
+    /// Times launches of one kernel, whose kind is given, in one graph.
+    pub(crate) fn of_kernel(
+        kind: &str,
+        launches: Vec<Launch>,
+        is_emulated: bool,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        // A norm lets the next kernel begin before it has itself waited; that kernel must not do the same.
+        let overlap = kind != "normalise";
+        let ops: Vec<_> =
+            launches.into_iter().map(|each| Op::Launch(Launch { overlap, ..each })).collect();
+        Self::of(device.record(&ops)?, is_emulated, device)
     }
 
     /// Times a graph.
