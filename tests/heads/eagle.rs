@@ -1,7 +1,7 @@
 //! EAGLE heads against their definition: heads in the layouts that are published, and what the reference says to five rounds
 //! of drafting with each.
 
-use crate::common::golden;
+use crate::rounds::{self, PAGES, run};
 use crate::support::{
     Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
     assert_texts_are_plain, check, checkpoints, drafts_along_the_text, engines,
@@ -31,8 +31,6 @@ const CASES: [&str; 9] = [
     "eagle3-window8",
 ];
 
-const PAGES: [u32; 3] = [2, 0, 1];
-
 fn head(target: &Engine, draft: &Engine, isa: Isa, num_pages: usize) -> Eagle {
     let pool = Arc::new(Pool::new(1));
     let weights = |engine| Arc::new(Weights::load(engine, &pool).unwrap());
@@ -41,79 +39,19 @@ fn head(target: &Engine, draft: &Engine, isa: Isa, num_pages: usize) -> Eagle {
     Eagle::new(draft, own, Some(targets), resources).unwrap()
 }
 
-/// Runs one row.
-fn run(head: &mut Eagle, token: usize, state: &[f32], position: usize) -> HeadPass {
-    let segment = HeadSegment {
-        tokens: &[token as u32],
-        states: state,
-        first_position: position,
-        pages: &PAGES,
-        num_logits: 1,
-        tree: &[],
-    };
-    head.forward(&[segment]).unwrap()
-}
-
-/// The target's token of a head's likeliest one.
-fn likeliest(head: &Eagle, pass: &HeadPass) -> usize {
-    let row = golden::likeliest(pass.logits.row(0), 1)[0];
-    head.vocab_map().map_or(row, |map| map[row] as usize)
-}
-
 #[test]
 fn rounds_of_drafting_are_those_of_the_reference() {
-    let target = Recorded::of("target");
-    let tokens = target.whole("token_ids");
     for case in CASES {
-        let (_dir, target_engine, draft_engine) = engines(case, Dtype::Fp32);
-        let recorded = Recorded::of(case);
-        let taps = match case.starts_with("eagle1") {
-            true => target.floats("last_hidden_pre_norm"),
-            false => target.floats("aux_hidden_states"),
-        };
+        let (_dir, target, draft) = engines(case, Dtype::Fp32);
         for isa in Isa::supported() {
-            let mut head = head(&target_engine, &draft_engine, isa, 3);
-            let states = head.states(&taps).unwrap();
-            let mut largest = match case.starts_with("eagle1") {
-                true => check(case, &states, &target.floats("last_hidden_post_norm")),
-                false => check(case, &states, &recorded.floats("fused")),
-            };
-            let width = head.width();
-            let state = |position: usize| &states[position * width..(position + 1) * width];
-            let mut read = 0;
-            for (round, committed) in recorded.whole("commit").into_iter().enumerate() {
-                // The states of these positions are new: each comes with the token behind it.
-                let (mut logits, mut handed_on) = (Vec::new(), Vec::new());
-                let mut last = HeadPass::default();
-                for position in read..committed {
-                    last = run(&mut head, tokens[position + 1], state(position), position + 1);
-                    logits.extend_from_slice(last.logits.row(0));
-                    handed_on.extend_from_slice(&last.states);
-                }
-                let mut check = |name: &str, found: &[f32]| {
-                    let name = format!("r{round}.{name}");
-                    let error =
-                        check(&format!("{case} {isa} {name}"), found, &recorded.floats(&name));
-                    largest = largest.max(error);
-                };
-                check("first.logits", &logits);
-                check("first.hidden", &handed_on);
-                let (mut logits, mut handed_on, mut drafts) = (vec![], vec![], vec![]);
-                for draft in 0..4 {
-                    logits.extend_from_slice(last.logits.row(0));
-                    handed_on.extend_from_slice(&last.states);
-                    drafts.push(likeliest(&head, &last));
-                    last =
-                        run(&mut head, drafts[draft], &last.states.clone(), committed + 1 + draft);
-                }
-                check("chain.logits", &logits);
-                check("chain.hidden", &handed_on);
-                assert_eq!(
-                    drafts,
-                    recorded.whole(&format!("r{round}.chain.tokens")),
-                    "{case} {isa}"
-                );
-                read = committed;
+            let mut largest = 0.0f32;
+            let found = rounds::follow(case, &mut head(&target, &draft, isa, 3), |name, a, b| {
+                largest = largest.max(check(&format!("{case} {isa} {name}"), a, b));
+            });
+            let recorded = Recorded::of(case);
+            for (round, drafts) in found.into_iter().enumerate() {
+                let expected = recorded.whole(&format!("r{round}.chain.tokens"));
+                assert_eq!(drafts, expected, "{case} {isa}: round {round}");
             }
             eprintln!("{case} {isa}: within {largest:.1e}");
         }

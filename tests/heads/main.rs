@@ -5,5 +5,8 @@ mod at_once;
 #[path = "../common/mod.rs"]
 mod common;
 mod eagle;
+mod gpu;
 mod medusa;
+mod rounds;
 mod support;
+mod widened;

@@ -96,7 +96,7 @@ pub(crate) fn engines(case: &str, dtype: Dtype) -> (TempDir, Engine, Engine) {
 }
 
 /// An engine of a case.
-fn recipe(case: &str, target: PathBuf, head: PathBuf, dtype: Dtype) -> Recipe {
+pub(crate) fn recipe(case: &str, target: PathBuf, head: PathBuf, dtype: Dtype) -> Recipe {
     let recipe = Recipe::model(target, dtype, head, dtype).up_to(128);
     match case {
         "medusa" => recipe.drafting(3),
