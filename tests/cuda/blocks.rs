@@ -25,11 +25,11 @@ fn logits_of_blocks_of_prompts_are_those_of_the_cpu_executor() {
     ] {
         let archs = "cuda:sm_90a,sm_80";
         let (_dir, cpu, cuda) = both_on(archs, sizes, dtype, Dtype::Fp16);
-        let tokens = tokens(230);
-        let expected = golden::all_logits(&mut golden::model(&cpu, 16), &tokens);
+        let tokens = tokens(330);
+        let expected = golden::all_logits(&mut golden::model(&cpu, 21), &tokens);
         let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
-        let mut by_library = on(device, &cuda, 16, Prefill::CublasLt);
-        let found = in_parts_of_prompt(&mut by_library, &tokens, &[90, 120, 20], 211);
+        let mut by_library = on(device, &cuda, 21, Prefill::CublasLt);
+        let found = in_parts_of_prompt(&mut by_library, &tokens, &[190, 120, 20], 311);
         assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
     }
 }
@@ -38,51 +38,51 @@ fn logits_of_blocks_of_prompts_are_those_of_the_cpu_executor() {
 fn bits_of_a_prompts_row_do_not_depend_on_what_is_computed_with_it() {
     for (sizes, dtype) in [(&SMALL, Dtype::Fp8), (&NORMED, Dtype::Fp16)] {
         let (_dir, _, cuda) = both(sizes, dtype, Dtype::Fp8);
-        let text = tokens(230);
+        let text = tokens(330);
         let run = |prefill, prompt_len, parts: &[usize]| {
-            let mut model = on(emulator(Schedule::seeded(1)), &cuda, 16, prefill);
+            let mut model = on(emulator(Schedule::seeded(1)), &cuda, 21, prefill);
             in_parts_of_prompt(&mut model, &text, parts, prompt_len)
         };
-        let whole = run(Prefill::CublasLt, 211, &[210, 20]);
-        for parts in [&[230][..], &[1, 209, 20], &[50, 96, 64, 3, 17]] {
-            assert_eq!(run(Prefill::CublasLt, 211, parts), whole, "{dtype}: {parts:?}");
+        let whole = run(Prefill::CublasLt, 311, &[310, 20]);
+        for parts in [&[330][..], &[1, 309, 20], &[150, 96, 64, 3, 17]] {
+            assert_eq!(run(Prefill::CublasLt, 311, parts), whole, "{dtype}: {parts:?}");
         }
         if dtype == Dtype::Fp8 {
-            let longer = tokens(650);
+            let longer = tokens(790);
             let run = |parts: &[usize]| {
-                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 41, Prefill::CublasLt);
-                in_parts_of_prompt(&mut model, &longer, parts, 651).split_off(600)
+                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 50, Prefill::CublasLt);
+                in_parts_of_prompt(&mut model, &longer, parts, 791).split_off(740)
             };
-            assert_eq!(run(&[650]), run(&[300, 240, 110]), "two blocks");
+            assert_eq!(run(&[790]), run(&[300, 240, 250]), "two blocks");
         }
-        let exact = run(Prefill::Exact, 211, &[230]);
+        let exact = run(Prefill::Exact, 311, &[330]);
         assert_eq!(
-            run(Prefill::CublasLt, 129, &[230]),
+            run(Prefill::CublasLt, 257, &[330]),
             exact,
             "a short prompt is computed as ever"
         );
-        assert_ne!(whole[..210], exact[..210]);
+        assert_ne!(whole[..310], exact[..310]);
     }
 }
 
 #[test]
 fn bits_of_a_prompt_do_not_depend_on_the_prompts_beside_it() {
     let (_dir, _, cuda) = both(&SMALL, Dtype::Fp8, Dtype::Fp8);
-    let tokens = tokens(210);
-    let pages: Vec<PageId> = (0..42).collect();
+    let tokens = tokens(310);
+    let pages: Vec<PageId> = (0..60).collect();
     let segment = |sequence: usize, len: usize| Segment {
         tokens: &tokens[..len],
         first_position: 0,
-        pages: &pages[14 * sequence..][..14],
+        pages: &pages[20 * sequence..][..20],
         prompt_len: len,
         num_logits: 2,
         tree: &[],
     };
     let run = |segments: &[Segment<'_>]| {
-        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 42, Prefill::CublasLt);
+        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 60, Prefill::CublasLt);
         model.forward(segments).expect("a pass").values
     };
-    let prompts = [segment(0, 205), segment(1, 7), segment(2, 194)];
+    let prompts = [segment(0, 305), segment(1, 7), segment(2, 294)];
     let alone: Vec<f32> = prompts.iter().flat_map(|&prompt| run(&[prompt])).collect();
     assert_eq!(run(&prompts), alone);
 }
@@ -90,7 +90,7 @@ fn bits_of_a_prompt_do_not_depend_on_the_prompts_beside_it() {
 /// Requests with prompts that are long enough for blocks. The odd ones begin alike, with two; each has another length.
 fn long_requests() -> Vec<Request> {
     let longer = |(idx, request): (usize, Request)| {
-        let len = if idx % 2 == 0 { 130 + 20 * idx } else { 690 };
+        let len = if idx % 2 == 0 { 258 + 20 * idx } else { 790 };
         Request { prompt: [tokens(len), request.prompt.to_vec()].concat().into(), ..request }
     };
     requests().into_iter().enumerate().map(longer).collect()
@@ -130,7 +130,9 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
     let exact = Options { prefill: Some(Prefill::Exact), ..fixed.clone() };
     let exact = run_alone(&exact);
     let num_other = exact.iter().zip(&plain).filter(|(exact, plain)| exact != plain).count();
-    assert!(num_other >= 5, "{num_other} texts would tell of other bits");
+    let num_telling = plain.iter().filter(|(_, told)| told.iter().any(Option::is_some)).count();
+    assert!(num_telling >= 4, "{num_telling} tell their bits");
+    assert!(num_other >= num_telling, "{num_other} texts would tell of other bits");
     // Steps that hold a block and little more, and many.
     for (options, draft_len, rows) in [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)] {
         let options = Options { max_num_tokens: Some(rows), ..options.clone() };

@@ -22,7 +22,7 @@ const SHARE: Duration = Duration::from_secs(180);
 /// Rows of the passes: every width of the products, and the tiles of the attention.
 const PARTS: [usize; 4] = [33, 9, 1, 2];
 /// A chunk for the library, and one behind it.
-const LONG_PARTS: [usize; 2] = [200, 5];
+const LONG_PARTS: [usize; 2] = [300, 5];
 /// Tokens that requests generate.
 const MAX_TOKENS: usize = 6;
 const DRAFT_LEN: usize = 3;

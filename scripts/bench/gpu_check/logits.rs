@@ -32,7 +32,7 @@ const MEAN_SHARE: f64 = 0.25;
 const FP8_ROWS_TOLERANCE: f32 = 0.5;
 
 /// So many tokens of a prompt go to the library; fewer behind them do not.
-const LONG: usize = 200;
+const LONG: usize = 300;
 
 /// Passes in which a wrong kernel is looked for: an emulator takes seconds for each.
 const FEW_ROWS: [usize; 2] = [2, 1];

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 /// Rows of a prompt, on a GPU and on an emulator.
 const ROWS: usize = 2048;
-const FEW_ROWS: usize = 200;
+const FEW_ROWS: usize = 300;
 /// Measurements behind a median.
 const SAMPLES: usize = 5;
 

@@ -25,7 +25,7 @@ const FEW_LONG: usize = 2;
 /// Room for all sequences of a run.
 const KV_TOKENS: usize = 16 * 1024;
 /// What prompts are longer by where the library shall compute them.
-const LONG: usize = 200;
+const LONG: usize = 300;
 /// How many of them an emulator gets through.
 const FEW_WAYS: usize = 5;
 

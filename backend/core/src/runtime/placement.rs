@@ -319,7 +319,7 @@ impl Footprint {
                 // One that multiplies FP8.
                 let (name, capability) = (String::new(), (9, 0));
                 let device = Description { name, capability, driver: min_driver, num_sms };
-                let prefill = match bounds.rows < cuda::BLOCKS.len {
+                let prefill = match bounds.rows < cuda::BLOCK_LEN {
                     true => Prefill::Exact,
                     false => Prefill::CublasLt,
                 };
@@ -344,7 +344,7 @@ impl Footprint {
 /// Who multiplies the rows of long prompts where nothing is said: the library, if it can for all models on GPUs, and if
 /// a step has the rows of a block.
 fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
-    if bounds.rows < cuda::BLOCKS.len {
+    if bounds.rows < cuda::BLOCK_LEN {
         return Prefill::Exact;
     }
     for (engine, place) in engines {

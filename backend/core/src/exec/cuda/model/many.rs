@@ -12,7 +12,7 @@ use super::format_code;
 use super::many_params::{FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams};
 use super::params::Scaling;
 use super::pass::{Input, Output, PassOps};
-use super::shape::{self, BLOCKS};
+use super::shape::{self, BLOCK_LEN};
 use super::weights::Matrix;
 use super::workspace::Workspace;
 use crate::Result;
@@ -95,7 +95,7 @@ fn sizes(model: &ModelConfig, packed: Dtype, format: Dtype, rows: usize) -> [usi
 
 /// Of all products.
 fn shapes(model: &ModelConfig, packed: Dtype, format: Dtype) -> [ProductShape; 4] {
-    matrices(model, packed).map(|[n, k]| ProductShape { format, m: BLOCKS.len, n, k })
+    matrices(model, packed).map(|[n, k]| ProductShape { format, m: BLOCK_LEN, n, k })
 }
 
 /// Outputs and inputs as the image has them.
@@ -172,9 +172,9 @@ impl InBlocks<'_> {
         let Many { format, packed, buffers, .. } = self.many;
         self.many.unpack(ops, matrix);
         let [n, k] = padded([matrix.n, matrix.k], *packed);
-        let shape = ProductShape { format: *format, m: BLOCKS.len, n, k };
+        let shape = ProductShape { format: *format, m: BLOCK_LEN, n, k };
         // Rows of the blocks that are not of this pass hold what they held: nobody reads their sums.
-        for first in (0..self.first + ops.pass.num_rows).step_by(BLOCKS.len) {
+        for first in (0..self.first + ops.pass.num_rows).step_by(BLOCK_LEN) {
             ops.push(Op::Product(Product {
                 shape,
                 weights: buffers.weights,

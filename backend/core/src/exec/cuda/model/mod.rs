@@ -27,7 +27,7 @@ pub use forward::OnHost;
 pub use head_on_host::HeadOnHost;
 pub use many::Prefill;
 pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
-pub(crate) use shape::BLOCKS;
+pub(crate) use shape::BLOCK_LEN;
 pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
@@ -45,7 +45,7 @@ use layers::Layers;
 use many::{InBlocks, Many};
 use pass::PassOps;
 use shape::Tiling;
-use tables::{Bounds, Tables, passes};
+use tables::{Blocks, Bounds, Tables, passes};
 use weights::Matrix;
 
 /// A model on a device.
@@ -153,7 +153,7 @@ impl Model {
 
     /// What of a prompt is computed in blocks, if anything.
     pub(crate) fn prompt_blocks(&self) -> Option<PromptBlocks> {
-        self.capacity.blocks.map(|_| BLOCKS)
+        self.capacity.blocks.map(|_| shape::prompt_blocks(self.layers.capability))
     }
 
     /// Runs segments for their keys and values alone; does not wait.
@@ -171,6 +171,8 @@ impl Model {
     /// How large the tables of a pass may be.
     fn bounds(&self) -> Bounds {
         let Capacity { few: rows, blocks, sequences, .. } = self.capacity;
+        let of_prompts = shape::prompt_blocks(self.layers.capability);
+        let blocks = blocks.map(|rows| Blocks { rows, of_prompts });
         Bounds { rows, blocks, sequences, group: self.layers.group() }
     }
 

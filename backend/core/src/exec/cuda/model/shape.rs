@@ -111,18 +111,27 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// What of a prompt a library multiplies, where it may. A last block has more rows than two launches of 64 take: on an H100
-/// three were predicted to take 17.5 ms of an 8B model in FP8, a block 13.6 ms, whatever is in it (`scripts/gpu-predict`).
-/// Warpgroups take two launches for that time.
-pub(crate) const BLOCKS: PromptBlocks =
-    PromptBlocks { len: 512, least: 2 * GEMM_ROWS[GEMM_ROWS.len() - 1] + 1 };
+/// Positions of a block of a prompt, which a library multiplies where it may.
+pub(crate) const BLOCK_LEN: usize = 512;
+/// Rows of a prompt that are computed as fast as a block by products of few rows, which take a time each that a block takes
+/// at once. On an H100 2048 tokens of an 8B model in FP8 took 110 ms so, so 256 take 14; a block took 14 of four together,
+/// and more alone (`scripts/bench/results`, 2026-11-26T1109). Without warpgroups a block was predicted to be faster than
+/// three launches of 64 rows.
+const FEW_OF_PROMPT: usize = 256;
+const FEW_OF_PROMPT_BY_WARPS: usize = 128;
+
+/// What of a prompt a library multiplies on a GPU of this compute capability, where it may.
+pub(crate) fn prompt_blocks(capability: (u32, u32)) -> PromptBlocks {
+    let few = if has_warpgroups(capability) { FEW_OF_PROMPT } else { FEW_OF_PROMPT_BY_WARPS };
+    PromptBlocks { len: BLOCK_LEN, least: few + 1 }
+}
 /// Blocks of a prompt in a pass, at most: matrices are unpacked for all of them together, which takes a third of the time
 /// of one. More would cost memory and save little.
 const BLOCKS_AT_ONCE: usize = 4;
 
 /// Rows of a pass through blocks where steps have up to so many rows: those of whole blocks.
 pub(crate) fn block_rows(step_rows: usize) -> usize {
-    (step_rows / BLOCKS.len).clamp(1, BLOCKS_AT_ONCE) * BLOCKS.len
+    (step_rows / BLOCK_LEN).clamp(1, BLOCKS_AT_ONCE) * BLOCK_LEN
 }
 /// Shared memory of the kernels that write what it multiplies.
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;

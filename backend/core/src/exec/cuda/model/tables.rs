@@ -1,31 +1,40 @@
 //! The tables that describe the rows of a pass to the device, made from segments on the host.
 
 use super::params::{Row, Tile};
-use super::shape::{BLOCKS, Tiling};
-use crate::batch::Segment;
+use super::shape::Tiling;
+use crate::batch::{PromptBlocks, Segment};
 use crate::pages::{PageId, pages_for};
 
 /// How much a pass may hold.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub rows: usize,
-    /// Rows of a pass through blocks of prompts, where a library multiplies those.
-    pub blocks: Option<usize>,
+    /// Where a library multiplies blocks of prompts.
+    pub blocks: Option<Blocks>,
     pub sequences: usize,
     /// Query heads of a key head.
     pub group: usize,
+}
+
+/// Passes through blocks of prompts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks {
+    /// Rows of a pass.
+    pub rows: usize,
+    pub of_prompts: PromptBlocks,
 }
 
 impl Bounds {
     /// The next pass of a segment from its row `first` on, if that row is in a block of its prompt: the row's place there,
     /// and how many rows there are. No more of them get logits than in another pass.
     fn in_blocks(&self, segment: &Segment<'_>, first: usize) -> Option<(usize, usize)> {
-        let block_rows = self.blocks?;
+        let Blocks { rows, of_prompts } = self.blocks?;
         let position = segment.first_position + first;
-        let place = position % BLOCKS.len;
-        let rest = BLOCKS.end(segment.prompt_len).checked_sub(position).filter(|&rest| rest > 0)?;
-        let most = if segment.num_logits > self.rows { self.rows } else { block_rows };
-        Some((place, rest.min(block_rows - place).min(segment.tokens.len() - first).min(most)))
+        let place = position % of_prompts.len;
+        let end = of_prompts.end(segment.prompt_len);
+        let rest = end.checked_sub(position).filter(|&rest| rest > 0)?;
+        let most = if segment.num_logits > self.rows { self.rows } else { rows };
+        Some((place, rest.min(rows - place).min(segment.tokens.len() - first).min(most)))
     }
 }
 
@@ -137,6 +146,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const OF_PROMPTS: PromptBlocks = PromptBlocks { len: 512, least: 129 };
+
+    fn blocks(rows: usize) -> Option<Blocks> {
+        Some(Blocks { rows, of_prompts: OF_PROMPTS })
+    }
+
     proptest! {
         #[test]
         fn every_row_is_in_one_pass_and_one_tile(
@@ -149,9 +164,10 @@ mod tests {
                 1..6,
             ),
             rows in 1usize..50, sequences in 1usize..4, group in 1usize..17,
-            blocks in prop::option::of(1usize..5),
+            num_blocks in prop::option::of(1usize..5),
         ) {
-            let blocks = blocks.map(|num| num * BLOCKS.len);
+            let block_rows = num_blocks.map(|num| num * OF_PROMPTS.len);
+            let blocks = block_rows.and_then(blocks);
             let tokens: Vec<u32> = (0..1700).collect();
             let pages: Vec<PageId> = (100..400).collect();
             let segments: Vec<Segment<'_>> = lens
@@ -170,12 +186,12 @@ mod tests {
                 segment.tokens.iter().enumerate().map(move |(idx, &token)| {
                     let wants = idx >= segment.tokens.len() - segment.num_logits;
                     let position = segment.first_position + idx;
-                    let is_in = blocks.is_some() && position < BLOCKS.end(segment.prompt_len);
-                    (token, position, wants, is_in.then_some(position % BLOCKS.len))
+                    let is_in = blocks.is_some() && position < OF_PROMPTS.end(segment.prompt_len);
+                    (token, position, wants, is_in.then_some(position % OF_PROMPTS.len))
                 })
             });
             for pass in &passes {
-                match (pass.place, blocks) {
+                match (pass.place, block_rows) {
                     (Some(place), Some(rows)) => prop_assert!(place + pass.rows.len() <= rows),
                     (place, _) => prop_assert!(place.is_none() && pass.rows.len() <= rows),
                 }
@@ -193,7 +209,7 @@ mod tests {
                     let (token, position, wants, place) = expected.next().unwrap();
                     prop_assert_eq!((row.token, row.slot, row.base), (token, position as u32, position as u32 + 1));
                     prop_assert_eq!(pass.logit_rows.contains(&(idx as u32)), wants);
-                    prop_assert_eq!(pass.place.map(|first| (first + idx) % BLOCKS.len), place);
+                    prop_assert_eq!(pass.place.map(|first| (first + idx) % OF_PROMPTS.len), place);
                     let page = pass.pages[row.sequence as usize * pass.max_pages + position / 16];
                     prop_assert_eq!(page, pages[position / 16]);
                 }
@@ -205,7 +221,7 @@ mod tests {
     #[test]
     fn prompts_are_cut_where_their_blocks_end() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..1100).collect(), (0..100).collect());
-        let bounds = Bounds { rows: 256, blocks: Some(512), sequences: 8, group: 4 };
+        let bounds = Bounds { rows: 256, blocks: blocks(512), sequences: 8, group: 4 };
         let segment = |first_position: usize, len: usize, prompt_len, num_logits| Segment {
             tokens: &tokens[..len],
             first_position,
@@ -230,7 +246,7 @@ mod tests {
             segment(0, 230, 230, 1),
         ];
         assert_eq!(cut(&mixed), [(5, None), (512, Some(0)), (97, None), (229, Some(0)), (1, None)]);
-        let wide = Bounds { blocks: Some(1024), ..bounds };
+        let wide = Bounds { blocks: blocks(1024), ..bounds };
         let cut = |segment| {
             passes(&[segment], &wide)
                 .iter()
