@@ -33,6 +33,8 @@ enum Drafts {
     Lookup,
     /// Random heads.
     Medusa,
+    /// A random EAGLE-3 head.
+    Eagle,
     /// The same first layer, which drafts all tokens in one pass.
     AtOnce,
 }
@@ -61,6 +63,10 @@ impl Pair {
                 let text = fs::read_to_string(&config).expect("a config");
                 fs::write(config, text.replacen('{', "{\"pard_token\":5,", 1)).expect("writes");
                 with_model("small")
+            }
+            Drafts::Eagle => {
+                tiny::write_head(&path("head"), 2, 1, &tiny::SMALLEST);
+                with_model("head")
             }
             Drafts::Medusa => {
                 tiny::write_medusa(&path("heads"), 3, 1, &tiny::SMALLEST);
@@ -211,7 +217,7 @@ fn assert_lossless(
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::AtOnce] {
+    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
@@ -248,7 +254,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::AtOnce] {
+    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);

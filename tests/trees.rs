@@ -12,10 +12,11 @@ use spec_core::exec::Pool;
 use spec_core::model::Dtype;
 use spec_core::runtime::{Isa, Prefill, TARGET_FILE, pages_for};
 use spec_core::testing::PageId;
-use spec_core::testing::batch::{Forward, Segment};
+use spec_core::testing::batch::{Forward, Logits, Segment};
 use spec_core::testing::cpu::Model;
 use spec_core::testing::cuda::{self, Gpu, OnHost};
 use spec_emu::{Emulator, Schedule};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -145,6 +146,37 @@ fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
         // The page that the first draft is in begins with the end of a block.
         check_behind(&mut model, 150, 140, 150, &format!("sm_90a {dtype}, a prompt"));
     }
+}
+
+/// A model that does not move what is kept.
+struct KeepsNothing<F>(F);
+
+impl<F: Forward> Forward for KeepsNothing<F> {
+    fn forward(&mut self, segments: &[Segment<'_>]) -> spec_core::Result<Logits> {
+        self.0.forward(segments)
+    }
+
+    fn takes_trees(&self) -> bool {
+        self.0.takes_trees()
+    }
+
+    fn keep(&mut self, _: &[PageId], _: usize, _: &[usize]) -> spec_core::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_branch_that_is_not_kept_is_noticed() {
+    let notices = |model: &mut dyn Forward| {
+        let checked = catch_unwind(AssertUnwindSafe(|| check(model, 9, "nothing is kept")));
+        let said = checked.expect_err("it was not noticed");
+        let said = said.downcast_ref::<String>().unwrap();
+        assert!(said.contains("nothing is kept, 9 known: behind 6"), "{said}");
+    };
+    let (_dir, on_cpu_engine) = engine(&SMALL, Dtype::Fp32, "cpu");
+    notices(&mut KeepsNothing(on_cpu(&on_cpu_engine, Isa::detect())));
+    let (_dir, on_gpu_engine) = engine(&SMALL, Dtype::Fp16, "cuda:sm_90a");
+    notices(&mut KeepsNothing(on_gpu(&on_gpu_engine)));
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
 //! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once 1,8]
-//! [--rounds N]` has each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
+//! [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
 //! plain ones of the same folder, ratios are of the same round, and the median of them is printed. The cache has the prompts
 //! when the clock starts, and nothing is known of drafts and of what steps cost but what the engine says. With `--held-out N`
-//! every Nth prompt is asked, those that `spec-build collect` held out.
+//! every Nth prompt is asked, those that `spec-build collect` held out. `--below 1.1` shows apart the prompts on which the first
+//! model, in its first way to draft, comes to less than 1.1 of plain.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -53,6 +54,9 @@ struct Args {
     lookup: Option<Lookup>,
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Show apart the prompts on which the first model comes to less than this of plain.
+    #[arg(long)]
+    below: Option<f64>,
 }
 
 /// How drafts are made.
@@ -77,6 +81,8 @@ impl Args {
 #[derive(Default)]
 struct Took {
     seconds: f64,
+    /// When each answer had come.
+    ended: Vec<f64>,
     tokens: usize,
     steps: u64,
     drafts: u64,
@@ -98,6 +104,12 @@ fn main() -> Result<()> {
         "| model | at once | draft length | branches | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    ensure!(
+        args.below.is_none() || args.at_once == [1],
+        "--below with --at-once {:?}: expected 1, so that each prompt has a time of its own",
+        args.at_once
+    );
+    let mut all_rounds = Vec::new();
     for path in &args.models {
         let folder = ModelFolder::open(path)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -110,9 +122,48 @@ fn main() -> Result<()> {
                 let how = format!("{} | {branches}", show(draft_len));
                 println!("| {name} | {at_once} | {how} | {} |", row(&rounds, idx));
             }
+            all_rounds.push((name.to_string(), rounds));
         }
     }
+    if let Some(below) = args.below {
+        show_below(below, &args, &all_rounds);
+    }
     Ok(())
+}
+
+/// The speed on those prompts alone on which the first model does not come to `below` of plain.
+fn show_below(below: f64, args: &Args, models: &[(String, Vec<Vec<Took>>)]) {
+    let of_plain = |rounds: &[Vec<Took>], way: usize, prompts: &[usize]| -> f64 {
+        let seconds =
+            |took: &Took| prompts.iter().map(|&prompt| took.seconds_of(prompt)).sum::<f64>();
+        median(rounds.iter().map(|round| seconds(&round[0]) / seconds(&round[way])).collect())
+    };
+    let (first, rounds) = &models[0];
+    let num_prompts = rounds[0][0].ended.len();
+    let chosen: Vec<usize> =
+        (0..num_prompts).filter(|&prompt| of_plain(rounds, 1, &[prompt]) < below).collect();
+    println!();
+    println!(
+        "{} of {num_prompts} prompts on which {first} comes to less than {below} of plain:",
+        chosen.len()
+    );
+    println!();
+    println!("| model | draft length | branches | of plain |");
+    println!("|---|---|---|---|");
+    for (name, rounds) in models {
+        for (idx, Way { draft_len, branches }) in args.ways().into_iter().enumerate().skip(1) {
+            let ratio = of_plain(rounds, idx, &chosen);
+            println!("| {name} | {} | {branches} | {ratio:.2} |", show(draft_len));
+        }
+    }
+}
+
+impl Took {
+    /// The time of one of answers that came one after the other.
+    fn seconds_of(&self, prompt: usize) -> f64 {
+        let before = prompt.checked_sub(1).map_or(0.0, |before| self.ended[before]);
+        self.ended[prompt] - before
+    }
 }
 
 fn show(len: DraftLen) -> String {
@@ -183,14 +234,13 @@ fn answers(
     for idx in 0..prompts.len() {
         runtime.add(request(idx, args.tokens, draft_len))?;
     }
-    let start = Instant::now();
     finish(&mut runtime, &mut took)?;
-    took.seconds = start.elapsed().as_secs_f64();
     Ok(took)
 }
 
 /// Answers all that was asked.
 fn finish(runtime: &mut Runtime, took: &mut Took) -> Result<()> {
+    let start = Instant::now();
     let mut texts: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     while !runtime.is_idle() {
         let step = runtime.step();
@@ -201,6 +251,7 @@ fn finish(runtime: &mut Runtime, took: &mut Took) -> Result<()> {
             let tokens = event.emitted.iter().map(|emitted| emitted.token);
             texts.entry(event.id).or_default().extend(tokens);
             let Some(sequence) = event.finished else { continue };
+            took.ended.push(start.elapsed().as_secs_f64());
             took.steps += sequence.counters.steps;
             took.drafts += sequence.counters.drafts;
             let accepted = &sequence.counters.accepted_per_position;
@@ -209,6 +260,7 @@ fn finish(runtime: &mut Runtime, took: &mut Took) -> Result<()> {
             }
         }
     }
+    took.seconds = start.elapsed().as_secs_f64();
     took.texts = texts.into_values().collect();
     took.tokens = took.texts.iter().map(Vec::len).sum();
     Ok(())

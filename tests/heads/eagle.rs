@@ -3,7 +3,7 @@
 
 use crate::rounds::{self, PAGES, run};
 use crate::support::{
-    Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
+    OneRowLate, Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
     assert_texts_are_plain, check, checkpoints, drafts_along_the_text, engines,
 };
 use spec_build::checkpoint::Checkpoint;
@@ -286,6 +286,18 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
             }
         }
         assert!(seen >= 5 && late >= 1, "{case}: {seen} rounds were seen, {late} of them late");
+    }
+}
+
+#[test]
+fn states_of_the_wrong_row_are_noticed() {
+    for case in ["eagle3-nbr1", "eagle1-bias"] {
+        let (_dir, target, draft) = engines(case, Dtype::Fp32);
+        let drafter = || draft::Eagle::new(Box::new(head(&target, &draft, Isa::detect(), 12)), 256);
+        let right = drafts_along_the_text(&target, Box::new(drafter()), 4);
+        let wrong = drafts_along_the_text(&target, Box::new(OneRowLate::new(drafter())), 4);
+        let differ = right.iter().filter(|(place, drafts)| wrong.get(place) != Some(drafts));
+        assert!(2 * differ.count() > right.len(), "{case}: most drafts are the same");
     }
 }
 

@@ -169,6 +169,46 @@ impl Drafter for Noting {
     }
 }
 
+/// A drafter that is told of the hidden states of the row before each.
+pub(crate) struct OneRowLate<D> {
+    inner: D,
+    last: HashMap<SequenceId, Vec<f32>>,
+}
+
+impl<D> OneRowLate<D> {
+    pub(crate) fn new(inner: D) -> Self {
+        Self { inner, last: HashMap::new() }
+    }
+}
+
+impl<D: Drafter> Drafter for OneRowLate<D> {
+    fn taps(&self) -> &[usize] {
+        self.inner.taps()
+    }
+
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        self.inner.propose(entries)
+    }
+
+    fn observe(&mut self, verified: &[Verified<'_>]) -> Result<()> {
+        for each in verified {
+            let own = each.taps.iter().map(|row| row.to_vec());
+            let before = self.last.remove(&each.entry.id);
+            let mut rows: Vec<Vec<f32>> = before.into_iter().chain(own).collect();
+            self.last.extend(rows.last().map(|row| (each.entry.id, row.clone())));
+            // The first row has none before it.
+            rows.truncate(each.taps.len());
+            let taps = rows.iter().map(Vec::as_slice).collect();
+            self.inner.observe(&[Verified { taps, ..each.clone() }])?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.inner.forget(id);
+    }
+}
+
 /// What is drafted along the recorded text of a target, by three sequences at once.
 pub(crate) fn drafts_along_the_text(
     target: &Engine,

@@ -23,12 +23,7 @@ fn walk(
     position: usize,
     judge: Judge,
 ) -> Verdict {
-    let (Coupling::Independent(key) | Coupling::Path(key)) = sampler.coupling();
-    let mut state = key.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (position as u64) << 32;
-    let mut random = || {
-        state = state.wrapping_add(1);
-        uniform(state)
-    };
+    let mut random = coins(sampler, position);
     for node in 0..=proposal.len() {
         let p = target(node.checked_sub(1), &proposal.tokens[..node]);
         let own = if node == proposal.len() {
@@ -43,6 +38,16 @@ fn walk(
         }
     }
     unreachable!("the last node always ends the walk")
+}
+
+/// Random numbers of a step.
+fn coins(sampler: &Sampler, position: usize) -> impl FnMut() -> f64 {
+    let (Coupling::Independent(key) | Coupling::Path(key)) = sampler.coupling();
+    let mut state = key.wrapping_mul(0xD6E8_FEB8_6659_FD93) ^ (position as u64) << 32;
+    move || {
+        state = state.wrapping_add(1);
+        uniform(state)
+    }
 }
 
 fn draw(dist: &Distribution, mut u: f64) -> u32 {
@@ -66,17 +71,40 @@ pub(crate) fn textbook(
 ) -> Verdict {
     walk(sampler, proposal, target, position, |p, q, draft, random| {
         let keep = random() < p.prob(draft) / q.prob(draft);
-        (!keep).then(|| {
-            let left: Vec<_> =
-                p.iter().map(|(token, prob)| (token, (prob - q.prob(token)).max(0.0))).collect();
-            let mut u = random() * left.iter().map(|(_, prob)| prob).sum::<f64>();
-            let found = left.iter().find(|(_, prob)| {
-                u -= prob;
-                u < 0.0
-            });
-            found.map_or(left[0].0, |(token, _)| *token)
-        })
+        (!keep).then(|| draw_of_rest(p, q, random()))
     })
+}
+
+/// Draws of what `p` has more than `q`.
+fn draw_of_rest(p: &Distribution, q: &Distribution, u: f64) -> u32 {
+    let left: Vec<_> =
+        p.iter().map(|(token, prob)| (token, (prob - q.prob(token)).max(0.0))).collect();
+    let mut u = u * left.iter().map(|(_, prob)| prob).sum::<f64>();
+    let found = left.iter().find(|(_, prob)| {
+        u -= prob;
+        u < 0.0
+    });
+    found.map_or(left[0].0, |(token, _)| *token)
+}
+
+/// Judges each of several siblings as if none had been rejected before it.
+pub(crate) fn siblings_without_residual(
+    sampler: &Sampler,
+    proposal: &Proposal,
+    target: Target<'_>,
+    position: usize,
+) -> Verdict {
+    let mut random = coins(sampler, position);
+    let p = target(None, &[]);
+    let of = |node: usize| proposal.q[node].as_ref().expect("it was drawn");
+    for node in 0..proposal.len() {
+        let token = proposal.tokens[node];
+        if random() < p.prob(token) / of(node).prob(token) {
+            let next = target(Some(node), &[token]);
+            return Verdict { path: vec![node], token: draw(&next, random()) };
+        }
+    }
+    Verdict { path: vec![], token: draw_of_rest(&p, of(proposal.len() - 1), random()) }
 }
 
 /// After a rejection, draws from p again.

@@ -1,8 +1,8 @@
 //! Trees: given siblings, and siblings that were drawn, with and without replacement.
 
 use crate::chi_square::{ALPHA, p_value};
-use crate::game::{Drafts, Game, PROMPT, constant, markov, naive};
-use crate::{TRIALS, count, sampled};
+use crate::game::{Drafts, Game, PROMPT, Rule, constant, markov, naive, shipped};
+use crate::{FEW_TRIALS, TRIALS, count, mutant, sampled};
 use spec_core::testing::draft::Proposal;
 use spec_core::testing::sampling::{Context, Coupling, Distribution, Sampler, Stream};
 use spec_core::testing::verify::verify;
@@ -67,8 +67,8 @@ fn distribution(logits: &[f32]) -> Distribution {
 type Second = fn(first: u32) -> [f32; 4];
 
 /// Two drawn siblings; the joint of (accepted, token) against the formula.
-fn drawn_siblings_p_value(second: Second) -> f64 {
-    let outcomes = (0..TRIALS).map(|trial| {
+fn drawn_siblings_p_value(second: Second, rule: Rule<'_>, trials: u64) -> f64 {
+    let outcomes = (0..trials).map(|trial| {
         let sampler = Sampler::new(sampled(), Coupling::Independent(trial), vec![]);
         let draw = |dist: &Distribution, place| {
             sampler.draw(dist, PROMPT.len(), Stream::Draft { depth: 0, place })
@@ -80,11 +80,11 @@ fn drawn_siblings_p_value(second: Second) -> f64 {
         let q = distribution(&second(first));
         node(&mut proposal, None, draw(&q, 1), Some(q));
         // Ends after one token, so that the bonus does not widen the cells.
-        let row = |node: Option<usize>, _: &[u32]| match node {
+        let mut row = |node: Option<usize>, _: &[u32]| match node {
             None => distribution(&TARGET),
             Some(_) => Distribution::certain(0),
         };
-        let verdict = verify(&sampler, &proposal, row, PROMPT.len());
+        let verdict = rule(&sampler, &proposal, &mut row, PROMPT.len());
         (verdict.accepted(), verdict.tokens(&proposal).next())
     });
 
@@ -109,18 +109,33 @@ fn drawn_siblings_p_value(second: Second) -> f64 {
     p_value(&count(outcomes), &expected)
 }
 
+fn again(_: u32) -> [f32; 4] {
+    DRAFT
+}
+
+fn another(first: u32) -> [f32; 4] {
+    let mut logits = DRAFT;
+    logits[first as usize] = f32::NEG_INFINITY;
+    logits
+}
+
 #[test]
 fn siblings_drawn_with_replacement_keep_the_joint_distribution() {
-    let p = drawn_siblings_p_value(|_| DRAFT);
+    let p = drawn_siblings_p_value(again, &shipped, TRIALS);
     assert!(p >= ALPHA, "p = {p:e}");
 }
 
 #[test]
 fn siblings_drawn_without_replacement_keep_the_joint_distribution() {
-    let p = drawn_siblings_p_value(|first| {
-        let mut logits = DRAFT;
-        logits[first as usize] = f32::NEG_INFINITY;
-        logits
-    });
+    let p = drawn_siblings_p_value(another, &shipped, TRIALS);
     assert!(p >= ALPHA, "p = {p:e}");
+}
+
+#[test]
+fn a_rule_without_the_residual_of_a_sibling_fails_the_same_test() {
+    for second in [again, another] {
+        let rule = &mutant::siblings_without_residual;
+        let p = drawn_siblings_p_value(second, rule, FEW_TRIALS);
+        assert!(p < ALPHA, "no residual of a sibling went unnoticed: p = {p}");
+    }
 }
