@@ -67,7 +67,7 @@ fn device(capability: (u32, u32), kernels: &Arc<Kernels>, seed: u64) -> Device {
 
 fn on(device: Device, engine: &Engine, prefill: Prefill) -> OnHost {
     let gpu = Gpu::new(Box::new(device));
-    let model = Model::load_with(engine, 16, prefill, &mut **gpu.lock()).expect("loads");
+    let model = Model::load_with(engine, 17, prefill, &mut **gpu.lock()).expect("loads");
     OnHost::new(Arc::new(model), gpu)
 }
 
@@ -125,7 +125,7 @@ fn blocks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
         let device = device(capability, &kernels, 1);
         let counts = device.counts();
         let mut model = on(device, &engine, Prefill::CublasLt);
-        in_parts_of_prompt(&mut model, &tokens(140), &[40, 95, 5], 136);
+        in_parts_of_prompt(&mut model, &tokens(270), &[170, 95, 5], 266);
         let counts = counts.lock().unwrap();
         let launched: BTreeSet<&str> =
             counts.keys().filter_map(|name| name.split('.').next()).collect();

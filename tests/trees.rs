@@ -144,7 +144,7 @@ fn a_draft_of_a_tree_has_the_bits_that_it_has_in_a_chain() {
             check(&mut model, known, &format!("sm_90a {dtype}"));
         }
         // The page that the first draft is in begins with the end of a block.
-        check_behind(&mut model, 150, 140, 150, &format!("sm_90a {dtype}, a prompt"));
+        check_behind(&mut model, 278, 268, 278, &format!("sm_90a {dtype}, a prompt"));
     }
 }
 

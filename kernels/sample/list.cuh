@@ -13,6 +13,9 @@
 constexpr uint32_t MAX_LISTED = SAMPLE_LISTED;
 static_assert(SLICES * MAX_PROMISING <= MAX_LISTED, "what slices remember is listed");
 
+// Branches of a draft, at most: how many drafts of a position are drawn.
+constexpr uint32_t MAX_BRANCHES = 16;
+
 // Bests that a thread reads at once.
 constexpr uint32_t BESTS_AT_ONCE = 8;
 
@@ -30,6 +33,7 @@ struct RowScratch {
     uint32_t is_last;
     float found;
     uint32_t num_listed;
+    uint32_t drawn[MAX_BRANCHES];
     union {
         Staging staging;  // before anything is listed
         struct {
@@ -95,6 +99,34 @@ DEVICE Scored likeliest(const float* scores, const Best* best, uint32_t vocab,
         }
     }
     scratch.largest[thread_index()] = static_cast<float>(own.score);
+    return block_best(scratch.block, own);
+}
+
+DEVICE Scored better_behind(const Scored& last, const Scored& best, float score, uint32_t id) {
+    const bool is_behind = score < last.score || (score == last.score && id > last.id);
+    return is_behind && score > negative_infinity() ? better(best, {score, id}) : best;
+}
+
+// The likeliest token but `last` and those before it; NO_TOKEN if there is none. A tile whose best is behind has nothing
+// better.
+DEVICE Scored next_likeliest(const float* scores, const Best* best, uint32_t vocab,
+                             const Scored& last, RowScratch& scratch) {
+    const uint32_t num_tiles = vocab / BEST_TILE;
+    Scored own = {negative_infinity(), NO_TOKEN};
+    for (uint32_t tile = thread_index(); tile < num_tiles; tile += num_threads()) {
+        const Scored found = better_behind(last, {negative_infinity(), NO_TOKEN}, best[tile].value,
+                                           best[tile].index);
+        if (found.id != NO_TOKEN) {
+            own = better(own, found);
+            continue;
+        }
+        for (uint32_t id = tile * BEST_TILE; id < (tile + 1) * BEST_TILE; id++) {
+            own = better_behind(last, own, scores[id], id);
+        }
+    }
+    for (uint32_t id = num_tiles * BEST_TILE + thread_index(); id < vocab; id += num_threads()) {
+        own = better_behind(last, own, scores[id], id);
+    }
     return block_best(scratch.block, own);
 }
 

@@ -80,8 +80,17 @@ struct Remainder {
     double total;  // of p's weights
     Probabilities q;
     bool is_less;
+    // Not drawn again.
+    const uint32_t* drawn;
+    uint32_t num_drawn;
 
     DEVICE float operator()(uint32_t id, float weight) const {
+        KEEP_LOOP
+        for (uint32_t idx = 0; idx < num_drawn; idx++) {
+            if (drawn[idx] == id) {
+                return 0.0f;
+            }
+        }
         if (!is_less || weight == 0.0f) {
             return weight;
         }
@@ -144,6 +153,33 @@ DEVICE uint32_t draw(const Place& place, const Own& own, Remainder left, const N
     return token;
 }
 
+// The token that `rank` others are better than: by the race, or where nothing is drawn by their logits.
+DEVICE uint32_t draw_behind(const Place& place, const Own& own, uint32_t rank, const Noise& noise,
+                            RowScratch& scratch) {
+    if (own.of.certain != NO_TOKEN && rank > 0) {
+        // What has all probability leaves nothing to draw.
+        const bool is_greedy = place.context.sequence->temperature == 0.0f;
+        Scored last = likeliest(place.values(), place.value_best(), place.vocab, scratch);
+        KEEP_LOOP
+        for (uint32_t idx = 0; idx < rank && last.id != NO_TOKEN; idx++) {
+            last = next_likeliest(place.values(), place.value_best(), place.vocab, last, scratch);
+        }
+        return is_greedy ? last.id : NO_TOKEN;
+    }
+    KEEP_LOOP
+    for (uint32_t idx = 0;; idx++) {
+        const Remainder left = {own.of.total, {}, false, scratch.drawn, idx};
+        const uint32_t token = draw(place, own, left, noise, scratch);
+        if (idx == rank || token == NO_TOKEN) {
+            return token;
+        }
+        if (thread_index() == 0) {
+            scratch.drawn[idx] = token;
+        }
+        barrier_all();
+    }
+}
+
 // Puts the listed weights where the target's pass will look for them. The rest of their row is clear.
 DEVICE void scatter(const Place& place, const RowScratch& scratch) {
     for (uint32_t idx = thread_index(); idx < scratch.num_listed; idx += num_threads()) {
@@ -167,7 +203,10 @@ DEVICE void extend(const SampleParams& params, const Place& place, const Distrib
     }
     // All threads have read the state.
     barrier_all();
-    if (thread_index() == 0) {
+    if (thread_index() == 0 && token == NO_TOKEN) {
+        // There are not so many.
+        drafting = {place.idx, 0, 0.0f, 0};
+    } else if (thread_index() == 0) {
         const uint64_t idx = draft_place(params, place.sequence, place.idx);
         params.drafts[idx] = token;
         params.draft_distributions[idx] = q;
@@ -192,7 +231,7 @@ DEVICE void choose(const SampleParams& params, uint64_t row, const Place& place,
                    const Noise& noise, RowScratch& scratch) {
     const bool is_path = place.context.sequence->coupling == PATH;
     const uint32_t draft = next_draft(params, place.sequence, place.idx);
-    Remainder left = {own.of.total, {own.of, nullptr, 0}, false};
+    Remainder left = {own.of.total, {own.of, nullptr, 0}, false, nullptr, 0};
     if (draft != NO_TOKEN && !is_path) {
         left.q = {params.draft_distributions[draft_place(params, place.sequence, place.idx)],
                   draft_weights(params, place.sequence, place.idx), params.draft_vocab};
@@ -281,7 +320,8 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
         choose(p, row, place, own, noise, scratch);
         return;
     }
-    const uint32_t token = draw(place, own, {own.of.total, {}, false}, noise, scratch);
+    const uint32_t rank = p.pass == 0 ? p.sequences[sequence].rank : 0;
+    const uint32_t token = draw_behind(place, own, rank, noise, scratch);
     if (own.held == Held::LISTED) {
         scatter(place, scratch);
     }

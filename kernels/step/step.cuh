@@ -63,7 +63,9 @@ struct StepSequence {
     Span bad_words;
     Span end_tokens;  // what min_tokens bans
     uint32_t max_len;  // tokens it has when it ends, at most
-    uint32_t unused;
+    // Its first draft is the best of the drafter's choices, or the one that so many are better than: one of several
+    // branches of a draft. Of sequences that draw the drafts as the target draws its tokens.
+    uint32_t rank;
 };
 static_assert(sizeof(StepSequence) == 120, "as on the host");
 

@@ -4,6 +4,7 @@
 
 mod ahead;
 mod blocks;
+mod branches;
 #[path = "../common/mod.rs"]
 mod common;
 mod heads;

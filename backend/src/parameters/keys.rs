@@ -105,8 +105,9 @@ pub(crate) static KEYS: &[Key] = &[
         "1 to 16",
         "`1`",
         |s, v| write(&mut s.draft_branches, branches(v)),
-        "tokens of a position that a draft model or head proposes at most, where it and its target are on the CPU: up to so many \
-         times `num_draft_tokens` are verified, as a tree; with `draft_len` at `auto` only those that are likely enough to pay",
+        "branches that the drafts of a model or a head have at most, where it and its target are on the CPU or on one GPU: up to so \
+         many times `num_draft_tokens` are verified. On the CPU drafts branch at every position, on a GPU at the first; with \
+         `draft_len` at `auto` only where that is likely enough to pay",
     ),
     key(
         "kv_cache_free_gpu_mem_fraction",

@@ -96,15 +96,25 @@ impl Emulator {
                     self.run(&std::mem::take(&mut launches))?;
                     product::multiply(&self.arena, &product);
                 }
-                Work::Op(Op::Copy { to, from, bytes }) | Work::Copy { to, from, bytes } => {
+                Work::Op(Op::Copy { to, from, bytes, rows, pitch }) => {
                     self.run(&std::mem::take(&mut launches))?;
-                    let mut copied = vec![0; bytes];
-                    self.arena.read(from, &mut copied);
-                    self.arena.write(to, &copied);
+                    for row in (0..rows).map(|row| (row * pitch) as Address) {
+                        self.copy(from + row, to + row, bytes);
+                    }
+                }
+                Work::Copy { to, from, bytes } => {
+                    self.run(&std::mem::take(&mut launches))?;
+                    self.copy(from, to, bytes);
                 }
             }
         }
         self.run(&launches)
+    }
+
+    fn copy(&self, from: Address, to: Address, bytes: usize) {
+        let mut copied = vec![0; bytes];
+        self.arena.read(from, &mut copied);
+        self.arena.write(to, &copied);
     }
 
     /// A product that nobody has enabled is a mistake of who issues it.

@@ -10,15 +10,16 @@ use spec_core::engine::Engine;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::runtime::{Options, Prefill, Request, Runtime};
 
-/// Policies and draft lengths that are compared with no drafts.
-const WAYS: [(DraftPolicy, usize); 7] = [
-    (Fixed, 0),
-    (Fixed, 1),
-    (Fixed, 4),
-    (Fixed, MAX_DRAFT_LEN),
-    (Adaptive, MAX_DRAFT_LEN),
-    (Adaptive, 4),
-    (Adaptive, 1),
+/// Policies, draft lengths and branches that are compared with no drafts.
+const WAYS: [(DraftPolicy, usize, usize); 8] = [
+    (Fixed, 0, 1),
+    (Fixed, 1, 1),
+    (Fixed, 4, 3),
+    (Fixed, MAX_DRAFT_LEN, 1),
+    (Adaptive, MAX_DRAFT_LEN, 1),
+    (Adaptive, 4, 2),
+    (Adaptive, 1, 1),
+    (Fixed, 4, 1),
 ];
 /// How many long requests.
 const FEW_LONG: usize = 2;
@@ -48,25 +49,25 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
 fn the_same_with_drafts(drafts: Drafts, prefill: Prefill, bed: Bed) -> Outcome {
     let (_folder, engine) = case::speculating(drafts, bed);
     let requests = requests(prefill, bed);
-    let options = options(Fixed, prefill);
-    let mut waiting = load(&engine, Options { launch_ahead: false, ..options.clone() }, bed)?;
+    let ahead = options(Fixed, prefill);
+    let mut waiting = load(&engine, Options { launch_ahead: false, ..ahead.clone() }, bed)?;
     let alone = running::run_alone(&mut waiting, &requests);
-    if running::run_alone(&mut load(&engine, options, bed)?, &requests) != alone {
+    if running::run_alone(&mut load(&engine, ahead, bed)?, &requests) != alone {
         return Err("steps that begin ahead give other texts than steps that wait".into());
     }
     let (mut drafted, mut accepted) = (0, 0);
     let ways = if bed.small { &WAYS[..FEW_WAYS] } else { &WAYS };
-    for &(policy, draft_len) in ways {
+    for &(policy, draft_len, draft_branches) in ways {
         let requests = requests.iter().map(|request| with_drafts(request, draft_len));
         let done = running::run(
-            &mut load(&engine, self::options(policy, prefill), bed)?,
+            &mut load(&engine, Options { draft_branches, ..options(policy, prefill) }, bed)?,
             &requests.collect::<Vec<_>>(),
         );
         for (idx, (done, expected)) in done.iter().zip(&alone).enumerate() {
             if done.tokens != *expected {
                 let found = &done.tokens;
                 let message = format!(
-                    "{policy:?}, {draft_len} drafts: request {idx} gives {found:?}, alone and without {expected:?}"
+                    "{policy:?}, {draft_len} drafts in {draft_branches} branches: request {idx} gives {found:?}, alone and without {expected:?}"
                 );
                 return Err(message.into());
             }

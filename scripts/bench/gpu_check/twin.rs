@@ -321,9 +321,9 @@ impl Device for Twin {
         match op {
             Op::Launch(launch) => self.run(launch),
             Op::Product(product) => self.multiply(product),
-            &Op::Copy { from, to, bytes } => {
-                let [emulated_from, emulated_to] = [from, to].map(|address| self.emulated(address));
-                self.emulator.issue(&Op::Copy { from: emulated_from, to: emulated_to, bytes })?;
+            &Op::Copy { from, to, bytes, rows, pitch } => {
+                let [from, to] = [from, to].map(|address| self.emulated(address));
+                self.emulator.issue(&Op::Copy { from, to, bytes, rows, pitch })?;
                 self.gpu.issue(op)
             }
         }

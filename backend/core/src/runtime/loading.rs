@@ -94,8 +94,8 @@ impl Loader<'_> {
             (lookup, draft) => lookup.or(draft),
         };
         let drafter = drafter.or_else(|| watch.map(|watch| Box::new(watch) as _));
-        let first = self.num_pages as PageId;
-        let scratch = first..first + placement.scratch_pages(0) as PageId;
+        let first = (self.num_pages + placement.branch_pages()) as PageId;
+        let scratch = first..(self.num_pages + placement.scratch_pages(0)) as PageId;
         let Some(target) = target.forward(scratch, head) else {
             return Err(Error::Unsupported("a head on hidden states as the target".into()));
         };
@@ -119,15 +119,19 @@ impl Loader<'_> {
             }
             Some(Model::EagleOnGpu(head, at, _)) if at == number => {
                 let limits = &self.placement.engines[0].0.manifest().limits;
+                let limits = cuda::step_limits(limits, self.placement.draft_branches);
                 let head = Arc::clone(head);
-                Some(Box::new(HeadDrafter::new(head, limits, &mut **gpu.lock())?))
+                Some(Box::new(HeadDrafter::new(head, &limits, &mut **gpu.lock())?))
             }
             // Drafts from elsewhere come through the host.
             Some(_) => return Ok(None),
         };
         let (gpu, target) = (gpu.clone(), Arc::clone(target));
-        let launch_ahead = self.placement.launch_ahead;
-        Ok(Some(cuda::OnGpu { gpu, target, first: None, drafter, launch_ahead }))
+        let Placement { launch_ahead, draft_branches: branches, .. } = *self.placement;
+        let first = self.num_pages as PageId;
+        let branch_pages = first..first + self.placement.branch_pages() as PageId;
+        let first = None;
+        Ok(Some(cuda::OnGpu { gpu, target, first, drafter, launch_ahead, branches, branch_pages }))
     }
 
     /// Loads an engine, and tells what weights it has. A drafter may need its target.

@@ -85,8 +85,8 @@ pub struct Options {
     pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
     pub ngram_branches: usize,
-    /// Tokens of a position that a model or a head drafts at most, as a tree, where it and its target are on a CPU; from 1 to
-    /// [`MAX_DRAFT_BRANCHES`]. With adapting lengths only those that are likely enough.
+    /// Branches that the drafts of a model or a head have at most, from 1 to [`MAX_DRAFT_BRANCHES`]: where it and its target are
+    /// on a CPU they part at any position, on one GPU at the first. With adapting lengths only those that are likely enough.
     pub draft_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
@@ -263,8 +263,8 @@ impl Runtime {
         let draft_model = draft.as_ref().map(|draft| &draft.manifest().model);
         let (at_once, branches) = (placement.drafts_at_once(), placement.draft_branches);
         let rereads = match draft_model.and_then(|model| model.draft_head.as_ref()) {
-            // A model has read its own drafts that were kept, if they were a chain.
-            None if branches == 1 && !at_once => 2,
+            // A model has read its own drafts that were kept, if they were a chain, as every branch is on a GPU.
+            None if (branches == 1 || placement.is_on_gpu()) && !at_once => 2,
             // It reads them again; a head does with the target's states.
             None | Some(DraftHead::Eagle(_)) => max_draft_len + 1,
             Some(DraftHead::Medusa(_)) => 1,

@@ -99,8 +99,11 @@ impl<'a> Placement<'a> {
             true => Pool::on_machine(options.threads, options.pinning),
             false => Pool::new(1),
         };
-        let on_cpu = engines.iter().all(|(_, place)| place.number().is_none());
-        let most_branches = if on_cpu { MAX_DRAFT_BRANCHES } else { 1 };
+        // On a CPU, or in the graph of a step on the GPU that both are on.
+        let mut numbers = engines.iter().map(|(_, place)| place.number());
+        let at = numbers.next().flatten();
+        let is_here = numbers.next().is_some_and(|drafter| drafter == at);
+        let most_branches = if is_here { MAX_DRAFT_BRANCHES } else { 1 };
         let draft_branches = options.draft_branches.clamp(1, most_branches);
         let drafter = draft.map(Engine::manifest);
         let bounds = step_bounds(target.manifest(), drafter, draft_branches, options);
@@ -217,11 +220,15 @@ impl<'a> Placement<'a> {
         };
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
-        let steps = if idx == 0 { cuda::Steps::bytes(manifest, self.vocab_on_gpu()) } else { 0 };
+        let branches = self.draft_branches;
+        let steps = match idx {
+            0 => cuda::Steps::bytes(manifest, self.vocab_on_gpu(), branches),
+            _ => 0,
+        };
         let beside = match self.engines.get(1) {
             Some((drafter, at)) if idx == 0 => {
                 let is_here = at.number() == place.number();
-                beside_head(manifest, drafter.manifest(), self.prefill, is_here)
+                beside_head(manifest, drafter.manifest(), self.prefill, branches, is_here)
             }
             _ => 0,
         };
@@ -244,14 +251,27 @@ impl<'a> Placement<'a> {
         self.bounds.sequences * pages * page
     }
 
-    /// Pages that an engine's cache has on a GPU for branches of trees: those of the target alone are trees.
+    /// Pages that an engine's cache has on a GPU besides those of sequences: for branches of what is drafted in a step's
+    /// graph, and behind them for branches of trees, which are the target's alone.
     pub(super) fn scratch_pages(&self, idx: usize) -> usize {
-        if idx > 0 || self.engines[idx].1.number().is_none() {
+        if self.engines[idx].1.number().is_none() {
             return 0;
         }
         let StepBounds { sequences, drafts, .. } = self.bounds;
         // A branch begins with the page that the first draft is in.
-        sequences * (self.ngram_branches - 1) * pages_for(PAGE_TOKENS - 1 + drafts)
+        let of_tree = pages_for(PAGE_TOKENS - 1 + drafts);
+        let of_trees = sequences * (self.ngram_branches - 1) * of_tree;
+        self.branch_pages() + if idx == 0 { of_trees } else { 0 }
+    }
+
+    /// Those for what is drafted in a step's graph.
+    pub(super) fn branch_pages(&self) -> usize {
+        cuda::branch_pages(&self.engines[0].0.manifest().limits, self.draft_branches)
+    }
+
+    /// Whether the target is on a GPU.
+    pub(super) fn is_on_gpu(&self) -> bool {
+        self.engines[0].1.number().is_some()
     }
 
     /// Whether all drafts of a step come from one pass of the drafter.
@@ -327,9 +347,9 @@ impl Footprint {
                     engines.map(|engine| cuda::Model::working_bytes(engine, prefill, &device));
                 let vocab_on_gpu =
                     draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
-                let steps = cuda::Steps::bytes(target, vocab_on_gpu);
+                let steps = cuda::Steps::bytes(target, vocab_on_gpu, 1);
                 let beside = draft.map_or(0, |draft| {
-                    beside_head(target, draft, prefill, draft.device != Built::Cpu)
+                    beside_head(target, draft, prefill, 1, draft.device != Built::Cpu)
                 });
                 Self {
                     working_bytes: steps + beside + passes.sum::<usize>(),
@@ -363,10 +383,17 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
 
 /// Bytes that a target on a GPU takes for a drafter that is a head on its hidden states: what passes keep of these, and what
 /// steps on the device need where the head is there too.
-fn beside_head(target: &Manifest, draft: &Manifest, prefill: Prefill, is_here: bool) -> usize {
+fn beside_head(
+    target: &Manifest,
+    draft: &Manifest,
+    prefill: Prefill,
+    branches: usize,
+    is_here: bool,
+) -> usize {
     let Some(eagle) = draft.model.eagle() else { return 0 };
     let vocab_size = target.model.vocab_size;
-    let steps = cuda::HeadDrafter::bytes(eagle, vocab_size, &target.limits);
+    let limits = cuda::step_limits(&target.limits, branches);
+    let steps = cuda::HeadDrafter::bytes(eagle, vocab_size, &limits);
     OnHost::tap_bytes(target, prefill, eagle) + if is_here { steps } else { 0 }
 }
 

@@ -97,7 +97,7 @@ impl Distribution {
 
     /// What is left to draw from when a draft that was not drawn, but given, was rejected: every
     /// other token. `None` if there is none.
-    pub(crate) fn without(&self, token: u32) -> Option<Self> {
+    pub fn without(&self, token: u32) -> Option<Self> {
         let keep = |(id, weight)| if id == token { 0.0 } else { weight };
         self.reweighted(self.slots().map(keep).collect())
     }

@@ -47,7 +47,7 @@ impl Sampler {
     }
 
     /// What the request asked for.
-    pub(crate) fn params(&self) -> &SamplingParams {
+    pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
@@ -78,7 +78,7 @@ impl Sampler {
     }
 
     /// The likeliest tokens after `context`, so many, best first, by the logits with bias, bans and penalties.
-    pub(crate) fn ranked(&self, logits: &[f32], context: Context<'_>, num: usize) -> Vec<u32> {
+    pub fn ranked(&self, logits: &[f32], context: Context<'_>, num: usize) -> Vec<u32> {
         let mut top = select::top_k(&self.edited(logits, context), num);
         top.retain(|&(_, score)| score > f32::NEG_INFINITY);
         top.sort_unstable_by(select::descending);

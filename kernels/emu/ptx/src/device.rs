@@ -209,9 +209,9 @@ impl device::Device for Device {
                 let ProductShape { m, n, .. } = product.shape;
                 self.pull(product.output, m * n * size_of::<f32>())
             }
-            &Op::Copy { to, bytes, .. } => {
+            &Op::Copy { to, bytes, rows, pitch, .. } => {
                 self.emulator.issue(op)?;
-                self.pull(to, bytes)
+                (0..rows).try_for_each(|row| self.pull(to + (row * pitch) as Address, bytes))
             }
         }
     }

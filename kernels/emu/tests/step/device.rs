@@ -431,6 +431,7 @@ fn check_next(
         draft_computed: outcome.draft_computed,
         draft_len,
         num_given: 0,
+        branch: None,
     };
     let mut input = StepInput::default();
     input.push(&next, planned);
@@ -441,6 +442,9 @@ fn check_next(
         biases: before.biases,
         bad_words: before.bad_words,
         end_tokens: before.end_tokens,
+        // It goes on as it was, whichever branch that is.
+        coupling: before.coupling,
+        rank: before.rank,
         ..told
     };
     let is_right = if left == 0 { found.len == 0 } else { *found == expected };
@@ -463,6 +467,7 @@ pub(crate) fn step(
             draft_computed: entry.draft_computed,
             draft_len: entry.draft_lens.model,
             num_given: entry.given.len(),
+            branch: sequence.branch,
         };
         input.push(&entry, planned);
     }

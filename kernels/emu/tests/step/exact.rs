@@ -18,6 +18,8 @@ pub(crate) struct Tally {
     sequences: usize,
     drafted: usize,
     accepted: usize,
+    /// Of branches that are not the first.
+    branched: usize,
 }
 
 /// Compares one step of some sequences. The error says what differs.
@@ -30,7 +32,17 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
             tokens: expected.tokens.iter().map(|emitted| emitted.token).collect(),
             drafted: expected.drafted,
             accepted: expected.accepted,
-            draft_computed: expected.draft_computed,
+            // The host knows of no branches.
+            draft_computed: match sequence
+                .branch
+                .filter(|_| sequence.draft_len.min(world.max_drafts) > 0)
+            {
+                Some(_) => {
+                    sequence.tokens.len()
+                        + expected.accepted.min(expected.drafted.saturating_sub(1))
+                }
+                None => expected.draft_computed,
+            },
         };
         if found != expected {
             return Err(format!("{found:?}, not {expected:?}, of {sequence:?}"));
@@ -38,6 +50,7 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
         tally.sequences += 1;
         tally.drafted += expected.drafted;
         tally.accepted += expected.accepted;
+        tally.branched += if sequence.branch > Some(0) { expected.drafted } else { 0 };
     }
     Ok(tally)
 }
@@ -159,6 +172,11 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     let is_given = world.max_drafts > 0 && random.one_in(if speculates { 6 } else { 2 });
     let num_given = if is_given { random.below(world.max_drafts) + 1 } else { 0 };
     let drafts = speculates && !is_given;
+    // Drafts of branches are drawn as the target draws.
+    let is_path = matches!(coupling, Coupling::Path(_));
+    let branch = (drafts && is_path && random.one_in(2)).then(|| random.below(5));
+    let min_confidences =
+        if branch.is_some() { &[0.0][..] } else { &[0.0, 0.0, 0.0, 0.02, 0.3][..] };
     Sequence {
         prompt_len,
         draft_computed: match speculates {
@@ -168,8 +186,9 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
         speculates,
         draft_len: if drafts { random.below(world.max_drafts + 3) } else { 0 },
         given: (0..num_given).map(|_| random.below(world.target_vocab) as u32).collect(),
-        min_confidence: random.pick(&[0.0, 0.0, 0.0, 0.02, 0.3]),
+        min_confidence: random.pick(min_confidences),
         sampler: Sampler::new(params, coupling, end_tokens),
+        branch,
         tokens,
     }
 }
@@ -207,6 +226,7 @@ fn random_steps(seeds: Range<u64>, vocabs: &[(usize, usize)], run: Run<'_>) -> T
         tally.sequences += more.sequences;
         tally.drafted += more.drafted;
         tally.accepted += more.accepted;
+        tally.branched += more.branched;
     }
     eprintln!("{tally:?}");
     tally
@@ -219,7 +239,7 @@ pub(crate) const VOCABS: [(usize, usize); 6] =
 #[test]
 fn every_step_is_that_of_the_host() {
     let tally = random_steps(0..400, &VOCABS, Run::SMALL);
-    assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000);
+    assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000 && tally.branched >= 500);
     // Some drafts are kept and some are not.
     assert!(tally.accepted * 5 > tally.drafted && tally.accepted * 10 < tally.drafted * 9);
 }

@@ -2,8 +2,13 @@
 
 use crate::world::{Model, Sequence, World};
 use spec_core::Result;
-use spec_core::testing::batch::{Executor, Forward, Logits, Outcome, Segment, WANTED};
-use spec_core::testing::{Host, PageId, draft};
+use spec_core::runtime::SequenceId;
+use spec_core::testing::batch::{
+    DraftLens, Entry, Executor, Forward, Logits, Outcome, Segment, WANTED,
+};
+use spec_core::testing::draft::{self, Drafter, Proposal};
+use spec_core::testing::sampling::{Context, Stream};
+use spec_core::testing::{Host, PageId};
 
 /// A model that remembers what it was fed, by position.
 struct Scripted {
@@ -31,13 +36,78 @@ impl Forward for Scripted {
     }
 }
 
+/// A drafter whose drafts may begin with another of its choices than the best.
+struct Branching {
+    inner: draft::Model,
+    world: World,
+    sequences: Vec<Sequence>,
+}
+
+impl Branching {
+    /// The token that `rank` others are better than.
+    fn first(&self, entry: &Entry<'_>, rank: usize) -> Option<u32> {
+        let (sampler, vocab) = (entry.sampler, self.world.shared_vocab());
+        let seen: Vec<u32> =
+            entry.tokens.iter().map(|token| readable(&self.world, token)).collect();
+        let mut logits = (self.world.drafter)(entry.id as usize, &seen);
+        logits.truncate(vocab);
+        let (tokens, prompt_len) = (entry.tokens, entry.prompt_len);
+        let context = Context { tokens, prompt_len, drafted: &[] };
+        let mut left = Some(sampler.distribution(&logits, context));
+        let mut first = None;
+        for nth in 0..=rank {
+            let Some(q) = left else {
+                // All was on the one before.
+                let ranked = sampler.ranked(&logits, context, rank + 1);
+                return ranked.get(rank).copied().filter(|_| sampler.params().is_greedy());
+            };
+            let stream = Stream::Draft { depth: 0, place: nth };
+            let token = sampler.draw(&q, tokens.len(), stream);
+            first = Some(token);
+            left = q.without(token);
+        }
+        first
+    }
+}
+
+impl Drafter for Branching {
+    fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
+        let propose = |entry: &Entry<'_>| {
+            let rank = self.sequences[entry.id as usize].branch.unwrap_or(0);
+            if rank == 0 || entry.draft_lens.model == 0 {
+                return Ok(self.inner.propose(&[*entry])?.remove(0));
+            }
+            let Some(first) = self.first(entry, rank) else { return Ok(Proposal::default()) };
+            let mut proposal = Proposal::default();
+            proposal.push(first, None);
+            let tokens = [entry.tokens, &[first]].concat();
+            let draft_lens = DraftLens { lookup: 0, model: entry.draft_lens.model - 1 };
+            if draft_lens.model > 0 {
+                let chunk = entry.chunk + 1;
+                let longer = Entry { tokens: &tokens, chunk, draft_lens, ..*entry };
+                let rest = self.inner.propose(&[longer])?;
+                rest[0].tokens.iter().for_each(|&token| proposal.push(token, None));
+            }
+            Ok(proposal)
+        };
+        entries.iter().map(propose).collect()
+    }
+
+    fn forget(&mut self, id: SequenceId) {
+        self.inner.forget(id);
+    }
+}
+
+fn readable(world: &World, &token: &u32) -> u32 {
+    if (token as usize) < world.shared_vocab() { token } else { 0 }
+}
+
 /// What target and drafter have seen of each sequence before a step.
 pub(crate) fn fed(world: &World, sequences: &[Sequence]) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
-    let readable = |&token: &u32| if (token as usize) < world.shared_vocab() { token } else { 0 };
     let each = |sequence: &Sequence| {
         let (target, _) = sequence.tokens.split_at(sequence.tokens.len() - 1);
         let drafter = &sequence.tokens[..sequence.draft_computed];
-        (target.to_vec(), drafter.iter().map(readable).collect())
+        (target.to_vec(), drafter.iter().map(|token| readable(world, token)).collect())
     };
     sequences.iter().map(each).unzip()
 }
@@ -49,7 +119,8 @@ pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
         Scripted { model: world.target.clone(), vocab: world.target_vocab, fed: fed_target };
     let drafter =
         Scripted { model: world.drafter.clone(), vocab: world.drafter_vocab, fed: fed_drafter };
-    let drafter = draft::Model::new(Box::new(drafter), world.shared_vocab());
+    let inner = draft::Model::new(Box::new(drafter), world.shared_vocab());
+    let drafter = Branching { inner, world: world.clone(), sequences: sequences.to_vec() };
     let mut host = Host::new(Box::new(target), Some(Box::new(drafter))).unwrap();
     let pages: Vec<[PageId; 1]> = (0..sequences.len()).map(|idx| [idx as PageId]).collect();
     let entries: Vec<_> = sequences

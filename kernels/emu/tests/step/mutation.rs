@@ -12,13 +12,13 @@ use spec_emu::{Mutation, Options, Program, Schedule};
 const BATCH: usize = 2;
 
 /// Steps in which a race must show.
-const STEPS: u64 = 6;
+const STEPS: u64 = 24;
 
 /// Trials in which a wrong rule must show.
 const TRIALS: u64 = 2_000;
 
 /// Waits that no kernel can do without: what begins with one, as it stands in a file.
-const WAITS: [(&str, &str); 13] = [
+const WAITS: [(&str, &str); 14] = [
     ("sample/block.cuh", "    barrier_all();\n    return warp_sum"),
     ("sample/block.cuh", "    barrier_all();\n    // The first"),
     ("sample/select.cuh", "        barrier_all();\n        find_bin("),
@@ -29,10 +29,8 @@ const WAITS: [(&str, &str); 13] = [
     ("sample/parts.cuh", "    barrier_all();\n    return *told"),
     ("sample/edit.cuh", "    barrier_all();\n    ban_all"),
     ("sample/edit.cuh", "    barrier_all();\n    // Only the"),
-    (
-        "sample/sample.cu",
-        "    barrier_all();\n    if (thread_index() == 0) {\n        const uint64_t idx",
-    ),
+    ("sample/sample.cu", "    barrier_all();\n    if (thread_index() == 0 && token == NO_TOKEN) {"),
+    ("sample/sample.cu", "        barrier_all();\n    }\n}\n\n// Puts the listed"),
     ("sample/sample.cu", "    grid_wait();\n    grid_launch_dependents();"),
     ("step/accept.cu", "    grid_wait();\n    grid_launch_dependents();"),
 ];
@@ -76,6 +74,8 @@ fn unchecked_short_cuts_are_noticed() {
             "best.id != NO_TOKEN || best.score",
         ),
         ("sample/sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
+        ("sample/sample.cu", "if (drawn[idx] == id)", "if (drawn[idx] == id + 1)"),
+        ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
         ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
     ];
     for (file, text, replacement) in checks {

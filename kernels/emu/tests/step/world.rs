@@ -10,6 +10,7 @@ use std::sync::Arc;
 pub(crate) type Model = Arc<dyn Fn(usize, &[u32]) -> Vec<f32> + Send + Sync>;
 
 /// A target, a drafter, and how many drafts a step has room for.
+#[derive(Clone)]
 pub(crate) struct World {
     pub(crate) target: Model,
     pub(crate) target_vocab: usize,
@@ -44,6 +45,8 @@ pub(crate) struct Sequence {
     pub(crate) given: Vec<u32>,
     pub(crate) min_confidence: f32,
     pub(crate) sampler: Sampler,
+    /// Which branch of a draft it is, where that branches: so many of the drafter's choices are better than its first draft.
+    pub(crate) branch: Option<usize>,
 }
 
 impl Sequence {
@@ -58,6 +61,7 @@ impl Sequence {
             given: Vec::new(),
             min_confidence: 0.0,
             sampler: Sampler::new(params.clone(), coupling, Vec::new()),
+            branch: None,
         }
     }
 

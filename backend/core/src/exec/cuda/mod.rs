@@ -13,4 +13,6 @@ pub(crate) use model::{BLOCK_LEN, Held, Uploaded, Weights};
 pub use model::{
     Eagle, HeadOnHost, HeadOutline, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill,
 };
-pub(crate) use step::{DraftModel, GraphDrafter, HeadDrafter, OnGpu, Steps};
+pub(crate) use step::{
+    DraftModel, GraphDrafter, HeadDrafter, OnGpu, Steps, branch_pages, step_limits,
+};

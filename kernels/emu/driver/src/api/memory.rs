@@ -4,7 +4,7 @@ use std::ffi::{c_uchar, c_uint, c_void};
 use std::slice;
 
 use super::{expect_flags, put};
-use crate::fault::Status;
+use crate::fault::{Fault, INVALID_VALUE, Status};
 use crate::machine::in_context;
 use crate::memory::Kind;
 use crate::stream::Work;
@@ -101,6 +101,55 @@ extern "C" fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: Han
         context.memory.check(to, bytes)?;
         context.memory.check(from, bytes)?;
         context.streams.get_mut(stream)?.push(Work::Copy { to, from, bytes })
+    })
+}
+
+/// `CUDA_MEMCPY2D`, of which what is not of linear memory of the device must be zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Side {
+    x: usize,
+    y: usize,
+    memory_type: c_uint,
+    host: u64,
+    device: u64,
+    array: u64,
+    pitch: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Copy2d {
+    from: Side,
+    to: Side,
+    width: usize,
+    height: usize,
+}
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const ON_DEVICE: u64 = 2;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: Handle) -> Status {
+    in_context("cuMemcpy2DAsync", |context, _| {
+        // SAFETY: the caller's description.
+        let Copy2d { from, to, width, height } = unsafe { *copy };
+        for Side { x, y, memory_type, host, array, pitch, .. } in [from, to] {
+            expect_flags(memory_type.into(), &[ON_DEVICE])?;
+            expect_flags(x as u64 | y as u64 | host | array, &[0])?;
+            if pitch < width || pitch > i32::MAX as usize {
+                let wrong = format!("a pitch of {pitch} for {width} bytes");
+                return Err(Fault::wrong(INVALID_VALUE, wrong));
+            }
+        }
+        for row in 0..height {
+            let at = |side: Side| side.device + (row * side.pitch) as u64;
+            let (to, from) = (at(to), at(from));
+            context.memory.check(to, width)?;
+            context.memory.check(from, width)?;
+            context.streams.get_mut(stream)?.push(Work::Copy { to, from, bytes: width })?;
+        }
+        Ok(())
     })
 }
 

@@ -19,6 +19,10 @@ pub enum Op {
         to: Address,
         /// How much.
         bytes: usize,
+        /// How many such ranges.
+        rows: usize,
+        /// From the beginning of one to that of the next, on either side.
+        pitch: usize,
     },
 }
 

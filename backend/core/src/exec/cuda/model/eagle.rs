@@ -19,6 +19,7 @@ use crate::engine::{Engine, Kernels, Manifest};
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::exec::vocab_map;
 use crate::model::{EagleConfig, ModelConfig, TapNorms, eagle};
+use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -222,6 +223,21 @@ impl Eagle {
     /// f32 `[rows][width]`: what the rows of a pass come with, and what `fuse` makes.
     pub(crate) fn states(&self) -> Address {
         self.buffers.states
+    }
+
+    /// Whether a pass over so many rows of each sequence has room.
+    pub(crate) fn holds(&self, sequences: usize, places: usize) -> bool {
+        self.capacity.holds(sequences, places, self.layers.group())
+    }
+
+    /// Copies a page of the cache onto another one, in all layers; does not wait.
+    pub(crate) fn copy_page(
+        &self,
+        from: PageId,
+        to: PageId,
+        device: &mut dyn Device,
+    ) -> Result<()> {
+        self.layers.copy_page(from, to, device)
     }
 
     fn bounds(&self) -> Bounds {

@@ -58,6 +58,11 @@ impl Cache {
         model.num_layers * 2 * heads * size_of::<f32>()
     }
 
+    /// From one layer's pages to those of the next.
+    pub(super) fn layer_bytes(&self) -> usize {
+        self.layer_bytes
+    }
+
     pub(super) fn layer(&self, idx: usize) -> LayerCache {
         LayerCache {
             memory: self.memory + (idx * self.layer_bytes) as Address,

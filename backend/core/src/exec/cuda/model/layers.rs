@@ -105,12 +105,11 @@ impl Layers {
         to: PageId,
         device: &mut dyn Device,
     ) -> Result<()> {
-        let bytes = kv::page_bytes(self.precision.kv, &self.config) / self.config.num_layers;
-        (0..self.config.num_layers).try_for_each(|layer| {
-            let at =
-                |page: PageId| self.cache.layer(layer).memory + (page as usize * bytes) as Address;
-            device.issue(&Op::Copy { from: at(from), to: at(to), bytes })
-        })
+        let rows = self.config.num_layers;
+        let bytes = kv::page_bytes(self.precision.kv, &self.config) / rows;
+        let at = |page: PageId| self.cache.layer(0).memory + (page as usize * bytes) as Address;
+        let (from, to, pitch) = (at(from), at(to), self.cache.layer_bytes());
+        device.issue(&Op::Copy { from, to, bytes, rows, pitch })
     }
 
     /// Bytes of a row of [`Workspace::squares`].

@@ -203,8 +203,18 @@ impl Model {
         self.ops(pass, None, taps)
     }
 
+    /// Whether a pass over so many rows of each sequence has room.
+    pub(crate) fn holds(&self, sequences: usize, places: usize) -> bool {
+        self.capacity.holds(sequences, places, self.layers.group())
+    }
+
     /// Copies a page of the cache onto another one, in all layers; does not wait.
-    fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
+    pub(crate) fn copy_page(
+        &self,
+        from: PageId,
+        to: PageId,
+        device: &mut dyn Device,
+    ) -> Result<()> {
         self.layers.copy_page(from, to, device)
     }
 }

@@ -38,7 +38,8 @@ impl Taps {
     /// Copies the first rows of a residual stream to where they are kept.
     pub(super) fn copy(&self, from: Address, to: Address, num_rows: usize) -> Op {
         let Some(copier) = self.copier else {
-            return Op::Copy { from, to, bytes: num_rows * self.row_bytes() };
+            let bytes = num_rows * self.row_bytes();
+            return Op::Copy { from, to, bytes, rows: 1, pitch: bytes };
         };
         let len = self.hidden as u32;
         let mut pieces = [Piece::default(); MOST_PIECES];

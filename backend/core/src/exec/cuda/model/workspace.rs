@@ -57,6 +57,16 @@ impl Capacity {
             max_pages: pages_for(limits.max_seq_len),
         }
     }
+
+    /// Whether a pass over so many rows of each sequence has room, with logits for all of them. `group` is query heads of a
+    /// key head.
+    pub(crate) fn holds(&self, sequences: usize, places: usize, group: usize) -> bool {
+        let tiling = Tiling::of(places, group);
+        let num_tiles = sequences * places.div_ceil(tiling.rows(group));
+        let mut bounds = TILINGS.iter().zip(self.tiles);
+        let most_tiles = bounds.find_map(|(&each, tiles)| (each == tiling).then_some(tiles));
+        sequences * places <= self.few && most_tiles.is_some_and(|most| num_tiles <= most)
+    }
 }
 
 /// Where the arrays of a pass are.

@@ -3,6 +3,19 @@
 use super::params::StepResult;
 use crate::batch::{Emitted, Outcome};
 
+/// What became of the drafts of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settled {
+    /// Of the branch that the target went along; of the first one if it went along none.
+    pub(super) place: usize,
+    /// Its place among the sequence's own.
+    pub(super) rank: usize,
+    /// Drafts of all branches.
+    pub(super) drafted: usize,
+    /// Those of the longest one.
+    pub(super) depth: usize,
+}
+
 /// What a step did, place by place.
 pub(super) struct Answers {
     pub(super) results: Vec<StepResult>,
@@ -18,17 +31,23 @@ impl Answers {
         tokens[..self.results[place].num_tokens as usize].iter().map(emit).collect()
     }
 
-    /// Of a place with `given` drafts that the graph has not made.
-    pub(super) fn outcome(&self, place: usize, given: usize) -> Outcome {
+    /// Of a place without branches beside it.
+    pub(super) fn settled(&self, place: usize) -> Settled {
+        let drafted = self.results[place].drafted as usize;
+        Settled { place, rank: 0, drafted, depth: drafted }
+    }
+
+    /// Of a sequence with `given` drafts that the graph has not made.
+    pub(super) fn outcome(&self, settled: &Settled, given: usize) -> Outcome {
+        let Settled { place, drafted, depth, .. } = *settled;
         let result = &self.results[place];
-        let (drafted, accepted) = (result.drafted as usize, result.accepted as usize);
         Outcome {
             tokens: self.tokens(place),
             drafted,
-            draft_depth: drafted,
-            accepted,
+            draft_depth: depth,
+            accepted: result.accepted as usize,
             prompt: Vec::new(),
-            draft_passes: drafted - given.min(drafted),
+            draft_passes: depth - given.min(depth),
             draft_computed: result.draft_computed as usize,
         }
     }

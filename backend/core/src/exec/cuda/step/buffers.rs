@@ -1,5 +1,6 @@
 //! The memory of speculative steps: what is uploaded, what the kernels tell each other, what comes back.
 
+use super::branches::step_limits;
 use super::params::{
     ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
     scores_len, weights_len,
@@ -29,9 +30,10 @@ pub(super) struct StepCapacity {
 }
 
 impl StepCapacity {
-    /// What the target's steps need; `draft_vocab` is 0 where no model drafts on the device.
-    pub(super) fn of(target: &Manifest, draft_vocab: usize) -> Self {
-        let Limits { max_batch_size, max_draft_len, max_seq_len, .. } = target.limits;
+    /// What the target's steps need; `draft_vocab` is 0 where no model drafts on the device. Drafts have up to `branches`.
+    pub(super) fn of(target: &Manifest, draft_vocab: usize, branches: usize) -> Self {
+        let Limits { max_batch_size, max_draft_len, max_seq_len, .. } =
+            step_limits(&target.limits, branches);
         Self {
             sequences: max_batch_size,
             drafts: max_draft_len,

@@ -8,12 +8,19 @@ use crate::batch::Segment;
 use crate::draft::catch_up::readable;
 use crate::exec::cuda::device::{Device, Op};
 use crate::exec::cuda::model::Model;
+use crate::pages::PageId;
 use std::sync::Arc;
 
 /// A source of drafts that the device runs by itself, ahead of the target's pass.
 pub(crate) trait GraphDrafter: Send {
     /// Tokens of its distributions: those that the target has too.
     fn vocab_size(&self) -> usize;
+
+    /// Whether its passes have room for a step.
+    fn holds(&self, shape: Shape) -> bool;
+
+    /// Copies a page of its cache onto another one; does not wait.
+    fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()>;
 
     /// Runs known tokens of sequences, all but the last ones, which the graph runs.
     fn catch_up(&self, segments: &[Segment<'_>], device: &mut dyn Device) -> Result<()>;
@@ -38,6 +45,14 @@ pub(crate) struct DraftModel {
 impl GraphDrafter for DraftModel {
     fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    fn holds(&self, shape: Shape) -> bool {
+        self.model.holds(shape.sequences, MAX_FED)
+    }
+
+    fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
+        self.model.copy_page(from, to, device)
     }
 
     fn catch_up(&self, segments: &[Segment<'_>], device: &mut dyn Device) -> Result<()> {

@@ -16,6 +16,8 @@ pub(super) struct StepEntry<'a> {
     pub(super) drafter_rows: Range<usize>,
     /// So many of them, the last ones, do in the graph.
     pub(super) num_fed: usize,
+    /// Chains of drafts that part at the first one, each with a place in the step.
+    pub(super) num_branches: usize,
 }
 
 impl StepEntry<'_> {
@@ -45,8 +47,10 @@ impl StepEntry<'_> {
         }
     }
 
-    pub(super) fn planned(&self) -> Planned {
+    /// What a branch does.
+    pub(super) fn planned(&self, rank: usize) -> Planned {
         Planned {
+            branch: (self.num_branches > 1).then_some(rank),
             num_fed: self.num_fed,
             draft_computed: self.draft_computed(),
             draft_len: self.draft_len(),

@@ -15,6 +15,7 @@ use crate::exec::cuda::model::params::{Best, NO_SEQUENCE, Row, SpreadParams, Til
 use crate::exec::cuda::model::shape::{ROW_THREADS, TILE_OUTPUTS, Tiling};
 use crate::exec::cuda::model::{Eagle, Pass, Taps};
 use crate::model::EagleConfig;
+use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
 
@@ -202,6 +203,14 @@ impl GraphDrafter for HeadDrafter {
             Some(_) => self.head.vocab_size(),
             None => self.head.config().draft_vocab,
         }
+    }
+
+    fn holds(&self, shape: Shape) -> bool {
+        self.head.holds(shape.sequences, Self::places(shape))
+    }
+
+    fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
+        self.head.copy_page(from, to, device)
     }
 
     fn catch_up(&self, _: &[Segment<'_>], _: &mut dyn Device) -> Result<()> {

@@ -24,6 +24,8 @@ pub struct Planned {
     pub draft_len: usize,
     /// or so many were written beside the sequence.
     pub num_given: usize,
+    /// Which of several branches it is: so many of the drafter's choices are better than its first draft.
+    pub branch: Option<usize>,
 }
 
 /// Whether the logits of a sequence are edited by its newest tokens.
@@ -34,11 +36,13 @@ pub(crate) fn looks_back(entry: &Entry<'_>) -> bool {
 impl StepInput {
     /// Adds a sequence.
     pub fn push(&mut self, entry: &Entry<'_>, plan: Planned) {
-        let Planned { num_fed, draft_computed, draft_len, num_given } = plan;
+        let Planned { num_fed, draft_computed, draft_len, num_given, branch } = plan;
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
-            Coupling::Independent(key) => (INDEPENDENT, key),
+            // Of branches one at most is right if drafts are drawn as the target draws. What it draws by itself is distributed
+            // the same, and no position's noise decides about two tokens.
+            Coupling::Independent(key) => (if branch.is_some() { PATH } else { INDEPENDENT }, key),
         };
         let len = entry.tokens.len();
         let sequence = StepSequence {
@@ -65,7 +69,7 @@ impl StepInput {
             bad_words: self.put_bad_words(params),
             end_tokens: self.put_end_tokens(entry),
             max_len: word(entry.max_len),
-            unused: 0,
+            rank: word(branch.unwrap_or(0)),
         };
         self.sequences.push(sequence);
     }
@@ -211,6 +215,20 @@ mod tests {
         assert_eq!(ends(4), [2, 4]);
         // Three were generated, and drafts only add to them.
         assert_eq!(ends(3), NONE);
+    }
+
+    #[test]
+    fn branches_draw_as_the_target_draws() {
+        let sampler = sampler(SamplingParams::default());
+        let told = |branch| {
+            let mut input = StepInput::default();
+            input.push(&entry(&sampler), Planned { branch, ..Planned::default() });
+            let StepSequence { coupling, rank, key, .. } = input.sequences[0];
+            (coupling, rank, key)
+        };
+        assert_eq!(told(None), (INDEPENDENT, 0, 3));
+        assert_eq!(told(Some(0)), (PATH, 0, 3));
+        assert_eq!(told(Some(2)), (PATH, 2, 3));
     }
 
     #[test]

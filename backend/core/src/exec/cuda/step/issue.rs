@@ -1,7 +1,8 @@
 //! How steps are issued to the device: what it is told of the sequences, the known tokens that run ahead, and the graph.
 
 use super::Steps;
-use super::answers::Answers;
+use super::answers::{Answers, Settled};
+use super::branches::{Branch, BranchPages, branches};
 use super::entry::StepEntry;
 use super::graph::{Shape, StepGraph};
 use super::head::HeadDrafter;
@@ -40,20 +41,22 @@ impl Steps {
             let asks = part.entry.samples() && reaches_end;
             part.num_fed = if asks { part.drafter_rows.len().min(most_fed) } else { 0 };
         }
+        let shape = shape.map(|shape| self.branch(&mut parts, shape));
         self.run_known(&parts)?;
         let Some(shape) = shape else { return Ok(Launched { parts, flight: None }) };
         self.number = self.number.wrapping_add(1);
-        self.tell(&parts, shape)?;
+        let pages = self.branch_pages(&parts)?;
+        self.tell(&parts, &pages, shape)?;
         self.tell_head(&parts, shape)?;
-        let place = |part: &StepEntry<'_>| Place {
+        let place = |Branch { part, .. }: Branch<'_, '_>| Place {
             id: part.entry.id,
             len: part.entry.tokens.len(),
             draft_len: part.draft_len(),
             min_confidence: part.entry.min_confidence,
             is_given: !part.given.is_empty(),
         };
-        let sampling = parts.iter().filter(|part| part.entry.samples());
-        let flight = InFlight { number: self.number, shape, places: sampling.map(place).collect() };
+        let places = branches(&parts).map(place).collect();
+        let flight = InFlight { number: self.number, shape, places };
         self.replay(&flight)?;
         Ok(Launched { parts, flight: Some(flight) })
     }
@@ -94,7 +97,8 @@ impl Steps {
             // Without the state before the last token a head drafts nothing.
             let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();
             let asks_graph = is_free && (head_states.is_none() || has_states);
-            StepEntry { entry, given, asks_graph, drafter_rows, num_fed: 0 }
+            let (num_fed, num_branches) = (0, 1);
+            StepEntry { entry, given, asks_graph, drafter_rows, num_fed, num_branches }
         });
         parts.collect()
     }
@@ -114,10 +118,15 @@ impl Steps {
         let asked = sampling().map(StepEntry::draft_len).max().unwrap_or(0);
         let given = sampling().map(|part| part.given.len()).max().unwrap_or(0);
         Some(Shape {
-            sequences: sequences.next_power_of_two().min(self.capacity.sequences),
+            sequences: self.places_for(sequences),
             drafts: asked.max(given),
             passes: asked,
         })
+    }
+
+    /// Places of the smallest recorded step that has so many.
+    pub(super) fn places_for(&self, places: usize) -> usize {
+        places.next_power_of_two().min(self.capacity.sequences)
     }
 
     /// Runs all known tokens but those that the graph runs.
@@ -156,7 +165,12 @@ impl Steps {
     }
 
     /// Tells a step what it is about.
-    fn tell(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
+    fn tell(
+        &mut self,
+        parts: &[StepEntry<'_>],
+        own_pages: &[Option<BranchPages>],
+        shape: Shape,
+    ) -> Result<()> {
         let Shape { sequences, drafts, .. } = shape;
         let mut told = StepData {
             input: StepInput::default(),
@@ -165,9 +179,8 @@ impl Steps {
             distributions: vec![Distribution::certain(NO_TOKEN); sequences * drafts],
             number: self.number,
         };
-        let sampling = || parts.iter().filter(|part| part.entry.samples()).enumerate();
-        for (place, part) in sampling() {
-            told.input.push(part.entry, part.planned());
+        for Branch { place, part, rank } in branches(parts) {
+            told.input.push(part.entry, part.planned(rank));
             told.drafting[place].num_drafted = part.given.len() as u32;
             for (idx, &token) in part.given.iter().enumerate() {
                 told.drafts[place * drafts + idx] = token;
@@ -178,7 +191,10 @@ impl Steps {
         self.uploads.next_slot();
         let device = &mut **self.on.gpu.lock();
         self.uploads.tell(&told, &self.buffers, device)?;
-        let pages = sampling().map(|(place, part)| (place, part.entry.pages));
+        let pages = branches(parts).zip(own_pages).map(|(branch, own)| match own {
+            Some(own) => (branch.place, &own.all[..]),
+            None => (branch.place, branch.part.entry.pages),
+        });
         self.uploads.tell_pages(pages, &self.buffers, device)
     }
 
@@ -189,8 +205,7 @@ impl Steps {
         if shape.passes == 0 {
             return Ok(());
         }
-        let sampling = parts.iter().filter(|part| part.entry.samples());
-        let fed = sampling.map(|part| {
+        let fed = branches(parts).map(|Branch { part, .. }| {
             let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
             head_rows(part, rows, states)
         });
@@ -198,7 +213,12 @@ impl Steps {
     }
 
     /// Takes in what the target's hidden states have become of the rows of a step.
-    pub(super) fn take_states(&mut self, launched: &Launched<'_>, answers: &Answers) -> Result<()> {
+    pub(super) fn take_states(
+        &mut self,
+        launched: &Launched<'_>,
+        answers: &Answers,
+        settled: &[Settled],
+    ) -> Result<()> {
         let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
         let Some((head, kept)) = head.zip(self.host.head_states()) else { return Ok(()) };
         let Some(InFlight { shape, .. }) = launched.flight else { return Ok(()) };
@@ -206,13 +226,13 @@ impl Steps {
             return Ok(());
         }
         let states = head.states(shape, &mut **self.on.gpu.lock())?;
-        let of_place = states.chunks_exact((shape.drafts + 1) * head.width());
+        let place_len = (shape.drafts + 1) * head.width();
         let sampling = launched.parts.iter().filter(|part| part.entry.samples());
-        for ((part, result), states) in sampling.zip(&answers.results).zip(of_place) {
+        for (part, &Settled { place, .. }) in sampling.zip(settled) {
             if part.entry.is_read {
                 // Of the last known token, and of the drafts that were kept.
-                let valid = (1 + result.accepted as usize) * head.width();
-                kept.take(part.entry, &states[..valid]);
+                let valid = (1 + answers.results[place].accepted as usize) * head.width();
+                kept.take(part.entry, &states[place * place_len..][..valid]);
             }
         }
         Ok(())

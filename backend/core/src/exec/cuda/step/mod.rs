@@ -7,6 +7,7 @@
 //! drafts.
 
 mod answers;
+mod branches;
 mod buffers;
 mod code;
 mod drafter;
@@ -23,14 +24,17 @@ mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, PromptBlocks, Stepped, Unwanted, WANTED};
 use crate::draft::{Drafter, Proposal, ask_first};
-use crate::draft_source::{DraftLens, DraftSource};
+use crate::draft_source::{Branching, DraftLens, DraftSource};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::exec::cuda::device::{Gpu, Graph, Mark};
 use crate::exec::cuda::model::Model;
+use crate::pages::PageId;
 use crate::sequence::SequenceId;
 use crate::{Error, Result};
-use answers::Answers;
+use answers::{Answers, Settled};
+use branches::Branches;
+pub(crate) use branches::{branch_pages, step_limits};
 use buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use code::StepCode;
 pub(crate) use drafter::{DraftModel, GraphDrafter};
@@ -42,6 +46,7 @@ use input::StepInput;
 use issue::{Launched, slot};
 use params::{ANSWERS, StepResult};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 use upload::Uploads;
@@ -58,6 +63,10 @@ pub(crate) struct OnGpu {
     pub drafter: Option<Box<dyn GraphDrafter>>,
     /// Whether steps may begin before the one before was told.
     pub launch_ahead: bool,
+    /// Branches of a draft of `drafter`, at most.
+    pub branches: usize,
+    /// Pages for them, as many as [`branch_pages`], which no sequence has.
+    pub branch_pages: Range<PageId>,
 }
 
 /// An executor of whole steps on one GPU.
@@ -67,6 +76,7 @@ pub(crate) struct Steps {
     code: StepCode,
     buffers: StepBuffers,
     capacity: StepCapacity,
+    branches: Branches,
     uploads: Uploads,
     graphs: HashMap<Shape, Graph>,
     /// Behind the steps whose answers they are.
@@ -98,7 +108,9 @@ impl Steps {
     /// `host` decides about what this cannot, with the same models.
     pub(crate) fn new(engine: &Engine, on: OnGpu, host: Host) -> Result<Self> {
         let draft_vocab = on.drafter.as_ref().map_or(0, |drafter| drafter.vocab_size());
-        let capacity = StepCapacity::of(engine.manifest(), draft_vocab);
+        let capacity = StepCapacity::of(engine.manifest(), draft_vocab, on.branches);
+        let limits = &engine.manifest().limits;
+        let branches = Branches::new(limits, on.branches, on.branch_pages.clone());
         let mut device = on.gpu.lock();
         let code = StepCode::load(engine, &mut **device)?;
         let buffers = StepBuffers::alloc(&capacity, &mut **device)?;
@@ -111,6 +123,7 @@ impl Steps {
             code,
             buffers,
             capacity,
+            branches,
             uploads,
             graphs: HashMap::new(),
             marks,
@@ -124,8 +137,8 @@ impl Steps {
     }
 
     /// Bytes of GPU memory that steps take besides the models.
-    pub(crate) fn bytes(target: &Manifest, draft_vocab: usize) -> usize {
-        StepBuffers::bytes(&StepCapacity::of(target, draft_vocab))
+    pub(crate) fn bytes(target: &Manifest, draft_vocab: usize, branches: usize) -> usize {
+        StepBuffers::bytes(&StepCapacity::of(target, draft_vocab, branches))
     }
 
     /// Whether the device can decide about each of the entries, in order. `found` is the drafts that there are already.
@@ -160,7 +173,8 @@ impl Steps {
         for ((entry, found), &takes) in entries.iter().zip(found).zip(&takes) {
             match takes {
                 true => on_device.push((entry, found)),
-                false => on_host.push(*entry),
+                // There drafters on a GPU draft chains.
+                false => on_host.push(Entry { branching: Branching::CHAIN, ..*entry }),
             }
         }
         let drafts_in_graph = self.on.drafter.is_some() && !on_device.is_empty();
@@ -236,8 +250,12 @@ impl Steps {
             None => None,
         };
         let answers = self.wait_for_launched(launched.as_ref())?;
+        let settled = match (&launched, &answers) {
+            (Some(launched), Some(answers)) => self.settle(launched, answers)?,
+            _ => Vec::new(),
+        };
         if let (Some(launched), Some(answers)) = (&launched, &answers) {
-            self.take_states(launched, answers)?;
+            self.take_states(launched, answers, &settled)?;
         }
         if let (Some(next), Some(answers)) = (&mut next, answers.as_ref().or(landed.as_ref())) {
             next.begin_after(&answers.results);
@@ -253,9 +271,9 @@ impl Steps {
             (true, _) | (false, Some(_)) => None,
             (false, None) => Some(start),
         };
-        let mut launched = self.outcomes(launched, answers.as_ref()).into_iter();
+        let mut launched = self.outcomes(launched, answers.as_ref(), &settled).into_iter();
         let outcome = |place: &Option<usize>| match (place, &landed) {
-            (Some(place), Some(landed)) => landed.outcome(*place, 0),
+            (Some(place), Some(landed)) => landed.outcome(&landed.settled(*place), 0),
             _ => launched.next().expect("an outcome of each entry that was launched"),
         };
         let outcomes = places.iter().map(outcome).collect();
@@ -319,12 +337,17 @@ impl Steps {
         Ok(answers)
     }
 
-    fn outcomes(&self, launched: Option<Launched<'_>>, answers: Option<&Answers>) -> Vec<Outcome> {
-        let mut places = 0..;
+    fn outcomes(
+        &self,
+        launched: Option<Launched<'_>>,
+        answers: Option<&Answers>,
+        settled: &[Settled],
+    ) -> Vec<Outcome> {
+        let mut settled = settled.iter();
         let outcome = |part: &StepEntry<'_>| match answers.filter(|_| part.entry.samples()) {
             Some(answers) => {
-                let place = places.next().expect("places do not end");
-                let outcome = answers.outcome(place, part.given.len());
+                let settled = settled.next().expect("one a sequence that gets tokens");
+                let outcome = answers.outcome(settled, part.given.len());
                 match self.head() {
                     Some(_) => Outcome { draft_computed: part.head_computed(), ..outcome },
                     None => outcome,
@@ -386,7 +409,9 @@ impl Executor for Steps {
         // Where drafts come from texts alone the host wants to see each token before the next step.
         let looks_up_alone = self.on.first.is_some() && self.on.drafter.is_none();
         // Nor does a head go on without the states that the host keeps.
-        let launches_ahead = self.on.launch_ahead && !looks_up_alone && self.head().is_none();
+        // And the host has branches begin on pages of their own.
+        let goes_on_alone = self.head().is_none() && !self.branches.any();
+        let launches_ahead = self.on.launch_ahead && !looks_up_alone && goes_on_alone;
         // All drafts accepted and a token more, before drafts again.
         if launches_ahead { self.capacity.drafts + 1 } else { 0 }
     }

@@ -100,8 +100,8 @@ device_structs! {
         end_tokens: Span,
         /// Tokens that it has when it ends, at most.
         max_len: u32,
-        /// 0.
-        unused: u32,
+        /// So many of the drafter's choices are better than its first draft: one of several branches of a draft.
+        rank: u32,
     }
 
     /// How far a sequence's draft has come; the kernels' own.

@@ -118,6 +118,7 @@ functions! {
         bytes: usize,
         stream: sys::CUstream,
     ) -> Status;
+    cuMemcpy2DAsync_v2(copy: *const sys::CUDA_MEMCPY2D, stream: sys::CUstream) -> Status;
     cuMemcpyDtoH_v2(to: *mut c_void, from: sys::CUdeviceptr, bytes: usize) -> Status;
     cuModuleLoadData(module: *mut sys::CUmodule, image: *const c_void) -> Status;
     cuModuleUnload(module: sys::CUmodule) -> Status;

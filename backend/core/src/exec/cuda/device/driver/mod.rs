@@ -30,6 +30,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+/// The largest pitch of a copy, of any GPU.
+const MAX_PITCH: usize = i32::MAX as usize;
+
 /// Alignment that `cuMemAlloc` guarantees.
 const ALIGNMENT: usize = 256;
 
@@ -142,12 +145,49 @@ impl Driver {
                 let products = self.products.as_ref().expect("products have been enabled");
                 products.multiply(product, self.stream.cast())
             }
-            &Op::Copy { from, to, bytes } => {
+            &Op::Copy { from, to, bytes, rows, pitch } if rows > 1 && pitch <= MAX_PITCH => {
+                self.copy_rows(from, to, bytes, rows, pitch)
+            }
+            &Op::Copy { from, to, bytes, rows, pitch } => (0..rows).try_for_each(|row| {
+                let [from, to] = [from, to].map(|first| first + (row * pitch) as Address);
                 // SAFETY: addresses of this device's memory, which the stream's order keeps apart from other work.
                 let status = unsafe { calls::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
                 self.check("cuMemcpyDtoDAsync", status)
-            }
+            }),
         }
+    }
+
+    /// Copies ranges of memory that lie evenly apart, in one call.
+    fn copy_rows(
+        &self,
+        from: Address,
+        to: Address,
+        bytes: usize,
+        rows: usize,
+        pitch: usize,
+    ) -> Result<()> {
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: ptr::null(),
+            srcDevice: from,
+            srcArray: ptr::null_mut(),
+            srcPitch: pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: ptr::null_mut(),
+            dstDevice: to,
+            dstArray: ptr::null_mut(),
+            dstPitch: pitch,
+            WidthInBytes: bytes,
+            Height: rows,
+        };
+        // SAFETY: the description is read during the call; the addresses are of this device's memory, which the stream's
+        // order keeps apart from other work.
+        let status = unsafe { calls::cuMemcpy2DAsync_v2(&raw const copy, self.stream) };
+        self.check("cuMemcpy2DAsync", status)
     }
 
     fn launch(&self, launch: &Launch, may_overlap: bool) -> Result<()> {

@@ -1,0 +1,78 @@
+//! Drafts that branch inside of a step's graph: the texts are those of plain decoding, and more drafts are accepted.
+
+use super::common::running;
+use super::{
+    Drafts, load, load_bounded, load_with, requests_of_three_tokens, target, texts, totals,
+};
+use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
+use spec_core::runtime::{AdmissionPolicy, Lookup, Options, Request};
+use spec_emu::Schedule;
+
+/// Texts of several pages, so that drafts begin on any position of one.
+fn requests() -> Vec<Request> {
+    let mut requests = requests_of_three_tokens();
+    for (idx, request) in requests.iter_mut().enumerate() {
+        request.prompt = [request.prompt.to_vec(), vec![41; 5 * idx]].concat().into();
+        (request.max_tokens, request.draft_len) = (40, Some(1 + idx % 4));
+    }
+    requests
+}
+
+#[test]
+fn texts_are_the_same_with_branches_of_a_models_drafts_and_more_are_accepted() {
+    assert_branches_pay(Drafts::Model);
+}
+
+#[test]
+fn texts_are_the_same_with_branches_of_a_heads_drafts_and_more_are_accepted() {
+    assert_branches_pay(Drafts::Head);
+}
+
+fn assert_branches_pay(drafts: Drafts) {
+    let (_dir, engine) = target(drafts);
+    let requests = requests();
+    let plain: Vec<Request> =
+        requests.iter().map(|request| Request { draft_len: Some(0), ..request.clone() }).collect();
+    let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &plain);
+    let branching = |draft_branches| Options { draft_branches, ..running::options(Fixed) };
+    let accepted = [1, 2, 3].map(|draft_branches| {
+        let mut runtime = load_with(&engine, branching(draft_branches), Schedule::seeded(1));
+        let one_by_one: Vec<_> = requests
+            .iter()
+            .flat_map(|request| running::run(&mut runtime, std::slice::from_ref(request)))
+            .collect();
+        assert_eq!(texts(&one_by_one), alone, "{drafts:?}, {draft_branches} branches");
+        totals(&one_by_one)
+    });
+    eprintln!("{drafts:?}: drafted and accepted with 1, 2 and 3 branches: {accepted:?}");
+    let [one, two, three] = accepted;
+    assert!(one.0 < two.0 && two.0 < three.0, "each branch is drafted");
+    assert!(one.1 < two.1 && two.1 <= three.1, "the second one is accepted, too");
+
+    for options in [
+        branching(3),
+        Options { draft_branches: 2, ..running::options(Adaptive) },
+        Options { max_num_tokens: Some(19), ..branching(3) },
+        Options { max_batch_size: Some(2), lookup: Some(Lookup::Ngram), ..branching(4) },
+        Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..branching(2) },
+    ] {
+        let mut runtime = load_with(&engine, options.clone(), Schedule::seeded(3));
+        // Pages of the first round are found in the second; somebody is decided about on the host.
+        for round in [0, 1] {
+            let mut requests = requests.clone();
+            requests[round].sampling.logprobs.get_or_insert(0);
+            let done = running::run(&mut runtime, &requests);
+            assert_eq!(texts(&done), alone, "{drafts:?}, round {round} of {options:?}");
+            assert!(totals(&done).1 > 0, "{drafts:?}: {options:?}");
+        }
+    }
+    // Pages are few: sequences lose theirs, and begin anew.
+    let options = Options {
+        kv_tokens: Some(1024),
+        admission: AdmissionPolicy::MaxUtilization,
+        ..branching(3)
+    };
+    let mut runtime = load_bounded(&engine, options, Schedule::PLAIN);
+    let done = running::run(&mut runtime, &requests);
+    assert_eq!(texts(&done), alone, "{drafts:?}, with few pages");
+}
