@@ -19,7 +19,7 @@ use spec_core::testing::draft::{self, Drafter, Head, HeadPass, HeadSegment, Veri
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
-const CASES: [&str; 9] = [
+pub(crate) const CASES: [&str; 9] = [
     "eagle1-bias",
     "eagle1-nobias",
     "eagle3-31-fcnorm",
