@@ -53,9 +53,10 @@ impl Context {
         }
     }
 
-    /// Refuses what waits for the device, or changes its memory, while a stream is captured.
+    /// Refuses what waits for the device, or changes its memory, while this thread captures a stream, or another one does
+    /// that binds all.
     pub(crate) fn not_in_capture(&mut self, what: &str) -> Outcome {
-        let capturing = self.streams.iter().find(|(_, stream)| stream.is_capturing());
+        let capturing = self.streams.iter().find(|(_, stream)| stream.binds_this_thread());
         match capturing.map(|(handle, _)| handle) {
             Some(handle) => Err(self.streams.get_mut(handle)?.forbid(what)),
             None => Ok(()),

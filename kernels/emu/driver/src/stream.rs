@@ -1,6 +1,7 @@
 //! A queue of work, which waits until somebody has to know that it is done, and its recording as a graph.
 
 use std::collections::VecDeque;
+use std::thread::{self, ThreadId};
 
 use spec_emu::{Launch, Schedule};
 
@@ -59,10 +60,13 @@ pub(crate) struct Stream {
 }
 
 /// A recording.
-#[derive(Default)]
 struct Capture {
     works: Vec<Work>,
     is_broken: bool,
+    /// Who records.
+    thread: ThreadId,
+    /// Whether others must not do either what a recording cannot hold.
+    binds_all: bool,
 }
 
 impl Stream {
@@ -77,6 +81,14 @@ impl Stream {
 
     pub(crate) fn is_capturing(&self) -> bool {
         self.capture.is_some()
+    }
+
+    /// Whether a recording keeps this thread from what it cannot hold. A driver would let even the one that records do it where
+    /// the recording is relaxed; but then it is part of none, which nobody means.
+    pub(crate) fn binds_this_thread(&self) -> bool {
+        let binds =
+            |capture: &Capture| capture.binds_all || capture.thread == thread::current().id();
+        self.capture.as_ref().is_some_and(binds)
     }
 
     /// Adds work, to the recording if there is one.
@@ -100,11 +112,12 @@ impl Stream {
         Fault::wrong(CAPTURE_UNSUPPORTED, format!("{what} while a stream is captured"))
     }
 
-    pub(crate) fn begin(&mut self) -> Outcome {
+    pub(crate) fn begin(&mut self, binds_all: bool) -> Outcome {
         if self.capture.is_some() {
             return Err(Fault::wrong(ILLEGAL_STATE, "the stream is captured already"));
         }
-        self.capture = Some(Capture::default());
+        let thread = thread::current().id();
+        self.capture = Some(Capture { works: Vec::new(), is_broken: false, thread, binds_all });
         Ok(())
     }
 

@@ -222,6 +222,31 @@ fn a_recording_has_no_waiting_and_no_allocation_in_it() {
 }
 
 #[test]
+fn a_recording_binds_who_makes_it_and_others_where_it_says_so() {
+    let turn = Turn::take();
+    let (stream, mut graph) = (stream(), 0);
+    let elsewhere = || {
+        let allocate = || {
+            assert_eq!(cuCtxSetCurrent(turn.contexts[0]), SUCCESS);
+            let mut address = 0;
+            let allocated = cuMemAlloc_v2(&mut address, 1);
+            (allocated, if allocated == SUCCESS { cuMemFree_v2(address) } else { SUCCESS })
+        };
+        std::thread::scope(|scope| scope.spawn(allocate).join().unwrap())
+    };
+    // Another model is loaded beside one that records its steps.
+    assert_eq!(cuStreamBeginCapture_v2(stream, 2), SUCCESS);
+    assert_eq!(elsewhere(), (SUCCESS, SUCCESS));
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), SUCCESS);
+    assert_eq!(cuGraphDestroy(graph), SUCCESS);
+    assert_eq!(cuStreamBeginCapture_v2(stream, 0), SUCCESS);
+    assert_eq!(elsewhere().0, CAPTURE_UNSUPPORTED);
+    assert_eq!(cuStreamEndCapture(stream, &mut graph), CAPTURE_INVALIDATED);
+    assert_eq!(cuStreamDestroy_v2(stream), SUCCESS);
+    assert_eq!(turn.give(), [SUCCESS; 2]);
+}
+
+#[test]
 fn a_graph_runs_as_often_as_it_is_launched() {
     let turn = Turn::take();
     let (stream, address, mut graph, mut exec) = (stream(), memory(1), 0, 0);

@@ -13,7 +13,7 @@ use crate::table::Handle;
 const NON_BLOCKING: u64 = 1;
 /// `CU_EVENT_DISABLE_TIMING`, alone and with `CU_EVENT_BLOCKING_SYNC`. Times would mean nothing.
 const WITHOUT_TIME: [u64; 2] = [2, 3];
-/// The modes of `CUstreamCaptureMode`.
+/// The modes of `CUstreamCaptureMode`, of which the first one binds all threads.
 const CAPTURE_MODES: [u64; 3] = [0, 1, 2];
 
 /// # Safety
@@ -50,7 +50,7 @@ extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
 extern "C" fn cuStreamBeginCapture_v2(stream: Handle, mode: c_uint) -> Status {
     in_context("cuStreamBeginCapture", |context, _| {
         expect_flags(mode.into(), &CAPTURE_MODES)?;
-        context.streams.get_mut(stream)?.begin()
+        context.streams.get_mut(stream)?.begin(u64::from(mode) == CAPTURE_MODES[0])
     })
 }
 
