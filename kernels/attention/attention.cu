@@ -9,7 +9,7 @@
 // Defines: KV (FP8 or FP16), HEAD_DIM (64 or 128), GROUP (query heads of a key head, 1..16), and
 // TILE_ROWS (query rows times GROUP of a tile: 16, or 64 for many rows of a sequence); WINDOW, where rows see no
 // positions before their first.
-// Shared memory: SUMS_BYTES + sizeof(Plan).
+// Shared memory: RINGS_BYTES + sizeof(Plan).
 #include "common/prims.cuh"
 
 #include "common/types.cuh"
@@ -36,11 +36,11 @@ constexpr uint32_t AHEAD = IS_WIDE ? STAGES - 1 : STAGES;
 constexpr uint32_t RING_BYTES = STAGES * PAGE_BYTES;
 
 // A ring's sums take its place.
-constexpr uint32_t PART_BYTES = maximum(RING_BYTES, 4 * TILE_ROWS * SUMS_STRIDE);
-constexpr uint32_t SUMS_BYTES = NUM_RINGS * PART_BYTES;
+constexpr uint32_t RING_STRIDE = maximum(RING_BYTES, 4 * TILE_ROWS * SUMS_STRIDE);
+constexpr uint32_t RINGS_BYTES = NUM_RINGS * RING_STRIDE;
 
-// What registers allow.
-constexpr uint32_t BLOCKS_PER_SM = IS_WIDE ? 2 : 3;
+// Two blocks fit, and on Hopper one of a narrow tile beside the product of few rows behind it.
+constexpr uint32_t REGISTERS = IS_WIDE ? 255 : ARCH >= 900 && ARCH < 1000 ? 176 : 216;
 
 // All copiers of a ring.
 DEVICE void ring_sync() {
@@ -70,10 +70,10 @@ DEVICE void copy_page(const AttentionParams& p, uint32_t kv_head, uint32_t page,
 }
 
 // Copies the page that the walk has come to, if there is one.
-DEVICE void copy_next(const AttentionParams& p, const Plan& plan, Walk& ahead, uint8_t* stage) {
+DEVICE void copy_next(const AttentionParams& p, const Unit& unit, Walk& ahead, uint8_t* stage) {
     if (has_page(ahead)) {
-        const uint32_t page = plan.pages[ahead.page];
-        copy_page(p, plan.item.kv_head, page, stage);
+        const uint32_t page = unit.pages[ahead.page];
+        copy_page(p, unit.item.kv_head, page, stage);
         advance(ahead);
     }
     async_commit();
@@ -128,12 +128,12 @@ DEVICE void merge_part(const Softmax& part, Softmax& total) {
     }
 }
 
-// Copies the first pages of a split.
-DEVICE void begin_split(const AttentionParams& p, const Plan& plan, uint32_t split, uint8_t* ring) {
-    Walk ahead = begin_walk(p, plan.item, split);
+// Copies the first pages of a unit.
+DEVICE void begin_unit(const AttentionParams& p, const Unit& unit, uint8_t* ring) {
+    Walk ahead = begin_walk(p, unit.item, unit.split);
     KEEP_LOOP  // registers
     for (uint32_t i = 0; i < AHEAD; ++i) {
-        copy_next(p, plan, ahead, ring + i * PAGE_BYTES);
+        copy_next(p, unit, ahead, ring + i * PAGE_BYTES);
     }
 }
 
@@ -146,22 +146,29 @@ DEVICE Walk walk_ahead(Walk walk) {
     return walk;
 }
 
-// Whether the pages with which the item begins are older than the pass. On sm_120 there are no registers to make use of it.
-DEVICE bool begins_old(const AttentionParams& p, const Item& item) {
-    const uint32_t end = first_token(p, item.first_split) + AHEAD * NUM_PARTS * PAGE_TOKENS;
-    return ARCH < 1200 && end <= item.rows.num_old;
+// Whether the pages with which a unit begins are older than the pass. On sm_120 there are no registers to make use of it.
+DEVICE bool begins_old(const AttentionParams& p, const Unit& unit) {
+    const uint32_t end = first_token(p, unit.split) + AHEAD * NUM_PARTS * PAGE_TOKENS;
+    return ARCH < 1200 && end <= unit.item.rows.num_old;
 }
 
-// The warp's pages of a split, through the ring: of a narrow tile its part, of a wide one all parts.
-DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t split,
-                            uint8_t* ring) {
-    const Item& item = plan.item;
-    Walk now = begin_walk(p, item, split);
-    Walk ahead = walk_ahead(now);
+// What a lane knows of its rows.
+struct LaneRows {
     uint32_t query[NUM_STEPS][4];
-    load_queries(p, item, query);
-    const View view = load_view(p, item);
-    const float scale = p.scale * LOG2_E * key_scale(plan);
+    View view;
+};
+
+DEVICE void load_lane_rows(const AttentionParams& p, const Item& item, LaneRows& rows) {
+    load_queries(p, item, rows.query);
+    rows.view = load_view(p, item);
+}
+
+// The warp's pages of a unit, through the ring: of a narrow tile its part, of a wide one all parts.
+DEVICE Softmax attend_unit(const AttentionParams& p, const Unit& unit, const LaneRows& rows, uint8_t* ring) {
+    const Item& item = unit.item;
+    Walk now = begin_walk(p, item, unit.split);
+    Walk ahead = walk_ahead(now);
+    const float scale = p.scale * LOG2_E * key_scale(unit);
     Softmax part = empty_softmax();
     Softmax total = empty_softmax();
     for (uint32_t round = 0; has_page(now); ++round) {
@@ -170,13 +177,13 @@ DEVICE Softmax attend_split(const AttentionParams& p, const Plan& plan, uint32_t
         const uint8_t* stage = ring + round % STAGES * PAGE_BYTES;
         uint8_t* next = ring + (round + AHEAD) % STAGES * PAGE_BYTES;
         if constexpr (IS_WIDE) {
-            copy_next(p, plan, ahead, next);  // all warps have left that stage
+            copy_next(p, unit, ahead, next);  // all warps have left that stage
         }
-        const uint32_t token = first_token(p, split) + now.page * PAGE_TOKENS;
-        attend_page(stage, query, view, token, item.reach.unmasked, scale, part);
+        const uint32_t token = first_token(p, unit.split) + now.page * PAGE_TOKENS;
+        attend_page(stage, rows.query, rows.view, token, item.reach.unmasked, scale, part);
         if constexpr (!IS_WIDE) {
             ring_sync();  // all lanes have left this stage
-            copy_next(p, plan, ahead, next);
+            copy_next(p, unit, ahead, next);
         }
         const uint32_t number = now.part;
         advance(now);
@@ -212,8 +219,8 @@ DEVICE void store_sums(const Softmax& softmax, float* sums) {
 }
 
 // Puts rows of a complete item into the output or into its partial.
-DEVICE void end_item(const AttentionParams& p, const Plan& plan, const RowSums& rows) {
-    const Item& item = plan.item;
+DEVICE void end_item(const AttentionParams& p, const Unit& unit, const RowSums& rows) {
+    const Item& item = unit.item;
     if (item.num_items > 1) {
         const uint32_t partial = item.partial + item.index * p.num_kv_heads;
         store_rows(item, rows, partial_at(p, partial));
@@ -222,15 +229,14 @@ DEVICE void end_item(const AttentionParams& p, const Plan& plan, const RowSums& 
     UNROLL
     for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
         if (has_row(item, rows, i)) {
-            store_output(p, plan, rows.packed + i * NUM_WARPS, rows.at[i]);
+            store_output(p, unit, rows.packed + i * NUM_WARPS, rows.at[i]);
         }
     }
 }
 
 // Adds up the parts of a split, and the split to the item.
-DEVICE void add_split(const AttentionParams& p, const Plan& plan, uint32_t split,
-                      const float* sums) {
-    const Item& item = plan.item;
+DEVICE void add_split(const AttentionParams& p, const Unit& unit, const float* sums, RowSums& lowest) {
+    const Item& item = unit.item;
     RowSums rows = {};
     for (uint32_t first = 0; first < num_packed(item); first += NUM_WARPS * ROWS_AT_ONCE) {
         rows.packed = first + warp_index();
@@ -239,11 +245,11 @@ DEVICE void add_split(const AttentionParams& p, const Plan& plan, uint32_t split
         for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
             if (has_row(item, rows, i)) {
                 const float* parts = row + i * NUM_WARPS * SUMS_STRIDE;
-                rows.at[i] = sum_parts<NUM_RINGS>(parts, NUM_RINGS, PART_BYTES / 4);
+                rows.at[i] = sum_parts<NUM_RINGS>(parts, NUM_RINGS, RING_STRIDE / 4);
             }
         }
-        if (add_to_nodes(p, item, split, rows)) {
-            end_item(p, plan, rows);
+        if (add_to_nodes(p, item, unit.split, lowest, rows)) {
+            end_item(p, unit, rows);
         }
     }
 }
@@ -264,14 +270,14 @@ DEVICE bool arrive(uint32_t* counter, uint32_t count, Plan& plan) {
 }
 
 // Adds up the children of a node, into the first one's partial or, of the root, into the output.
-DEVICE void add_children(const AttentionParams& p, const Plan& plan, uint32_t partial,
+DEVICE void add_children(const AttentionParams& p, const Unit& unit, uint32_t partial,
                          uint32_t count, uint32_t distance, bool is_root) {
     float* first = partial_at(p, partial);
-    for (uint32_t packed = warp_index(); packed < num_packed(plan.item); packed += NUM_WARPS) {
+    for (uint32_t packed = warp_index(); packed < num_packed(unit.item); packed += NUM_WARPS) {
         float* row = first + packed * ROW_FLOATS;
         const RowSum sum = sum_parts<RADIX>(row, count, distance * PARTIAL_FLOATS);
         if (is_root) {
-            store_output(p, plan, packed, sum);
+            store_output(p, unit, packed, sum);
         } else {
             warp_sync();  // all lanes have read the first child
             store_row(row, sum);
@@ -281,7 +287,8 @@ DEVICE void add_children(const AttentionParams& p, const Plan& plan, uint32_t pa
 
 // Completes the nodes above an item to which this block is the last to arrive. The counter of a node
 // is that of its second child, which is the second child of no other.
-DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
+DEVICE void climb(const AttentionParams& p, const Unit& unit, Plan& plan) {
+    const Item& item = unit.item;
     uint32_t index = item.index;
     uint32_t num_nodes = item.num_items;
     uint32_t distance = p.num_kv_heads;  // between the partials of neighbours
@@ -295,7 +302,7 @@ DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
             if (!arrive(p.arrivals + partial + distance, count, plan)) {
                 return;
             }
-            add_children(p, plan, partial, count, distance, num_nodes == 1);
+            add_children(p, unit, partial, count, distance, num_nodes == 1);
         }
         index >>= bits;
         distance <<= bits;
@@ -303,61 +310,65 @@ DEVICE void climb(const AttentionParams& p, const Item& item, Plan& plan) {
 }
 
 DEVICE uint8_t* ring_of(uint8_t* rings) {
-    return rings + thread_index() / NUM_COPIERS * PART_BYTES;
+    return rings + thread_index() / NUM_COPIERS * RING_STRIDE;
 }
 
-// The item that is planned, of whose first split the first pages are on their way.
-DEVICE void attend(const AttentionParams& p, uint8_t* rings, Plan& plan) {
-    const Item& item = plan.item;
-    uint8_t* ring = ring_of(rings);
-    for (uint32_t split = item.first_split; split < item.end_split; ++split) {
-        if (split > item.first_split) {
-            begin_split(p, plan, split, ring);
-        }
-        const Softmax softmax = attend_split(p, plan, split, ring);
-        store_sums(softmax, reinterpret_cast<float*>(ring));
-        barrier_all();
-        note_pages(p, item, split + 1, plan);
-        add_split(p, plan, split, reinterpret_cast<const float*>(rings));
-        barrier_all();  // the rings are free again
-    }
-    climb(p, item, plan);
-}
-
-// Plans the item of this number, if there is one: its tile, and those beside it, first.
-DEVICE bool plan_next(const AttentionParams& p, uint32_t number, Plan& plan) {
-    while (number >= plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
-        const uint32_t next = plan.first_tile + NUM_THREADS;
-        if (next >= p.num_tiles) {
-            return false;
-        }
-        plan_tiles(p, next, plan);
-    }
-    plan_item(p, number, plan);
-    return true;
+// Adds up what all warps have of a unit.
+DEVICE void add_warps(
+    const AttentionParams& p, const Softmax& softmax, uint8_t* rings, const Unit& unit, RowSums& lowest) {
+    store_sums(softmax, reinterpret_cast<float*>(ring_of(rings)));
+    barrier_all();
+    add_split(p, unit, reinterpret_cast<const float*>(rings), lowest);
+    barrier_all();  // the rings are free again, and the unit may be forgotten
 }
 
 // Rows, tiles, pages and all but the newest keys and values are older than the kernel in front, which has let this one
-// begin behind its own wait: when the queries are there a block knows its first item, and has asked for its first pages.
-KERNEL(attention, AttentionParams, NUM_THREADS, BLOCKS_PER_SM) {
+// begin behind its own wait: when the queries are there a block knows its first two units, and has asked for its first
+// pages. Each later one is planned while the pages of the one in front arrive.
+KERNEL_OF_REGISTERS(attention, AttentionParams, NUM_THREADS, REGISTERS) {
     uint8_t* rings = shared_memory();
     uint8_t* ring = ring_of(rings);
-    Plan& plan = *reinterpret_cast<Plan*>(rings + SUMS_BYTES);
+    Plan& plan = *reinterpret_cast<Plan*>(rings + RINGS_BYTES);
     plan_level(p, plan);
     plan_tiles(p, 0, plan);
-    bool has_item = plan_next(p, block_index(), plan);
-    bool has_begun = has_item && begins_old(p, plan.item);
+    plan_item(p, block_index(), plan, plan.units[0]);
+    const bool has_work = plan.units[0].split != NO_SPLIT;
+    const bool has_begun = has_work && begins_old(p, plan.units[0]);
     if (has_begun) {
-        begin_split(p, plan, plan.item.first_split, ring);
+        begin_unit(p, plan.units[0], ring);
+    }
+    if (has_work) {
+        plan_next(p, plan.units[0], plan, plan.units[1]);
     }
     grid_wait();
     grid_launch_dependents();
-    while (has_item) {
+    LaneRows rows;
+    RowSums lowest = {};  // of the item's nodes
+    if (has_work) {
         if (!has_begun) {
-            begin_split(p, plan, plan.item.first_split, ring);
+            begin_unit(p, plan.units[0], ring);
         }
-        attend(p, rings, plan);
-        has_begun = false;
-        has_item = plan_next(p, plan.item.number + num_blocks(), plan);
+        load_lane_rows(p, plan.units[0].item, rows);
+    }
+    for (uint32_t i = 0; plan.units[i].split != NO_SPLIT; i ^= 1) {
+        Unit& now = plan.units[i];
+        const Unit& next = plan.units[i ^ 1];
+        const Softmax softmax = attend_unit(p, now, rows, ring);
+        const bool has_next = next.split != NO_SPLIT;
+        const bool ends_item = now.split + 1 == now.item.end_split;
+        if (has_next) {
+            load_lane_rows(p, next.item, rows);
+        }
+        add_warps(p, softmax, rings, now, lowest);
+        if (has_next) {
+            begin_unit(p, next, ring);
+        }
+        if (ends_item) {
+            climb(p, now, plan);
+            barrier_all();  // all have left the unit
+        }
+        if (has_next) {
+            plan_next(p, next, plan, now);
+        }
     }
 }

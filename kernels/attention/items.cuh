@@ -60,7 +60,16 @@ struct Item {
     uint32_t end_split;
 };
 
-// What a block knows of all tiles, of NUM_THREADS of them, and of the item it works at.
+// What a block attends to at a time: a split of an item.
+struct Unit {
+    Item item;
+    uint32_t split;               // NO_SPLIT: there is no such unit
+    uint32_t pages[NUM_THREADS];  // of the split
+    float scales[2];              // of the item's keys and values, of an FP8 cache
+};
+constexpr uint32_t NO_SPLIT = 0xffffffffu;
+
+// What a block knows of all tiles, of NUM_THREADS of them, and of the unit that it works at and the next one.
 struct Plan {
     uint32_t level_items[LEVELS][NUM_WARPS];
     uint32_t level;       // of all items
@@ -69,12 +78,10 @@ struct Plan {
     uint32_t ends[NUM_THREADS];  // and in those up to this one
     Reach reaches[NUM_THREADS];
     uint32_t warp_items[NUM_WARPS];
-    Item item;
-    uint32_t pages[NUM_THREADS];  // of a split of the item
-    float scales[2];              // of the item's keys and values, of an FP8 cache
+    Unit units[2];
     uint32_t arrived_last;
 };
-static_assert(sizeof(Plan) == 2704, "as on the host");
+static_assert(sizeof(Plan) == 3288, "as on the host");
 
 // The pages of a split that this warp visits, part by part, counted from the split's first.
 struct Walk {
@@ -218,42 +225,69 @@ DEVICE uint32_t first_token(const AttentionParams& p, uint32_t split) {
     return split * p.split_tokens;
 }
 
-// Notes the pages of a split, if the item has it.
-DEVICE void note_pages(const AttentionParams& p, const Item& item, uint32_t split, Plan& plan) {
+// Notes the pages of a unit.
+DEVICE void note_pages(const AttentionParams& p, const Item& item, uint32_t split, Unit& unit) {
     const uint32_t split_pages = p.split_tokens / PAGE_TOKENS;
     const uint32_t page = first_token(p, split) / PAGE_TOKENS + thread_index();
-    if (split < item.end_split && thread_index() < split_pages &&
-        page < divide_up(item.reach.length, PAGE_TOKENS)) {
-        plan.pages[thread_index()] = p.pages[uint64_t{item.reach.sequence} * p.max_pages + page];
+    if (thread_index() < split_pages && page < divide_up(item.reach.length, PAGE_TOKENS)) {
+        unit.pages[thread_index()] = p.pages[uint64_t{item.reach.sequence} * p.max_pages + page];
     }
 }
 
 // Notes the scales of an item's keys and values. A warp that has no pages to look up fetches them meanwhile.
-DEVICE void note_scales(const AttentionParams& p, const Item& item, Plan& plan) {
+DEVICE void note_scales(const AttentionParams& p, const Item& item, Unit& unit) {
     const uint32_t which = NUM_THREADS - 1 - thread_index();
     if (KV == FP8 && which < 2) {
-        plan.scales[which] = p.kv_scales[which * p.num_kv_heads + item.kv_head];
+        unit.scales[which] = p.kv_scales[which * p.num_kv_heads + item.kv_head];
     }
 }
 
-DEVICE float key_scale(const Plan& plan) {
-    return KV == FP8 ? plan.scales[0] : 1.0f;
+DEVICE float key_scale(const Unit& unit) {
+    return KV == FP8 ? unit.scales[0] : 1.0f;
 }
 
-DEVICE float value_scale(const Plan& plan) {
-    return KV == FP8 ? plan.scales[1] : 1.0f;
+DEVICE float value_scale(const Unit& unit) {
+    return KV == FP8 ? unit.scales[1] : 1.0f;
 }
 
-// Notes an item and its first pages for all threads, when they have left the item before.
-DEVICE void plan_item(const AttentionParams& p, uint32_t number, Plan& plan) {
-    const Item item = find_item(p, plan, number);
-    barrier_all();
+// Notes a split of an item for all threads, which see it behind the next barrier.
+DEVICE void note_unit(const AttentionParams& p, const Item& item, uint32_t split, Unit& unit) {
     if (thread_index() == 0) {
-        plan.item = item;
+        unit.item = item;
+        unit.split = split;
     }
-    note_pages(p, item, item.first_split, plan);
-    note_scales(p, item, plan);
+    note_pages(p, item, split, unit);
+    note_scales(p, item, unit);
+}
+
+// Plans the first split of the item of this number, if there is one: its tile, and those beside it, before.
+DEVICE void plan_item(const AttentionParams& p, uint32_t number, Plan& plan, Unit& unit) {
+    bool exists = true;
+    while (number >= plan.ends[NUM_THREADS - 1] * p.num_kv_heads) {
+        const uint32_t next = plan.first_tile + NUM_THREADS;
+        exists = next < p.num_tiles;
+        if (!exists) {
+            break;
+        }
+        plan_tiles(p, next, plan);
+    }
+    if (exists) {
+        const Item item = find_item(p, plan, number);
+        note_unit(p, item, item.first_split, unit);
+    } else if (thread_index() == 0) {
+        unit.split = NO_SPLIT;
+    }
     barrier_all();
+}
+
+// Plans what this block attends to behind a unit: the item's next split, or its next item.
+DEVICE void plan_next(const AttentionParams& p, const Unit& now, Plan& plan, Unit& next) {
+    if (now.split + 1 < now.item.end_split) {
+        note_unit(p, now.item, now.split + 1, next);
+        barrier_all();
+        return;
+    }
+    plan_item(p, now.item.number + num_blocks(), plan, next);
 }
 
 DEVICE Walk begin_walk(const AttentionParams& p, const Item& item, uint32_t split) {

@@ -11,8 +11,9 @@ constexpr uint32_t ROW_FLOATS = HEAD_DIM + 4;
 constexpr uint32_t PARTIAL_FLOATS = TILE_ROWS * ROW_FLOATS;
 constexpr uint32_t SUMS_STRIDE = HEAD_DIM + 8;
 
-// Rows of a warp whose sums are fetched together, as far as registers allow.
-constexpr uint32_t ROWS_AT_ONCE = IS_WIDE ? 4 : 2;
+// Rows of a warp whose sums are fetched together, as far as registers allow: of a narrow tile all that it has.
+constexpr uint32_t ROWS_AT_ONCE = 4;
+static_assert(IS_WIDE || ROWS_AT_ONCE * NUM_WARPS == TILE_ROWS, "then a node's sums stay with its warps");
 
 // A row as its warp has it.
 struct RowSum {
@@ -123,16 +124,16 @@ DEVICE uint32_t output_half(float sum, float scale) {
     return float_to_half_sat(fmaf(sum, scale, 0.0f));
 }
 
-DEVICE void store_output(const AttentionParams& p, const Plan& plan, uint32_t packed,
+DEVICE void store_output(const AttentionParams& p, const Unit& unit, uint32_t packed,
                          const RowSum& row) {
-    const float scale = row.sum > 0.0f ? value_scale(plan) / row.sum : 0.0f;
+    const float scale = row.sum > 0.0f ? value_scale(unit) / row.sum : 0.0f;
     uint32_t halves[LANE_DIM / 2];
     UNROLL
     for (uint32_t i = 0; i < LANE_DIM / 2; ++i) {
         const uint32_t low = output_half(row.out[2 * i], scale);
         halves[i] = output_half(row.out[2 * i + 1], scale) << 16 | low;
     }
-    uint16_t* to = p.output + row_offset(p, plan.item, packed) + lane_index() * LANE_DIM;
+    uint16_t* to = p.output + row_offset(p, unit.item, packed) + lane_index() * LANE_DIM;
     if constexpr (LANE_DIM == 4) {
         *reinterpret_cast<uint64_t*>(to) = pair(halves[0], halves[1]);
     } else {
@@ -164,45 +165,53 @@ DEVICE void store_rows(const Item& item, const RowSums& rows, float* partial) {
     }
 }
 
-// Puts what a partial has before the rows.
-DEVICE void add_before(const Item& item, const float* partial, RowSums& rows) {
+// Puts what comes before the rows before them.
+DEVICE void add_before(const Item& item, RowSums before, RowSums& rows) {
+    UNROLL
+    for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
+        if (has_row(item, rows, i)) {
+            add_row(before.at[i], rows.at[i]);
+            rows.at[i] = before.at[i];
+        }
+    }
+}
+
+DEVICE RowSums load_rows(const Item& item, const RowSums& rows, const float* partial) {
     const float* first = partial + rows.packed * ROW_FLOATS;
-    RowSum before[ROWS_AT_ONCE];
+    RowSums loaded = {};
     UNROLL
     for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
         if (has_row(item, rows, i)) {
-            before[i] = load_row(first + i * NUM_WARPS * ROW_FLOATS);
+            loaded.at[i] = load_row(first + i * NUM_WARPS * ROW_FLOATS);
         }
     }
-    UNROLL
-    for (uint32_t i = 0; i < ROWS_AT_ONCE; ++i) {
-        if (has_row(item, rows, i)) {
-            add_row(before[i], rows.at[i]);
-            rows.at[i] = before[i];
-        }
-    }
+    return loaded;
 }
 
 DEVICE bool is_multiple(uint32_t split, uint32_t bits) {
     return (split & ((1u << bits) - 1)) == 0;
 }
 
-// Adds a split to the nodes that it is in, from the lowest up to the item; each but the last split
-// of a node leaves it in a place of this block. Returns whether the item is complete; it then is
-// what the rows are.
-DEVICE bool add_to_nodes(const AttentionParams& p, const Item& item, uint32_t split,
-                         RowSums& rows) {
+// Adds a split to the nodes that it is in, from the lowest up to the item; each but the last split of a node leaves it: of
+// a narrow tile the lowest one in registers, others in a place of this block. Returns whether the item is complete; it then
+// is what the rows are.
+DEVICE bool add_to_nodes(const AttentionParams& p, const Item& item, uint32_t split, RowSums& lowest, RowSums& rows) {
     const uint32_t block_places = p.max_items + block_index() * LEVELS;
     uint32_t begin = split;  // of what the rows are so far
     for (uint32_t level = 1; level <= item.level; ++level) {
+        const bool is_kept = !IS_WIDE && level == 1;
         const uint32_t bits = level_bits(level);
         float* node = partial_at(p, block_places + level - 1);
         if (!is_multiple(begin, bits)) {
-            add_before(item, node, rows);
+            add_before(item, is_kept ? lowest : load_rows(item, rows, node), rows);
         }
         if (split + 1 != item.end_split && !is_multiple(split + 1, bits)) {
-            warp_sync();  // all lanes have read the node
-            store_rows(item, rows, node);
+            if (is_kept) {
+                lowest = rows;
+            } else {
+                warp_sync();  // all lanes have read the node
+                store_rows(item, rows, node);
+            }
             return false;
         }
         begin = begin >> bits << bits;

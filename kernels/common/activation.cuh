@@ -5,5 +5,6 @@ constexpr float LOG2_E = 1.44269504f;
 
 // silu(gate) * up
 DEVICE float swiglu(float gate, float up) {
-    return gate / (1.0f + ex2(-gate * LOG2_E)) * up;
+    // Not divided: that has a branch for what is rare, and rows that wait for it one after the other.
+    return gate * reciprocal(1.0f + ex2(-gate * LOG2_E)) * up;
 }

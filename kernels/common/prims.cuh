@@ -147,6 +147,13 @@ DEVICE float ex2(float x) {
     return y;
 }
 
+// 1 / x, off by one unit in the last place at most; subnormal numbers are zeros.
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 DEVICE uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

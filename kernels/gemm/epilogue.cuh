@@ -1,6 +1,6 @@
 // What a finished tile of sums becomes. A warp finishes rows of it: lane l has outputs l and l + 32, which the image
-// puts together where an epilogue needs two (a rotary pair, a gate and its up). What a row needs from memory is loaded
-// for several rows before any of them is stored: behind a store no load may begin.
+// puts together where an epilogue needs two (a rotary pair, a gate and its up). Several rows are loaded, then made, then
+// stored, each time all of them: behind a store no load may begin, and what one row waits for others may use.
 #pragma once
 
 // What a lane's two outputs have in common in all rows.
@@ -33,14 +33,22 @@ DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&,
     return {};
 }
 
-DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
+struct Made {
+    float of[2];
+};
+
+DEVICE Made make_row(const GemmParams&, uint32_t, uint32_t, const Outputs& outputs, const Before&, Pair sums) {
+    return {{scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)}};
+}
+
+DEVICE void store_row(
+    const GemmParams& p, uint32_t n_len, uint32_t, const Outputs& outputs, uint32_t row, const Before&,
+    const Made& made) {
     float* to = (float*)p.output + uint64_t(row) * n_len;
-    const float values[2] = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
     UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
         if (outputs.n[i] < n_len) {
-            to[outputs.n[i]] = values[i];
+            to[outputs.n[i]] = made.of[i];
         }
     }
 }
@@ -63,23 +71,35 @@ DEVICE Before load_before(
     return before;
 }
 
-DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before& before,
-    Pair sums) {
-    float* to = (float*)p.output + uint64_t(row) * n_len;
+struct Made {
+    float of[2];
+    float squares;   // of the whole row of the tile
+};
+
+DEVICE Made make_row(
+    const GemmParams&, uint32_t n_len, uint32_t, const Outputs& outputs, const Before& before, Pair sums) {
     const float added[2] = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
-    float values[2];
+    Made made;
     UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-        const bool is_inside = outputs.n[i] < n_len;
-        values[i] = is_inside ? before.old[i] + added[i] : 0.0f;
-        if (is_inside) {
-            to[outputs.n[i]] = values[i];
+        made.of[i] = outputs.n[i] < n_len ? before.old[i] + added[i] : 0.0f;
+    }
+    made.squares = warp_sum(fmaf(made.of[1], made.of[1], made.of[0] * made.of[0]));
+    return made;
+}
+
+DEVICE void store_row(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&,
+    const Made& made) {
+    float* to = (float*)p.output + uint64_t(row) * n_len;
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        if (outputs.n[i] < n_len) {
+            to[outputs.n[i]] = made.of[i];
         }
     }
-    const float sum = warp_sum(fmaf(values[1], values[1], values[0] * values[0]));
     if (lane_index() == 0) {
-        p.squares[uint64_t(row) * divide_up(n_len, SQUARES_LEN) + tile] = sum;
+        p.squares[uint64_t(row) * divide_up(n_len, SQUARES_LEN) + tile] = made.squares;
     }
 }
 #endif
@@ -91,13 +111,21 @@ DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&,
     return {};
 }
 
+struct Made {
+    uint16_t half;
+};
+
 // Tile t of the image has gates [32t, 32t + 32), then their ups.
-DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
+DEVICE Made make_row(const GemmParams&, uint32_t, uint32_t, const Outputs& outputs, const Before&, Pair sums) {
     const float gate = scaled(outputs, 0, sums.low);
     const float up = scaled(outputs, 1, sums.high);
+    return {float_to_half_sat(swiglu(gate, up))};
+}
+
+DEVICE void store_row(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs&, uint32_t row, const Before&, const Made& made) {
     uint16_t* to = (uint16_t*)p.output + uint64_t(row) * (n_len / 2);
-    to[tile * 32 + lane_index()] = float_to_half_sat(swiglu(gate, up));
+    to[tile * 32 + lane_index()] = made.half;
 }
 #endif
 
@@ -108,22 +136,37 @@ DEVICE Before load_before(const GemmParams&, uint32_t, uint32_t, const Outputs&,
     return {};
 }
 
-DEVICE void finish_row(
-    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&, Pair sums) {
-    const float of[2] = {sums.low, sums.high};
-    Best best = {-bits_float(0x7f800000u), tile * UNIT_OUTPUTS};
+struct Made {
+    float logits[2];
+    Best best;   // of the whole row of the tile
+};
+
+DEVICE Made make_row(
+    const GemmParams&, uint32_t n_len, uint32_t tile, const Outputs& outputs, const Before&, Pair sums) {
+    Made made = {
+        {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)},
+        {-bits_float(0x7f800000u), tile * UNIT_OUTPUTS}};
     UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t n = outputs.n[i];
-        if (n < n_len) {
-            const float logit = scaled(outputs, i, of[i]);
-            ((float*)p.output)[uint64_t(row) * n_len + n] = logit;
-            best = better(best, logit, n);
+        if (outputs.n[i] < n_len) {
+            made.best = better(made.best, made.logits[i], outputs.n[i]);
         }
     }
-    best = warp_best(best);
+    made.best = warp_best(made.best);
+    return made;
+}
+
+DEVICE void store_row(
+    const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&,
+    const Made& made) {
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        if (outputs.n[i] < n_len) {
+            ((float*)p.output)[uint64_t(row) * n_len + outputs.n[i]] = made.logits[i];
+        }
+    }
     if (lane_index() == 0) {
-        p.best[uint64_t(row) * divide_up(n_len, UNIT_OUTPUTS) + tile] = best;
+        p.best[uint64_t(row) * divide_up(n_len, UNIT_OUTPUTS) + tile] = made.best;
     }
 }
 #endif
@@ -180,31 +223,37 @@ DEVICE Cache cache_of(const GemmParams& p, uint32_t scale) {
     return {p.cache, p.num_kv_heads, is_fp8, factor};
 }
 
-DEVICE void finish_row(
-    const GemmParams& p, uint32_t, uint32_t tile, const Outputs& outputs, uint32_t row, const Before& before, Pair sums) {
+typedef Pair Made;
+
+DEVICE Made make_row(
+    const GemmParams& p, uint32_t, uint32_t tile, const Outputs& outputs, const Before& before, Pair sums) {
+    const Pair v = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
+    return head_tile(p, tile).is_value ? v : rotate(before.angle, v);
+}
+
+DEVICE void store_row(
+    const GemmParams& p, uint32_t, uint32_t tile, const Outputs&, uint32_t row, const Before& before, const Made& made) {
     if (before.sequence == NO_SEQUENCE) {
         return;
     }
     const HeadTile at = head_tile(p, tile);
-    const Pair v = {scaled(outputs, 0, sums.low), scaled(outputs, 1, sums.high)};
     if (at.is_value) {
         const Cache cache = cache_of(p, p.num_kv_heads + at.kv_head);
         const uint32_t element = at.part * UNIT_OUTPUTS + lane_index();
-        store_value(cache, before.slot, at.kv_head, element, v.low);
-        store_value(cache, before.slot, at.kv_head, element + HALF_TILE, v.high);
+        store_value(cache, before.slot, at.kv_head, element, made.low);
+        store_value(cache, before.slot, at.kv_head, element + HALF_TILE, made.high);
         return;
     }
     const uint32_t i = at.part * HALF_TILE + lane_index();
-    const Pair turned = rotate(before.angle, v);
     if (at.is_query) {
         uint16_t* to = (uint16_t*)p.output + (uint64_t(row) * p.num_heads + at.head) * HEAD_DIM;
-        to[i] = float_to_half_sat(turned.low);
-        to[i + HEAD_DIM / 2] = float_to_half_sat(turned.high);
+        to[i] = float_to_half_sat(made.low);
+        to[i + HEAD_DIM / 2] = float_to_half_sat(made.high);
         return;
     }
     const Cache cache = cache_of(p, at.kv_head);
-    store_key(cache, before.slot, at.kv_head, i, turned.low);
-    store_key(cache, before.slot, at.kv_head, i + HEAD_DIM / 2, turned.high);
+    store_key(cache, before.slot, at.kv_head, i, made.low);
+    store_key(cache, before.slot, at.kv_head, i + HEAD_DIM / 2, made.high);
 }
 #endif
 
@@ -226,11 +275,17 @@ template <uint32_t COUNT, class SumsOf>
 DEVICE void finish_loaded(
     const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t first, uint32_t stride,
     uint32_t end, const Before (&before)[COUNT], SumsOf sums_of) {
+    Made made[COUNT];
+    UNROLL
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        const uint32_t row = first + i * stride;
+        made[i] = make_row(p, n_len, tile, outputs, before[i], sums_of(row < end ? row : first));
+    }
     UNROLL
     for (uint32_t i = 0; i < COUNT; ++i) {
         const uint32_t row = first + i * stride;
         if (row < end) {
-            finish_row(p, n_len, tile, outputs, row, before[i], sums_of(row));
+            store_row(p, n_len, tile, outputs, row, before[i], made[i]);
         }
     }
 }

@@ -76,6 +76,7 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "wgmma/stream.cuh"
 #include "wgmma/parts.cuh"
 #include "gemm/handover.cuh"
+#include "wgmma/share.cuh"
 #include "wgmma/product.cuh"
 #else
 #include "gemm/split.cuh"
@@ -84,6 +85,7 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "gemm/input.cuh"
 #include "gemm/parts.cuh"
 #include "gemm/handover.cuh"
+#include "gemm/count.cuh"
 #include "gemm/carry.cuh"
 #include "gemm/product.cuh"
 #endif

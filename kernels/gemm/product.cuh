@@ -6,8 +6,8 @@ constexpr uint32_t X_OFFSET = STAGES * UNIT_BYTES;
 constexpr uint32_t SUMS_OFFSET = X_OFFSET + ROWS * X_STRIDE * 2;
 constexpr uint32_t FACTORS_OFFSET = SUMS_OFFSET + 2 * SUMS_SIZE * 4;
 constexpr uint32_t BARRIERS_OFFSET = FACTORS_OFFSET + ROWS * 4;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + 2 * (STAGES + 1) * 8;
-constexpr uint32_t SHARED_BYTES = IS_LAST_OFFSET + 16;
+constexpr uint32_t TOLD_OFFSET = BARRIERS_OFFSET + 2 * (STAGES + 1) * 8;
+constexpr uint32_t SHARED_BYTES = TOLD_OFFSET + 16;
 static_assert(SHARED_BYTES <= (IS_LARGE ? 227 : 99) * 1024, "all that a CTA may have");
 
 // After the consumers a warp that loads, and one that counts parts.
@@ -31,7 +31,7 @@ DEVICE Shared carve(uint8_t* memory) {
     shared.halves = (float*)(memory + SUMS_OFFSET);
     shared.factors = (float*)(memory + FACTORS_OFFSET);
     uint64_t* handover = barriers + 2 * STAGES;
-    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
+    shared.handover = {handover, handover + 1, (uint32_t*)(memory + TOLD_OFFSET)};
     return shared;
 }
 

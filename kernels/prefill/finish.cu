@@ -65,7 +65,7 @@ DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
 #if EPILOGUE == SWIGLU
 // Tile t of the image has gates [32t, 32t + 32), then their ups.
 DEVICE void finish_row(const FinishParams& p, uint32_t row, const float* sums) {
-    store_operand(p.output, row, p.n / 2, [&](uint32_t k) {
+    store_operand<2>(p.output, row, p.n / 2, [&](uint32_t k) {
         const uint32_t n = k / (TILE / 2) * TILE + k % (TILE / 2);
         const Float4 gate = scaled_four(p, row, sums, n);
         const Float4 up = scaled_four(p, row, sums, n + TILE / 2);

@@ -33,7 +33,7 @@ KERNEL(normalise, NormaliseParams, THREADS, 4) {
         const float* input = p.input + from * p.k;
         const float* squares = p.squares + from * divide_up(p.k, SQUARES_LEN);
         const float factor = norm_factor(lane_squares(squares, p.k), p.k, p.eps);
-        store_operand(p.output, row, p.k, [&](uint32_t k) {
+        store_operand<4>(p.output, row, p.k, [&](uint32_t k) {
             const Float4 v = *(const Float4*)(input + k);
             const Float4 w = *(const Float4*)(p.weight + k);
             return Float4{

@@ -47,10 +47,8 @@ DEVICE uint32_t four_e4m3(const Float4& v, float factor) {
            uint32_t(float_to_e4m3(v.z * factor)) << 16 | uint32_t(float_to_e4m3(v.w * factor)) << 24;
 }
 
-// Groups of four elements of a thread whose loads are under way together.
-constexpr uint32_t GROUPS = 4;
-
-template <class Four>
+// GROUPS of four elements of a thread have their loads under way together.
+template <uint32_t GROUPS, class Four>
 DEVICE void store_halves(const Operand& to, uint32_t row, uint32_t len, Four four) {
     uint16_t* halves = (uint16_t*)to.values + uint64_t(row) * to.stride;
     for (uint32_t first = 4 * thread_index(); first < to.stride; first += 4 * THREADS * GROUPS) {
@@ -91,11 +89,11 @@ DEVICE void store_e4m3(const Operand& to, uint32_t row, uint32_t len, Four four)
 }
 
 // Writes a row of `len` elements, a multiple of 4; `four(k)` is those from k on, and is asked more than once.
-template <class Four>
+template <uint32_t GROUPS, class Four>
 DEVICE void store_operand(const Operand& to, uint32_t row, uint32_t len, Four four) {
     if (to.format == FP8) {
         store_e4m3(to, row, len, four);
     } else {
-        store_halves(to, row, len, four);
+        store_halves<GROUPS>(to, row, len, four);
     }
 }

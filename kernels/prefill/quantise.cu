@@ -27,7 +27,7 @@ KERNEL(quantise, QuantiseParams, THREADS, 4) {
     grid_launch_dependents();
     for (uint32_t row = block_index(); row < p.num_rows; row += num_blocks()) {
         const uint16_t* input = p.input + uint64_t(row) * p.k;
-        store_operand(p.output, row, p.k, [&](uint32_t k) {
+        store_operand<4>(p.output, row, p.k, [&](uint32_t k) {
             return four_floats(*(const Uint2*)(input + k));
         });
     }

@@ -48,11 +48,6 @@ DEVICE uint32_t num_units(const Piece& piece) {
     return piece.k_last - piece.k_first;
 }
 
-// Of its sums.
-DEVICE uint32_t counter_of(const Piece& piece) {
-    return piece.pair;
-}
-
 // The piece of this CTA that begins at a unit.
 DEVICE Piece piece_at(const Order& order, uint32_t unit) {
     const uint32_t pair = unit / order.k_units;

@@ -38,7 +38,7 @@ DEVICE void write_part(const GemmParams& p, uint32_t pair, const Sums& sums) {
 }
 
 // Parts whose loads are under way together.
-constexpr uint32_t PARTS_AT_ONCE = FINISH_ROWS == 8 ? 4 : 2;
+constexpr uint32_t PARTS_AT_ONCE = 4;
 
 // Adds up the parts of this warpgroup's tile, for the rows of a batch.
 DEVICE void sum_parts(

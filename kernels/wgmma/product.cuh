@@ -6,8 +6,8 @@
 // are used: a small product then has room beside the kernel in front, and its weights are there when that has ended.
 constexpr uint32_t BARRIERS_OFFSET = PAIR_TILES * SUMS_SIZE * 4;
 constexpr uint32_t NUM_BARRIERS = 3 * MOST_STAGES + 2;
-constexpr uint32_t IS_LAST_OFFSET = BARRIERS_OFFSET + NUM_BARRIERS * 8;
-constexpr uint32_t RING_OFFSET = divide_up(IS_LAST_OFFSET + 4, ATOM_BYTES) * ATOM_BYTES;
+constexpr uint32_t TOLD_OFFSET = BARRIERS_OFFSET + NUM_BARRIERS * 8;
+constexpr uint32_t RING_OFFSET = divide_up(TOLD_OFFSET + 4, ATOM_BYTES) * ATOM_BYTES;
 constexpr uint32_t SHARED_BYTES = RING_OFFSET + RING_BYTES;
 static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
 
@@ -32,7 +32,7 @@ DEVICE Shared carve(uint8_t* memory) {
     shared.stream = {{memory + RING_OFFSET, barriers, barriers + MOST_STAGES}, barriers + 2 * MOST_STAGES};
     shared.sums = (float*)memory + warpgroup_index() % PAIR_TILES * SUMS_SIZE;
     uint64_t* handover = barriers + 3 * MOST_STAGES;
-    shared.handover = {handover, handover + 1, (uint32_t*)(memory + IS_LAST_OFFSET)};
+    shared.handover = {handover, handover + 1, (uint32_t*)(memory + TOLD_OFFSET)};
     return shared;
 }
 
@@ -53,48 +53,41 @@ DEVICE Batch batch_of(const GemmParams& p, uint32_t tile, uint32_t batch) {
     return {tile, first, minimum(first + FINISH_ROWS, p.num_rows)};
 }
 
-// A warp finishes some rows of a batch at once.
-constexpr uint32_t FINISHED_AT_ONCE = minimum(FINISH_ROWS / WARPGROUP_WARPS, 4u);
+// Rows of a batch that a warp finishes, and those of them that it makes together: as many as there are registers for, where
+// heads are turned and beside the sums of many rows.
+constexpr uint32_t WARP_ROWS = FINISH_ROWS / WARPGROUP_WARPS;
+constexpr bool MAKES_FEW = EPILOGUE == QKV || (EPILOGUE == SWIGLU && PRODUCTS > 1);
+constexpr uint32_t ROWS_AT_ONCE = minimum(WARP_ROWS, MAKES_FEW ? 4u : 8u);
 
 DEVICE uint32_t first_of_warp(const Batch& batch) {
     return batch.first_row + warp_index() % WARPGROUP_WARPS;
 }
 
-// Whether what a batch needs besides its sums is loaded before they are there: with many rows there are no registers for it.
-constexpr bool LOADS_AHEAD = PRODUCTS == 1;
-
-// That: of all rows, and of those that this warp finishes first.
-struct Needed {
-    Outputs outputs;
-    Before rows[FINISHED_AT_ONCE];
-};
-
-DEVICE void load_needed(const GemmParams& p, const Batch& batch, Needed& needed) {
-    needed.outputs = outputs_of(p, batch.tile);
+// What the rows that this warp finishes first need besides their sums.
+DEVICE void load_first(
+    const GemmParams& p, const Batch& batch, const Outputs& outputs, Before (&before)[ROWS_AT_ONCE]) {
     const uint32_t first = minimum(first_of_warp(batch), batch.end_row - 1);
-    load_rows(p, matrix_n(p), batch.tile, needed.outputs, first, WARPGROUP_WARPS, batch.end_row, needed.rows);
+    load_rows(p, matrix_n(p), batch.tile, outputs, first, WARPGROUP_WARPS, batch.end_row, before);
 }
 
 // Makes outputs of a batch.
 DEVICE void finish_batch(
-    const GemmParams& p, const Batch& batch, Needed& needed, const Four (&four)[FINISH_ROWS / 8], float* sums) {
+    const GemmParams& p, const Batch& batch, const Outputs& outputs, const Before (&before)[ROWS_AT_ONCE],
+    const Four (&four)[FINISH_ROWS / 8], float* sums) {
     leave_sums(four, sums);
     warpgroup_barrier();
-    constexpr uint32_t AT_ONCE = FINISHED_AT_ONCE;
     const auto sums_of = [&](uint32_t row) {
         const float* from = sums + (row - batch.first_row) * SUMS_STRIDE + lane_index();
         return Pair{from[0], from[32]};
     };
     const auto [tile, _, end] = batch;
-    uint32_t row = first_of_warp(batch);
-    if constexpr (LOADS_AHEAD) {
-        finish_loaded(p, matrix_n(p), tile, needed.outputs, row, WARPGROUP_WARPS, end, needed.rows, sums_of);
-        row += AT_ONCE * WARPGROUP_WARPS;
-    } else {
-        needed.outputs = outputs_of(p, tile);
-    }
-    for (; row < end; row += AT_ONCE * WARPGROUP_WARPS) {
-        finish_rows<AT_ONCE>(p, matrix_n(p), tile, needed.outputs, row, WARPGROUP_WARPS, end, sums_of);
+    const uint32_t first = first_of_warp(batch);
+    finish_loaded(p, matrix_n(p), tile, outputs, first, WARPGROUP_WARPS, end, before, sums_of);
+    for (uint32_t done = ROWS_AT_ONCE; done < WARP_ROWS; done += ROWS_AT_ONCE) {
+        const uint32_t row = first + done * WARPGROUP_WARPS;
+        if (row < end) {
+            finish_rows<ROWS_AT_ONCE>(p, matrix_n(p), tile, outputs, row, WARPGROUP_WARPS, end, sums_of);
+        }
     }
     // The next batch goes there.
     warpgroup_barrier();
@@ -106,6 +99,7 @@ DEVICE uint32_t tile_of(uint32_t pair) {
 
 // Makes outputs of the sums of a whole tile.
 DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, float* shared) {
+    const Outputs outputs = outputs_of(p, tile_of(pair));
     UNROLL
     for (uint32_t batch = 0; batch < ROWS / FINISH_ROWS; ++batch) {
         Four four[FINISH_ROWS / 8];
@@ -119,47 +113,55 @@ DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, fl
         }
         if (batch * FINISH_ROWS < p.num_rows) {
             const Batch rows = batch_of(p, tile_of(pair), batch);
-            Needed needed;
-            if constexpr (LOADS_AHEAD) {
-                load_needed(p, rows, needed);
-            }
-            finish_batch(p, rows, needed, four, shared);
+            Before before[ROWS_AT_ONCE];
+            load_first(p, rows, outputs, before);
+            finish_batch(p, rows, outputs, before, four, shared);
         }
     }
 }
 
-// If a part was written: finishes its tile, if that was the last part.
+// If a part was written: makes outputs of those shares of its pair that fall to this CTA.
 DEVICE void settle(const GemmParams& p, const Order& order, const Shared& shared, Pending& pending) {
-    if (!pending.is_open || !was_last(shared.handover, pending)) {
+    if (!pending.is_open) {
         return;
     }
-    if (tile_of(pending.counter) < order.tiles) {
-        for (uint32_t batch = 0; batch * FINISH_ROWS < p.num_rows; ++batch) {
-            const Batch rows = batch_of(p, tile_of(pending.counter), batch);
-            Needed needed;
-            if constexpr (LOADS_AHEAD) {
-                load_needed(p, rows, needed);
-            }
-            Four four[FINISH_ROWS / 8];
-            sum_parts(p, order, pending.counter, batch, four);
-            finish_batch(p, rows, needed, four, shared.sums);
+    const uint32_t pair = pending.counter;
+    const bool has_tile = tile_of(pair) < order.tiles;
+    const Outputs outputs = outputs_of(p, has_tile ? tile_of(pair) : 0);
+    const uint32_t each = shares_of(p, order, pair).each;
+    for (;;) {
+        const uint32_t share = wait_until_told(shared.handover, pending);
+        if (share == NO_SHARE) {
+            break;
         }
+        const uint32_t end = has_tile ? minimum((share + 1) * each * FINISH_ROWS, p.num_rows) : 0;
+        for (uint32_t batch = share * each; batch * FINISH_ROWS < end; ++batch) {
+            const Batch rows = batch_of(p, tile_of(pair), batch);
+            Before before[ROWS_AT_ONCE];
+            load_first(p, rows, outputs, before);
+            Four four[FINISH_ROWS / 8];
+            sum_parts(p, order, pair, batch, four);
+            finish_batch(p, rows, outputs, before, four, shared.sums);
+        }
+        say_done(shared.handover);
     }
-    if (thread_index() == 0) {
-        p.arrivals[pending.counter] = 0;
-    }
+    pending.is_open = false;
 }
 
-// Turns the sums of a piece into output, or into a part of it.
+// Makes outputs of a piece's sums, or leaves them to the CTA that is last to have a part. The part before is settled only
+// when these sums need no registers any more.
 DEVICE void finish_piece(
     const GemmParams& p, const Order& order, const Piece& piece, const Sums& sums, const Shared& shared,
     Pending& pending) {
-    settle(p, order, shared, pending);
-    if (num_units(piece) < order.k_units) {
+    const bool is_part = num_units(piece) < order.k_units;
+    if (is_part) {
         write_part(p, piece.pair, sums);
-        hand_over(shared.handover, piece.pair, pending);
     } else if (tile_of(piece.pair) < order.tiles) {
         finish_tile(p, piece.pair, sums, shared.sums);
+    }
+    settle(p, order, shared, pending);
+    if (is_part) {
+        hand_over(shared.handover, piece.pair, pending);
     }
 }
 

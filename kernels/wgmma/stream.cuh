@@ -113,7 +113,7 @@ DEVICE void produce_weights(const GemmParams& p, const Ring& ring, const Order& 
 
 // Lanes that copy a row's elements of a unit, and rows that all copy side by side.
 constexpr uint32_t ROW_LANES = UNIT_K / 8;
-constexpr uint32_t ROWS_AT_ONCE = ROWS_ARRIVALS / ROW_LANES;
+constexpr uint32_t ROWS_SIDE_BY_SIDE = ROWS_ARRIVALS / ROW_LANES;
 
 // Copies this lane's share of the rows of a unit, zeros beyond k.
 DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, uint32_t k_unit, uint8_t* x, uint64_t* arrived) {
@@ -123,9 +123,9 @@ DEVICE void copy_rows(const GemmParams& p, uint32_t k_len, uint32_t k_unit, uint
     const bool is_inside = k < k_len;
     const uint32_t first = lane / ROW_LANES;
     const uint16_t* from = (const uint16_t*)p.input + (is_inside ? k : 0) + uint64_t(first) * k_len;
-    for (uint32_t row = first; row < p.num_rows; row += ROWS_AT_ONCE) {
+    for (uint32_t row = first; row < p.num_rows; row += ROWS_SIDE_BY_SIDE) {
         async_copy16_zero(x + x_offset(row, element), from, is_inside);
-        from += ROWS_AT_ONCE * k_len;
+        from += ROWS_SIDE_BY_SIDE * k_len;
     }
     async_arrive(arrived);
 }

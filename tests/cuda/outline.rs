@@ -22,7 +22,7 @@ fn an_outline_launches_what_the_executor_does() {
             Outline::new(config, precision, limits, NUM_SMS, (9, 0), Prefill::Exact).unwrap();
         let group = config.num_heads / config.num_kv_heads;
         for rows in [1, 9, 70] {
-            let tiling = Tiling::of(rows, group);
+            let tiling = Tiling::of(1, rows, group);
             let num_tiles = rows.div_ceil(tiling.rows(group));
             let pass = Pass {
                 num_rows: rows,

@@ -226,6 +226,11 @@ DEVICE float ex2(float x) {
     return y < bits_float(0x00800000u) ? 0.0f : y;
 }
 
+DEVICE float reciprocal(float x) {
+    const auto flushed = [](float x) { return fabsf(x) < bits_float(0x00800000u) ? copysignf(0.0f, x) : x; };
+    return flushed(1.0f / flushed(x));
+}
+
 DEVICE float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }

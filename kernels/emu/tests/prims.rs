@@ -152,6 +152,21 @@ fn floats_become_the_nearest_e4m3() {
 }
 
 #[test]
+fn reciprocals_know_no_subnormals() {
+    let cases = [
+        (3.0, 1.0 / 3.0),
+        (-f32::INFINITY, -0.0),
+        (f32::MAX, 0.0),
+        (-0.0, f32::NEG_INFINITY),
+        (f32::from_bits(0x007f_ffff), f32::INFINITY),
+    ];
+    let bits = cases.map(|(x, _)| x.to_bits());
+    for ((x, expected), y) in cases.into_iter().zip(convert(8, &bits)) {
+        assert_eq!(y, expected.to_bits(), "1 / {x}");
+    }
+}
+
+#[test]
 fn powers_of_two_and_bit_counts_are_right() {
     // The host's exp2f is within one unit in the last place.
     const TOLERANCE: f64 = 1.2e-7;

@@ -39,6 +39,8 @@ DEVICE uint32_t convert(uint32_t probe, uint32_t word) {
                    count_ones(uint64_t{word} << 20) << 16;
         case 7:
             return multiply_high(word, 0xd2511f53u);
+        case 8:
+            return float_bits(reciprocal(bits_float(word)));
     }
     return 0;
 }

@@ -216,7 +216,7 @@ fn write_tables(
     let Sight { sequences, rows, context } = *sight;
     let config = model.config();
     let group = config.num_heads / config.num_kv_heads;
-    let tiling = Tiling::of(rows, group);
+    let tiling = Tiling::of(sequences, rows, group);
     let tile_rows = tiling.rows(group);
     let max_pages = context.div_ceil(PAGE_TOKENS);
     let (mut all, mut tiles) = (Vec::new(), Vec::new());

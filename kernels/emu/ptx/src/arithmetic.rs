@@ -63,6 +63,7 @@ pub(crate) fn one(opcode: &str) -> Option<fn(u64) -> u64> {
         "rcp.rn.f32" => |a| single(1.0 / f(a)),
         "rcp.rn.f64" => |a| double(1.0 / d(a)),
         "rcp.approx.ftz.f64" => |a| number::rough_reciprocal(a),
+        "rcp.approx.ftz.f32" => |a| single(number::near_reciprocal(f(a))),
         "ex2.approx.ftz.f32" => |a| single(number::power_of_two(f(a))),
         "cvt.rn.f32.u32" => |a| single(u(a) as f32),
         "cvt.rn.f64.u32" => |a| double(u(a).into()),

@@ -71,6 +71,14 @@ pub(crate) fn power_of_two(value: f32) -> f32 {
     if is_tiny(power) { 0.0 } else { power }
 }
 
+/// `rcp.approx.ftz.f32`. The instruction may be off by one unit in the last place; this is the value of the emulator's twin.
+pub(crate) fn near_reciprocal(value: f32) -> f32 {
+    let flushed = |value: f32| {
+        if value.abs() < f32::MIN_POSITIVE { 0f32.copysign(value) } else { value }
+    };
+    flushed(1.0 / flushed(value))
+}
+
 /// `rcp.approx.ftz.f64`: only the upper halves of operand and result count; how they are rounded is left open.
 pub(crate) fn rough_reciprocal(bits: u64) -> u64 {
     const UPPER: u64 = 0xffff_ffff_0000_0000;

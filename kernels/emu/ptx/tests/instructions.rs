@@ -138,6 +138,21 @@ fn powers_of_two_flush_subnormals() {
 }
 
 #[test]
+fn reciprocals_flush_subnormals() {
+    let reciprocal = |value: f32| {
+        let bits = value.to_bits();
+        one(&format!(
+            "mov.f32 %f1, 0f{bits:08X}; rcp.approx.ftz.f32 %f2, %f1; st.global.f32 [%out], %f2;"
+        ))
+    };
+    assert_eq!(reciprocal(3.0), (1.0f32 / 3.0).to_bits());
+    assert_eq!(reciprocal(f32::INFINITY), 0);
+    assert_eq!(reciprocal(-f32::MAX), (-0.0f32).to_bits());
+    assert_eq!(reciprocal(f32::from_bits(1)), f32::INFINITY.to_bits());
+    assert_eq!(reciprocal(-0.0), f32::NEG_INFINITY.to_bits());
+}
+
+#[test]
 fn integers_shift_insert_and_permute() {
     assert_eq!(one("shl.b32 %r1, 1, 32; st.global.u32 [%out], %r1;"), 0);
     assert_eq!(one("shr.s32 %r1, -8, 40; st.global.u32 [%out], %r1;"), u32::MAX);

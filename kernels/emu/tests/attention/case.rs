@@ -12,7 +12,7 @@ pub(crate) const PAGE_TOKENS: usize = 16;
 const THREADS: u32 = 128;
 
 /// Bytes of the kernel's plan in shared memory, as the kernel says.
-const PLAN_BYTES: usize = 2704;
+const PLAN_BYTES: usize = 3288;
 
 /// Levels of its tree of splits: a block has a place for a node of each.
 const LEVELS: usize = 3;

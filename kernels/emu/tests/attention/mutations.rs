@@ -51,11 +51,11 @@ const fn broken(
     Broken { what, file, text, replacement, by, shape: SMALL }
 }
 
-const BROKEN: [Broken; 34] = [
+const BROKEN: [Broken; 37] = [
     broken(
         "pages that the kernel in front still writes are copied before it ends",
         "attention/attention.cu",
-        "end <= item.rows.num_old;",
+        "end <= unit.item.rows.num_old;",
         "true;",
         By::Result,
     ),
@@ -91,8 +91,8 @@ const BROKEN: [Broken; 34] = [
     broken(
         "sums are merged before all warps have stored theirs",
         "attention/attention.cu",
-        "        barrier_all();\n        note_pages",
-        "        note_pages",
+        "    barrier_all();\n    add_split",
+        "    add_split",
         By::Race,
     ),
     broken(
@@ -155,10 +155,11 @@ const BROKEN: [Broken; 34] = [
     broken(
         "what a block has of a node is overwritten while a lane still reads it",
         "attention/merge.cuh",
-        "            warp_sync();  // all lanes",
-        "            // all lanes",
+        "                warp_sync();  // all lanes",
+        "                // all lanes",
         By::Race,
-    ),
+    )
+    .in_wide_tiles(),
     broken(
         "what a block has of a node is forgotten",
         "attention/merge.cuh",
@@ -167,17 +168,17 @@ const BROKEN: [Broken; 34] = [
         By::Result,
     ),
     broken(
-        "the next item is noted before all threads have ended this one",
+        "an item is read before all of it is noted",
         "attention/items.cuh",
-        "    barrier_all();\n    if (thread_index() == 0) {\n        plan.item",
-        "    if (thread_index() == 0) {\n        plan.item",
+        "    barrier_all();\n}\n\n// Plans what",
+        "}\n\n// Plans what",
         By::Race,
     ),
     broken(
         "the next split begins before all threads have added this one",
         "attention/attention.cu",
-        "barrier_all();  // the rings",
-        "// the rings",
+        "    barrier_all();  // the rings",
+        "    // the rings",
         By::Race,
     ),
     broken(
@@ -264,19 +265,39 @@ const BROKEN: [Broken; 34] = [
     broken(
         "values are taken as they are stored",
         "attention/merge.cuh",
-        "value_scale(plan) / row.sum",
+        "value_scale(unit) / row.sum",
         "1.0f / row.sum",
         By::Result,
     )
     .in_fp8(),
     broken(
-        "scales are not waited for",
+        "a split is read before all of it is noted",
         "attention/items.cuh",
-        "    note_scales(p, item, plan);\n    barrier_all();",
-        "    barrier_all();\n    note_scales(p, item, plan);",
+        "        note_unit(p, now.item, now.split + 1, next);\n        barrier_all();",
+        "        barrier_all();\n        note_unit(p, now.item, now.split + 1, next);",
         By::Race,
-    )
-    .in_fp8(),
+    ),
+    broken(
+        "a unit is planned while threads still add up what it takes the place of",
+        "attention/attention.cu",
+        "            barrier_all();  // all have left the unit\n",
+        "",
+        By::Race,
+    ),
+    broken(
+        "whether an item ends is asked of what may be another one",
+        "attention/attention.cu",
+        "        if (ends_item) {",
+        "        if (now.split + 1 == now.item.end_split) {",
+        By::Race,
+    ),
+    broken(
+        "rows are those of the unit before",
+        "attention/attention.cu",
+        "load_lane_rows(p, next.item, rows);",
+        "",
+        By::Result,
+    ),
     broken(
         "the warps of a wide tile do not wait for each other's copies",
         "attention/attention.cu",

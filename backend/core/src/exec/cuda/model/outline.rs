@@ -101,7 +101,7 @@ impl Outline {
         num_logits: usize,
     ) -> Vec<Planned> {
         let group = self.model.layers.group();
-        let tiling = Tiling::of(places, group);
+        let tiling = Tiling::of(sequences, places, group);
         let num_tiles = sequences * places.div_ceil(tiling.rows(group));
         self.planned(&of_rows(sequences * places, num_tiles, tiling, num_logits), None)
     }
@@ -206,7 +206,7 @@ impl HeadOutline {
     /// The launches of a pass of `places` rows of each sequence, each of which drafts a token; later passes go on with what the
     /// one before has left.
     pub(in crate::exec::cuda) fn pass(&self, sequences: usize, places: usize) -> Vec<Planned> {
-        let tiling = Tiling::of(places, self.head.group());
+        let tiling = Tiling::of(sequences, places, self.head.group());
         let num_tiles = sequences * places.div_ceil(tiling.rows(self.head.group()));
         let pass = of_rows(sequences * places, num_tiles, tiling, sequences);
         let ops = self.head.pass(&pass, false);

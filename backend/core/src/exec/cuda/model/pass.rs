@@ -8,7 +8,7 @@ use super::kv::LayerCache;
 use super::layers::Layers;
 use super::many::InBlocks;
 use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
-use super::shape;
+use super::shape::{self, Tiling};
 use super::taps::Taps;
 use super::weights::{Attention, Matrix, Mlp};
 use crate::exec::cuda::device::pod::Pod;
@@ -181,8 +181,7 @@ impl<'a> PassOps<'a> {
 
     pub(super) fn attention(&mut self, cache: LayerCache) {
         let (layers, work, tiling) = (self.layers, &self.layers.workspace, self.pass.tiling);
-        let pairs = self.pass.num_tiles * layers.config.num_kv_heads;
-        let blocks = tiling.blocks(layers.num_sms as usize, pairs);
+        let blocks = Tiling::blocks(layers.num_sms as usize);
         let params = AttentionParams {
             queries: work.queries,
             cache: cache.memory,
@@ -198,7 +197,7 @@ impl<'a> PassOps<'a> {
             num_kv_heads: layers.config.num_kv_heads as u32,
             max_pages: self.pass.max_pages as u32,
             split_tokens: shape::SPLIT_TOKENS as u32,
-            max_items: tiling.max_items(blocks) as u32,
+            max_items: Tiling::max_items(blocks) as u32,
         };
         let shared_bytes = tiling.shared_bytes(layers.precision.kv, layers.config.head_dim);
         let kernel = layers.code.attention(tiling);

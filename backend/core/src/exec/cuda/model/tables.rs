@@ -109,7 +109,7 @@ impl Tables {
         let end = |part: &Part<'_>| part.segment.first_position + part.first + part.len;
         let max_pages = parts.iter().map(|part| pages_for(end(part))).max().unwrap_or(0);
         let most = parts.iter().map(|part| part.len).max().unwrap_or(0);
-        let tiling = Tiling::of(most, group);
+        let tiling = Tiling::of(parts.len(), most, group);
         let (rows, tiles, logit_rows, pages) = Default::default();
         let place = None;
         let mut tables = Self { rows, tiles, tiling, place, logit_rows, pages, max_pages };

@@ -61,7 +61,7 @@ impl Capacity {
     /// Whether a pass over so many rows of each sequence has room, with logits for all of them. `group` is query heads of a
     /// key head.
     pub(crate) fn holds(&self, sequences: usize, places: usize, group: usize) -> bool {
-        let tiling = Tiling::of(places, group);
+        let tiling = Tiling::of(sequences, places, group);
         let num_tiles = sequences * places.div_ceil(tiling.rows(group));
         let mut bounds = TILINGS.iter().zip(self.tiles);
         let most_tiles = bounds.find_map(|(&each, tiles)| (each == tiling).then_some(tiles));
@@ -127,8 +127,8 @@ impl Workspace {
         let normed = if shape::has_warpgroups(capability) { few * model.hidden_size } else { 0 };
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
-        let partials = TILINGS.map(|t| t.partials(model.head_dim, t.most_blocks(grid)));
-        let max_items = TILINGS.map(|tiling| tiling.max_items(tiling.most_blocks(grid)));
+        let blocks = Tiling::blocks(grid);
+        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
@@ -142,7 +142,7 @@ impl Workspace {
             gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
             largest(partials) * size_of::<f32>(),
-            largest(max_items) * size_of::<u32>(),
+            Tiling::max_items(blocks) * size_of::<u32>(),
             rows * size_of::<Row>(),
             largest(tiles) * size_of::<Tile>(),
             rows * size_of::<u32>(),

@@ -102,7 +102,7 @@ impl StepGraph<'_> {
     ) {
         let config = model.config();
         let group = config.num_heads / config.num_kv_heads;
-        let tiling = Tiling::of(places, group);
+        let tiling = Tiling::of(shape.sequences, places, group);
         let tile_rows = tiling.rows(group);
         let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
         let (work, vocab) = (model.workspace(), model.config().vocab_size);

@@ -94,9 +94,9 @@ impl HeadDrafter {
         shape.drafts + 1
     }
 
-    fn tiling(&self, places: usize) -> (Tiling, usize) {
+    fn tiling(&self, sequences: usize, places: usize) -> (Tiling, usize) {
         let group = self.head.group();
-        let tiling = Tiling::of(places, group);
+        let tiling = Tiling::of(sequences, places, group);
         (tiling, tiling.rows(group))
     }
 
@@ -114,7 +114,7 @@ impl HeadDrafter {
         device: &mut dyn Device,
     ) -> Result<()> {
         let (places, width) = (Self::places(shape), self.head.width());
-        let (_, tile_rows) = self.tiling(places);
+        let (_, tile_rows) = self.tiling(shape.sequences, places);
         let nothing = Row { sequence: NO_SEQUENCE, ..Row::default() };
         let mut rows = vec![nothing; shape.sequences * places];
         let mut states = vec![0.0; shape.sequences * places * width];
@@ -221,7 +221,7 @@ impl GraphDrafter for HeadDrafter {
         let mut ops = Vec::new();
         for pass in 0..shape.passes as u32 {
             let places = if pass == 0 { Self::places(shape) } else { 1 };
-            let (tiling, tile_rows) = self.tiling(places);
+            let (tiling, tile_rows) = self.tiling(shape.sequences, places);
             if pass > 0 {
                 let (work, vocab) = (self.head.workspace(), self.head.vocab_size());
                 let rows = step.rows(work, vocab, self.window(), shape, pass, tile_rows);
