@@ -20,10 +20,10 @@ use spec_core::testing::cuda::{Model, Pass};
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 
-/// Rows of the timed products.
-const ROWS: [usize; 6] = [1, 4, 8, 16, 32, 64];
+/// Rows of the timed products: of so many sequences, each.
+const ROWS: [[usize; 2]; 7] = [[1, 1], [4, 1], [8, 1], [16, 1], [32, 1], [64, 1], [32, 5]];
 /// The same on an emulator.
-const FEW_ROWS: [usize; 2] = [1, 33];
+const FEW_ROWS: [[usize; 2]; 2] = [[1, 1], [11, 3]];
 /// Positions in the cache; what is longer than that together is left out.
 const CACHE_TOKENS: usize = 64 * 1024;
 /// Sequences, rows of each, and positions that these see.
@@ -66,7 +66,7 @@ impl Bench<'_> {
         let model = Model::load(self.engine, num_pages, &mut device)?;
         fill_cache(self.manifest(), num_pages, &mut device)?;
         let before = report.count("kernels");
-        let rows: &[usize] = if is_emulated { &FEW_ROWS } else { &ROWS };
+        let rows: &[_] = if is_emulated { &FEW_ROWS } else { &ROWS };
         self.products(&model, rows, &mut device, report)?;
         let sights: &[Sight] = if is_emulated { &FEW_ATTENTIONS } else { &ATTENTIONS };
         for sight in sights {
@@ -82,13 +82,14 @@ impl Bench<'_> {
     fn products(
         &self,
         model: &Model,
-        all_rows: &[usize],
+        all_rows: &[[usize; 2]],
         device: &mut Watched,
         report: &mut Report,
     ) -> Result<(), Box<dyn Error>> {
         let mut of_one_row = HashMap::new();
-        for &rows in all_rows {
-            let sight = Sight { sequences: rows, rows: 1, context: PAGE_TOKENS };
+        for &[sequences, each] in all_rows {
+            let rows = sequences * each;
+            let sight = Sight { sequences, rows: each, context: PAGE_TOKENS };
             for (kind, launches) in self.launches(model, &sight, device)? {
                 if kind == "attention" {
                     continue;
