@@ -95,7 +95,7 @@ DEVICE void begin_products(Sums& sums, const Weights& weights, const uint8_t* x)
 constexpr uint32_t FINISH_ROWS = ROWS <= 32 ? ROWS : 16;
 // Floats of a row of sums: a warp's accumulators, eight outputs of four row pairs, then touch every bank once.
 constexpr uint32_t SUMS_STRIDE = UNIT_OUTPUTS + 4;
-constexpr uint32_t SUMS_SIZE = minimum(ROWS, 32) * SUMS_STRIDE;
+constexpr uint32_t SUMS_SIZE = FINISH_ROWS * SUMS_STRIDE;
 
 // Four sums of a thread: outputs g and g + 8 of its warp's 16, of two rows each.
 struct Four {

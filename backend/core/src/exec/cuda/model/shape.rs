@@ -168,7 +168,7 @@ pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
 
 /// Shared memory of a product of warpgroups before its ring, which begins at a multiple of a swizzled atom.
 fn wgmma_fixed_bytes(rows: usize) -> usize {
-    let finished = rows.min(32);
+    let finished = if rows > 32 { 16 } else { rows };
     let sums = 2 * finished * (TILE_OUTPUTS + 4) * size_of::<f32>();
     let barriers = (3 * WGMMA_STAGES + 2) * size_of::<u64>();
     (sums + barriers + size_of::<u32>()).next_multiple_of(1024)
