@@ -26,6 +26,20 @@ DEVICE float scaled(const Outputs& outputs, uint32_t i, float sum) {
     return fmaf(sum, outputs.scale[i], outputs.bias[i]);
 }
 
+#if EPILOGUE == RAW || EPILOGUE == RESIDUAL
+// Stores a lane's two outputs of a row of floats.
+DEVICE void store_two(
+    const GemmParams& p, uint32_t n_len, const Outputs& outputs, uint32_t row, const float (&two)[2]) {
+    float* to = (float*)p.output + uint64_t(row) * n_len;
+    UNROLL
+    for (uint32_t i = 0; i < 2; ++i) {
+        if (outputs.n[i] < n_len) {
+            to[outputs.n[i]] = two[i];
+        }
+    }
+}
+#endif
+
 #if EPILOGUE == RAW
 struct Before {};
 
@@ -44,13 +58,7 @@ DEVICE Made make_row(const GemmParams&, uint32_t, uint32_t, const Outputs& outpu
 DEVICE void store_row(
     const GemmParams& p, uint32_t n_len, uint32_t, const Outputs& outputs, uint32_t row, const Before&,
     const Made& made) {
-    float* to = (float*)p.output + uint64_t(row) * n_len;
-    UNROLL
-    for (uint32_t i = 0; i < 2; ++i) {
-        if (outputs.n[i] < n_len) {
-            to[outputs.n[i]] = made.of[i];
-        }
-    }
+    store_two(p, n_len, outputs, row, made.of);
 }
 #endif
 
@@ -91,13 +99,7 @@ DEVICE Made make_row(
 DEVICE void store_row(
     const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs& outputs, uint32_t row, const Before&,
     const Made& made) {
-    float* to = (float*)p.output + uint64_t(row) * n_len;
-    UNROLL
-    for (uint32_t i = 0; i < 2; ++i) {
-        if (outputs.n[i] < n_len) {
-            to[outputs.n[i]] = made.of[i];
-        }
-    }
+    store_two(p, n_len, outputs, row, made.of);
     if (lane_index() == 0) {
         p.squares[uint64_t(row) * divide_up(n_len, SQUARES_LEN) + tile] = made.squares;
     }
