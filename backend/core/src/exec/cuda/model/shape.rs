@@ -270,4 +270,25 @@ mod tests {
             assert!(bytes < 64 << 20, "{bytes} bytes in {tiling:?} tiles");
         }
     }
+    #[test]
+    fn three_narrow_tiles_become_a_wide_one_where_there_are_many_sequences() {
+        let tiling = |sequences, rows| Tiling::of(sequences, rows, 4);
+        assert_eq!([4, 5, 8, 9, 12].map(|rows| tiling(1, rows)), [Tiling::Narrow; 5]);
+        assert_eq!(tiling(1, 13), Tiling::Wide);
+        let many = [4, 8, 9, 13].map(|rows| tiling(MANY_SEQUENCES, rows));
+        assert_eq!(many, [Tiling::Narrow, Tiling::Narrow, Tiling::Wide, Tiling::Wide]);
+        assert_eq!(tiling(MANY_SEQUENCES - 1, 12), Tiling::Narrow);
+    }
+
+    #[test]
+    fn all_attention_blocks_of_a_multiprocessor_fit_in_its_shared_memory() {
+        const RESERVED: usize = 1024;
+        for tiling in [Tiling::Narrow, Tiling::Wide] {
+            for kv in [Dtype::Fp8, Dtype::Fp16] {
+                let bytes = tiling.shared_bytes(kv, 128) as usize + RESERVED;
+                assert!(ATTENTION_BLOCKS * bytes <= 228 << 10, "{tiling:?} {kv:?}: {bytes} bytes");
+                assert!(bytes <= 100 << 10, "{tiling:?} {kv:?}: {bytes} bytes of a small GPU");
+            }
+        }
+    }
 }
