@@ -37,6 +37,8 @@ enum Drafts {
     Eagle,
     /// The same first layer, which drafts all tokens in one pass.
     AtOnce,
+    /// The target without some of its own layers.
+    Skip,
 }
 
 /// A target of two layers and its drafter.
@@ -63,6 +65,11 @@ impl Pair {
                 let text = fs::read_to_string(&config).expect("a config");
                 fs::write(config, text.replacen('{', "{\"pard_token\":5,", 1)).expect("writes");
                 with_model("small")
+            }
+            Drafts::Skip => {
+                let layers = r#"{"attention": [1], "mlp": [0]}"#;
+                fs::write(path("skip_layers.json"), layers).expect("writes");
+                Recipe::skipping(path("big"), Dtype::Fp32, path("skip_layers.json"))
             }
             Drafts::Eagle => {
                 tiny::write_head(&path("head"), 2, 1, &tiny::SMALLEST);
@@ -217,7 +224,9 @@ fn assert_lossless(
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce] {
+    for drafter in
+        [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce, Drafts::Skip]
+    {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
@@ -254,7 +263,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce] {
+    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce, Drafts::Skip] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);

@@ -7,7 +7,8 @@ mod common;
 
 use common::models::{self, MAX_DRAFT_LEN, Recipe, SMOLLM2};
 use common::running::{self, Done};
-use common::{data, turn};
+use common::{cache, data, turn};
+use serde_json::json;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
@@ -17,6 +18,8 @@ use spec_core::runtime::{
 use spec_core::sampling::SamplingParams;
 use spec_core::tokenizer::Tokenizer;
 use std::cell::Cell;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
@@ -45,6 +48,19 @@ fn poor_drafter() -> Option<Engine> {
     let cut = models::first_layers(SMOLLM2, FEW_LAYERS)?;
     let recipe = Recipe::model(models::hf(SMOLLM2)?, Dtype::Int8, cut, Dtype::Int8);
     Some(recipe.engine("smollm2-135m-int8-by-cut"))
+}
+
+/// Drafts with the model's own layers but for some MLPs: many drafts are wrong.
+fn skipping() -> Option<Engine> {
+    let whole = models::hf(SMOLLM2)?;
+    let layers = json!({ "attention": [], "mlp": [2, 5, 7, 12, 16, 20, 24] }).to_string();
+    let write = |dir: &Path| {
+        fs::create_dir_all(dir).expect("a new folder");
+        fs::write(dir.join("skip_layers.json"), &layers).expect("writes");
+    };
+    let file = cache::folder("skip_layers", &[&layers], write).join("skip_layers.json");
+    let recipe = Recipe::skipping(whole, Dtype::Int8, file);
+    Some(recipe.engine("smollm2-135m-int8-skipping"))
 }
 
 /// Greedy and seeded sampling, with and without what depends on the tokens before.
@@ -191,6 +207,8 @@ fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance()
     check_reuse("good drafter", &engine);
     let Some(engine) = ngram() else { return };
     check_reuse("ngram", &engine);
+    let Some(engine) = skipping() else { return };
+    check_reuse("without some layers", &engine);
 }
 
 /// Drafts that come with the requests: right ones, wrong ones, and such that are right for a while.
@@ -270,11 +288,22 @@ fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
 fn trees_of_a_models_drafts_give_the_tokens_of_plain_decoding() {
     let _turn = turn();
     let Some(engine) = poor_drafter() else { return };
-    let requests = many_requests(12, &tokenizer(&engine));
-    let expected = alone(&engine, &requests);
+    check_trees(&engine);
+}
+
+#[test]
+fn trees_drafted_without_some_layers_give_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = skipping() else { return };
+    check_trees(&engine);
+}
+
+fn check_trees(engine: &Engine) {
+    let requests = many_requests(12, &tokenizer(engine));
+    let expected = alone(engine, &requests);
     let run = |draft_branches, policy, max_num_tokens| {
         let options = Options { draft_branches, max_num_tokens, ..running::options(policy) };
-        let done = running::run(&mut running::load(&engine, &options), &requests);
+        let done = running::run(&mut running::load(engine, &options), &requests);
         assert_same(&format!("{draft_branches} branches, {policy:?}"), &done, &expected);
         totals(&done)
     };
@@ -342,6 +371,13 @@ fn every_draft_length_of_a_poor_drafter_gives_the_tokens_of_plain_decoding() {
 }
 
 #[test]
+fn every_draft_length_without_some_layers_gives_the_tokens_of_plain_decoding() {
+    let _turn = turn();
+    let Some(engine) = skipping() else { return };
+    check_draft_lengths("without some layers", &engine, 1..=MAX_DRAFT_LEN);
+}
+
+#[test]
 fn an_fp32_target_gives_the_tokens_of_plain_decoding() {
     let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Fp32) else { return };
@@ -374,6 +410,13 @@ fn batch_mates_do_not_change_a_text_with_a_model_as_the_drafter() {
     let _turn = turn();
     let Some(engine) = poor_drafter() else { return };
     check_batches("poor drafter", &engine, Fixed);
+}
+
+#[test]
+fn batch_mates_do_not_change_a_text_that_is_drafted_without_some_layers() {
+    let _turn = turn();
+    let Some(engine) = skipping() else { return };
+    check_batches("without some layers", &engine, Fixed);
 }
 
 /// The smallest cache that is allowed, found by asking for less.
@@ -466,6 +509,8 @@ fn steps_that_are_given_up_for_others_do_not_change_a_text() {
     check_given_up("ngram, given up", &engine);
     let Some(engine) = poor_drafter() else { return };
     check_given_up("poor drafter, given up", &engine);
+    let Some(engine) = skipping() else { return };
+    check_given_up("without some layers, given up", &engine);
 }
 
 #[test]
@@ -480,6 +525,13 @@ fn preemption_and_chunked_prefill_do_not_change_a_text_with_a_model_as_the_draft
     let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_preemption("good drafter", &engine);
+}
+
+#[test]
+fn preemption_and_chunked_prefill_do_not_change_a_text_that_is_drafted_without_some_layers() {
+    let _turn = turn();
+    let Some(engine) = skipping() else { return };
+    check_preemption("without some layers", &engine);
 }
 
 #[test]

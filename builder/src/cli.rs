@@ -1,6 +1,7 @@
 //! The command line of `spec-build`.
 
 use crate::calibrate::Calibration;
+use crate::skip::SkipSource;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use spec_core::engine::MAX_SUFFIX_TOKENS;
@@ -84,10 +85,11 @@ pub struct ModelArgs {
     /// Where draft tokens come from: a second model, an EAGLE head or Medusa heads of the target, `ngram` (what followed the last
     /// `max` tokens, or as few as `min`, where they stood before; 3 and 2 where nothing is said), `suffix` (what mostly
     /// followed the last tokens there, or in the last `tokens` tokens of what was read and written for those with the same
-    /// `cache_salt`; 524288 where nothing is said), or `none`.
+    /// `cache_salt`; 524288 where nothing is said), `skip` (the target itself without some of its layers, which are searched, or
+    /// named in a file such as SWIFT's skip_layers.json), or `none`.
     #[arg(
         long,
-        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|none",
+        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|skip[:FILE]|none",
         default_value = "none",
         value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
     )]
@@ -120,6 +122,9 @@ pub struct ModelArgs {
     /// The same for the drafter [default: that of the target].
     #[arg(long, value_name = "DEVICE")]
     pub draft_device: Option<String>,
+    /// Of `--draft skip`.
+    #[command(flatten)]
+    pub skip: SkipArgs,
     /// Folder of NVRTC, which compiles the kernels [default: SPEC_CUDA_LIB, or found].
     #[arg(long, value_name = "DIR")]
     pub cuda_lib: Option<PathBuf>,
@@ -257,6 +262,20 @@ pub struct TryArgs {
     pub json: bool,
 }
 
+/// How layers to skip are found.
+#[derive(Clone, Debug, Default, Args)]
+pub struct SkipArgs {
+    /// Prompts to search layers to skip on, as `collect` takes [default: built-in ones].
+    #[arg(long, value_name = "FILE")]
+    pub skip_prompts: Option<PathBuf>,
+    /// Minutes after which the search for them ends, once each part of each layer was tried [default: 5].
+    #[arg(long, value_name = "MINUTES")]
+    pub skip_minutes: Option<f64>,
+    /// Which entry of a file names the layers, if it has several.
+    #[arg(long, value_name = "NAME")]
+    pub skip_entry: Option<String>,
+}
+
 /// Another drafter.
 #[derive(Clone, Debug, Args)]
 pub struct DraftArgs {
@@ -266,10 +285,13 @@ pub struct DraftArgs {
     /// Where draft tokens come from, as for a build.
     #[arg(
         long,
-        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|none",
+        value_name = "DIR|FILE.gguf|random:NAME|ngram[:max=N,min=N]|suffix[:tokens=N]|skip[:FILE]|none",
         value_parser = OsStringValueParser::new().try_map(DraftSource::parse)
     )]
     pub draft: DraftSource,
+    /// Of `--draft skip`.
+    #[command(flatten)]
+    pub skip: SkipArgs,
     /// Draft tokens in a step, at most [default: 8, or as many as there are Medusa heads; 0 without a drafter].
     #[arg(long)]
     pub max_draft_len: Option<usize>,
@@ -371,6 +393,8 @@ pub enum DraftSource {
         /// Tokens of those that are kept.
         max_tokens: usize,
     },
+    /// The target without some of its layers.
+    Skip(SkipSource),
     /// A checkpoint.
     Model(PathBuf),
 }
@@ -394,6 +418,8 @@ impl DraftSource {
             ("ngram", Some(lengths)) => Self::ngram(lengths),
             ("suffix", None) => Ok(Self::Suffix { max_tokens: SUFFIX_TOKENS }),
             ("suffix", Some(size)) => Self::suffix(size),
+            ("skip", None) => Ok(Self::Skip(SkipSource::Search)),
+            ("skip", Some(file)) => Ok(Self::Skip(SkipSource::File(file.into()))),
             _ => Ok(Self::Model(text.into())),
         }
     }

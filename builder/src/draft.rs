@@ -10,9 +10,10 @@ use crate::device;
 use crate::folder::{
     self, EngineMaker, Kernels, check_drafter, draft_kv, drafter, max_draft_len, precision,
 };
+use crate::skip;
 use crate::staging::Staging;
 use anyhow::{Context, Result, ensure};
-use spec_core::engine::{Limits, Manifest, Precision, Role, commit_pair};
+use spec_core::engine::{DrafterKind, Limits, Manifest, Precision, Role, commit_pair};
 use spec_core::model::Dtype;
 use spec_core::runtime::ModelFolder;
 use std::fs;
@@ -36,8 +37,12 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
             let shares = draft_device == old.device;
             Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
         }
-        DraftSource::None | DraftSource::Ngram { .. } | DraftSource::Suffix { .. } => None,
+        DraftSource::None
+        | DraftSource::Ngram { .. }
+        | DraftSource::Suffix { .. }
+        | DraftSource::Skip(_) => None,
     };
+    skip::check(&args.skip, &args.draft)?;
     let limits = limits(args, old, draft.as_ref())?;
     let config = fs::read_to_string(model_dir.join("config.pbtxt"))
         .with_context(|| format!("reading {}", model_dir.join("config.pbtxt").display()))?;
@@ -48,8 +53,15 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
         quiet: args.quiet,
         folder: staging.path(),
     };
-    let manifest =
-        Manifest { drafter: drafter(&args.draft), limits: limits.clone(), ..old.clone() };
+    let drafter = match &args.draft {
+        DraftSource::Skip(source) => {
+            let target = &folder.target;
+            let layers = skip::of_engine(source, &args.skip, target, &tokenizer, args.quiet)?;
+            DrafterKind::Skip { layers, costs: None }
+        }
+        other => drafter(other),
+    };
+    let manifest = Manifest { drafter, limits: limits.clone(), ..old.clone() };
     let copied = copy::engine(&folder.target, manifest, maker.folder, args.quiet)
         .context("copying the target")?;
     match draft {

@@ -12,6 +12,7 @@ use crate::device;
 use crate::pair::check_pair;
 use crate::pbtxt::ModelConfigText;
 use crate::progress::Progress;
+use crate::skip;
 use crate::staging::Staging;
 use crate::tokenizer::GgufTokenizer;
 use anyhow::{Context, Result, ensure};
@@ -19,7 +20,7 @@ use spec_core::engine::{
     Device, DrafterKind, EngineWriter, Limits, Manifest, Peer, Precision, Role, Sealed, commit_pair,
 };
 use spec_core::exec::SearchPath;
-use spec_core::model::Dtype;
+use spec_core::model::{Dtype, LayerSkip};
 use spec_core::runtime::{DRAFT_FILE, TARGET_FILE};
 use spec_core::tokenizer::Tokenizer;
 use std::fs;
@@ -35,7 +36,7 @@ const BOUNDS: [(&str, &str); 2] = [("max_queue_size", "1024"), ("request_timeout
 
 /// Builds the model folder.
 pub fn build(args: &BuildArgs) -> Result<()> {
-    let plan = Plan::new(&args.model)?;
+    let mut plan = Plan::new(&args.model)?;
     let config = config_text(&args.output, &plan)?;
     let staging = Staging::create(&args.output)?;
     let tokenizer = write_tokenizer(&plan.target.tokenizer, staging.path())
@@ -49,6 +50,12 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         quiet: args.quiet,
         folder: staging.path(),
     };
+    if let DraftSource::Skip(source) = &args.model.draft {
+        let manifest = plan.manifest(&plan.target, Role::Target, tokenizer.hash());
+        let (args, target) = (&args.model.skip, &plan.target);
+        let layers = skip::of_checkpoint(source, args, target, &manifest, &tokenizer, &maker)?;
+        plan.drafter = DrafterKind::Skip { layers, costs: None };
+    }
     let calibration = args.model.kv_calibration.as_ref();
     let make = |checkpoint: &Checkpoint, role| -> Result<Sealed> {
         let manifest = plan.manifest(checkpoint, role, tokenizer.hash());
@@ -176,8 +183,12 @@ impl Plan {
                 let shares = device == draft_device;
                 Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
             }
-            DraftSource::None | DraftSource::Ngram { .. } | DraftSource::Suffix { .. } => None,
+            DraftSource::None
+            | DraftSource::Ngram { .. }
+            | DraftSource::Suffix { .. }
+            | DraftSource::Skip(_) => None,
         };
+        skip::check(&args.skip, &args.draft)?;
         let drafter = drafter(&args.draft);
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
@@ -271,12 +282,13 @@ pub(crate) fn manifest(
     }
 }
 
-/// What a target's manifest says of a drafter. A model's identity is not known yet.
+/// What a target's manifest says of a drafter. A model's identity is not known yet, nor are layers to skip.
 pub(crate) fn drafter(source: &DraftSource) -> DrafterKind {
     match source {
         DraftSource::None => DrafterKind::None,
         &DraftSource::Ngram { max, min } => DrafterKind::Ngram { max_ngram: max, min_ngram: min },
         &DraftSource::Suffix { max_tokens } => DrafterKind::Suffix { max_tokens },
+        DraftSource::Skip(_) => DrafterKind::Skip { layers: LayerSkip::default(), costs: None },
         DraftSource::Model(_) => {
             DrafterKind::Model(Peer { file: DRAFT_FILE.into(), identity: String::new() })
         }

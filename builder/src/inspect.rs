@@ -144,6 +144,10 @@ fn describe(text: &mut String, engine: &Engine) -> Result<()> {
                 format!("look-up in the text and in {max_tokens} tokens of earlier ones")
             }
             DrafterKind::Model(peer) => format!("{}, identity {}", peer.file, peer.identity),
+            DrafterKind::Skip { layers, .. } => format!(
+                "the target without attention of layers {:?} and MLPs of layers {:?}",
+                layers.attention, layers.mlp
+            ),
         },
     )?;
     if let Some(peer) = target {

@@ -22,6 +22,7 @@ pub mod progress;
 pub mod prompts;
 pub mod roofline;
 pub mod sizes;
+pub mod skip;
 pub mod staging;
 pub mod table;
 pub mod tokenizer;

@@ -13,7 +13,7 @@ use crate::prompts;
 use crate::staging::Staging;
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
-use spec_core::engine::{CostTable, Device, Engine, Manifest, commit_pair};
+use spec_core::engine::{CostTable, Device, DrafterKind, Engine, Manifest, commit_pair};
 use spec_core::runtime::{
     Counters, DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime,
     max_given_len,
@@ -71,16 +71,21 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
         let Manifest { model, device, .. } = draft.manifest();
         *device == Device::Cpu && model.drafts_at_once()
     });
-    let cases = cases(&folder.target, draft.is_some());
+    let skips = matches!(folder.target.manifest().drafter, DrafterKind::Skip { .. });
+    let cases = cases(&folder.target, draft.is_some() || skips);
     let (times, drafts) = {
         let mut runtime = Runtime::load(&folder.target, &options)?;
         let _pinned = runtime.pin_caller();
         let vocab_size = folder.target.manifest().model.vocab_size;
         let times = measure(&mut runtime, vocab_size, &cases, args.rounds)?;
-        let drafts = match draft {
-            None => None,
-            Some(_) => Some(Drafts {
-                prompt_token_ms: prompt_token_ms(&mut runtime, vocab_size, args.rounds)?,
+        let drafts = match draft.is_some() || skips {
+            false => None,
+            true => Some(Drafts {
+                prompt_token_ms: match skips {
+                    // The target has read it.
+                    true => 0.0,
+                    false => prompt_token_ms(&mut runtime, vocab_size, args.rounds)?,
+                },
                 acceptance: acceptance(&mut runtime, prompts::built_in(&folder.tokenizer))?,
             }),
         };
@@ -92,7 +97,7 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
     if !args.quiet {
         print!("{}", report(&target_costs, draft_costs.as_ref()));
     }
-    store(&folder, target_costs, draft.as_ref().zip(draft_costs))
+    store(&folder, target_costs, draft.as_ref(), draft_costs)
 }
 
 /// What drafts of a model take besides passes, and what they are worth.
@@ -350,7 +355,8 @@ fn report(target: &CostTable, draft: Option<&CostTable>) -> String {
 fn store(
     folder: &ModelFolder,
     target_costs: CostTable,
-    draft: Option<(&Engine, CostTable)>,
+    draft: Option<&Engine>,
+    draft_costs: Option<CostTable>,
 ) -> Result<()> {
     let (model_dir, version) = copy::parts(&folder.path)?;
     let config = model_dir.join("config.pbtxt");
@@ -359,15 +365,19 @@ fn store(
     let staging = Staging::create(&model_dir)?;
     let built = BuiltTarget::of(&folder.target, &folder.path);
     write_tokenizer(built.tokenizer(), staging.path())?;
-    let copied = |engine: &Engine, costs: CostTable| {
-        let manifest = Manifest { costs: Some(costs), ..engine.manifest().clone() };
+    let copied = |engine: &Engine, manifest| {
         copy::engine(engine, manifest, staging.path(), true).context("copying an engine")
     };
-    let target = copied(&folder.target, target_costs)?;
+    let mut manifest = Manifest { costs: Some(target_costs), ..folder.target.manifest().clone() };
+    if let DrafterKind::Skip { costs, .. } = &mut manifest.drafter {
+        costs.clone_from(&draft_costs);
+    }
+    let target = copied(&folder.target, manifest)?;
     match draft {
         None => target.commit()?,
-        Some((draft, costs)) => {
-            commit_pair(target, copied(draft, costs)?)?;
+        Some(draft) => {
+            let manifest = Manifest { costs: draft_costs, ..draft.manifest().clone() };
+            commit_pair(target, copied(draft, manifest)?)?;
             copy::check(draft, staging.path())?;
         }
     }

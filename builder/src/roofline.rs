@@ -61,6 +61,20 @@ impl Passes for Roofline {
     }
 }
 
+/// Passes of a part of a model.
+pub struct Share<'a> {
+    /// Those of the whole.
+    pub whole: &'a dyn Passes,
+    /// What they take of those.
+    pub share: f64,
+}
+
+impl Passes for Share<'_> {
+    fn ms(&self, rows: usize) -> f64 {
+        self.share * self.whole.ms(rows)
+    }
+}
+
 /// A predicted step of one sequence that drafts `draft_len` tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {

@@ -15,8 +15,12 @@ DEVICE uint32_t num_accepted(const Choice* choices, uint32_t drafted) {
 }
 
 // Positions whose drafter KV is valid: the last draft was never fed, what follows a rejected one is stale. Of
-// given drafts the drafter has seen nothing.
-DEVICE uint32_t draft_computed(const StepSequence& s, uint32_t drafted, uint32_t accepted) {
+// given drafts the drafter has seen nothing. On the target's cache all that was kept is valid, and must not be
+// written by a drafter again.
+DEVICE uint32_t draft_computed(const AcceptParams& params, const StepSequence& s, uint32_t drafted, uint32_t accepted) {
+    if (params.on_targets_cache != 0) {
+        return s.len + accepted;
+    }
     if (s.num_fed == 0) {
         return s.draft_computed;
     }
@@ -74,7 +78,7 @@ DEVICE void settle(const AcceptParams& params, const Answer& answer, uint32_t se
     }
     tokens[accepted] = choices[accepted].token;
     const StepResult result = {accepted + 1, drafted, accepted,
-                               draft_computed(s, drafted, accepted)};
+                               draft_computed(params, s, drafted, accepted)};
     answer.results[sequence] = result;
     const uint32_t before = accepted == 0 ? s.last[MAX_FED - 1] : drafts[accepted - 1];
     advance(s, result, {before, choices[accepted].token});

@@ -161,7 +161,7 @@ struct AcceptParams {
     uint32_t done_offset;     // u32, set to the step's number when everything else is written
     uint32_t num_sequences;
     uint32_t max_drafts;
-    uint32_t unused;
+    uint32_t on_targets_cache;  // the drafter has no cache of its own: whatever was accepted, the target has computed
 };
 static_assert(sizeof(AcceptParams) == 72, "as on the host");
 

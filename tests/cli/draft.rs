@@ -27,8 +27,11 @@ fn it_gives_what_a_build_with_that_drafter_gives() {
     Checkpoint::new(2, 16, 32, 1).write(&path("other"));
     let plain = engines(&model);
     let other = path("other").to_str().unwrap().to_string();
+    let layers = path("skip_layers.json");
+    fs::write(&layers, r#"{"any-model": {"attention": [1], "mlp": [0, 1]}}"#).unwrap();
+    let skip = format!("skip:{}", layers.display());
     for (idx, drafter) in
-        ["ngram:max=5,min=4", &other, "suffix:tokens=77", "none"].iter().enumerate()
+        ["ngram:max=5,min=4", &other, "suffix:tokens=77", &skip, "none"].iter().enumerate()
     {
         let whole = path(&format!("whole-{idx}"));
         succeeds(&build_args(&path("checkpoint"), &whole, &["--draft", drafter]));
@@ -111,4 +114,52 @@ fn a_damaged_target_is_not_copied() {
     refused(&args(&model, "ngram", &[]), &["was damaged", "identity"]);
     assert_eq!(fs::read(&file).unwrap(), bytes);
     assert_eq!(names_in(&model), ["1", "config.pbtxt"]);
+}
+
+/// Prompts that fit into the tiny model, and the options that search on them.
+fn prompts(dir: &Path) -> Vec<String> {
+    let file = dir.join("prompts.txt");
+    fs::write(&file, "def f(x):\nThe sky is\nOnce upon a time\n1 2 3 4\n").unwrap();
+    let options = ["--skip-prompts", file.to_str().unwrap(), "--skip-minutes", "0"];
+    options.map(String::from).into()
+}
+
+#[test]
+fn layers_to_skip_are_searched_for_a_build_and_for_a_target_that_is_built() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let options = prompts(dir.path());
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let shown = |model: &Path| succeeds(&["inspect".as_ref(), model.as_os_str()]);
+    let drafter = |model: &Path| {
+        let shown = shown(model);
+        let line = shown.lines().find(|line| line.contains("drafter")).unwrap().to_string();
+        assert!(line.contains("the target without attention of layers"), "{line}");
+        line
+    };
+    let build: Vec<&str> = ["--draft", "skip"].into_iter().chain(options.iter().copied()).collect();
+    succeeds(&build_args(&path("checkpoint"), &path("whole"), &build));
+    succeeds(&args(&path("model"), "skip", &options));
+    assert_eq!(drafter(&path("model")), drafter(&path("whole")));
+    assert_eq!(names_in(&path("whole").join("1")), names_in(&path("model").join("1")));
+    succeeds(&["verify".as_ref(), path("model").as_os_str()]);
+}
+
+#[test]
+fn layers_to_skip_that_there_are_not_are_refused() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let model = path("model");
+    let layers = path("skip_layers.json");
+    let skip = format!("skip:{}", layers.display());
+    let two = r#"{"a": {"attention": [], "mlp": [1]}, "b": {"attention": [5], "mlp": []}}"#;
+    fs::write(&layers, two).unwrap();
+    refused(&args(&model, &skip, &[]), &["skip_layers.json", "--skip-entry", "a, b"]);
+    refused(&args(&model, &skip, &["--skip-entry", "b"]), &["attention of layer 5", "below 2"]);
+    let minutes = ["--skip-entry", "a", "--skip-minutes", "1"];
+    refused(&args(&model, &skip, &minutes), &["--skip-minutes", "not searched"]);
+    refused(&args(&model, "skip", &["--skip-entry", "a"]), &["--skip-entry without a file"]);
+    refused(&args(&model, "ngram", &["--skip-minutes", "1"]), &["without --draft skip"]);
+    refused(&args(&model, "skip:nothing.json", &[]), &["nothing.json"]);
+    succeeds(&args(&model, &skip, &["--skip-entry", "a"]));
 }

@@ -1,7 +1,7 @@
 //! `profile`: what steps take goes into the engines, which stay what they were.
 
 use super::support::{Checkpoint, build_args, built, misused, names_in, refused, succeeds};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
@@ -84,6 +84,28 @@ fn what_drafts_without_passes_has_a_table_of_rows_alone() {
     ];
     assert_eq!(succeeds(&args), "");
     assert_eq!(measured_rows(&model.join("1/target.engine")), [1, 2, 3]);
+}
+
+#[test]
+fn what_drafts_with_the_targets_layers_has_its_times_in_the_target() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    fs::write(path("skip_layers.json"), r#"{"attention": [1], "mlp": [1]}"#).unwrap();
+    let (model, skip) = (path("skipping"), format!("skip:{}", path("skip_layers.json").display()));
+    let options = ["--draft", &skip, "--max-batch-size", "5", "--max-draft-len", "3"];
+    succeeds(&build_args(&path("checkpoint"), &model, &options));
+    let shown =
+        succeeds(&["profile".as_ref(), model.as_os_str(), "--rounds".as_ref(), "1".as_ref()]);
+    assert!(shown.contains("verification") && shown.contains("a draft pass"), "{shown}");
+    let engine = model.join("1/target.engine");
+    assert_eq!(measured_rows(&engine), [1, 2, 3, 4, 5, 8, 12, 16]);
+    let drafter = &manifest(&engine)["drafter"];
+    assert_eq!(drafter["layers"], json!({ "attention": [1], "mlp": [1] }));
+    let costs = &drafter["costs"];
+    assert_eq!(costs["rows"], json!([1, 4]));
+    assert_eq!(costs["prompt_token_ms"].as_f64(), Some(0.0), "the target has read it");
+    assert!(!costs["acceptance"].as_array().unwrap().is_empty(), "{costs}");
+    succeeds(&["verify".as_ref(), model.as_os_str()]);
 }
 
 #[test]

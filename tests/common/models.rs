@@ -5,7 +5,8 @@ use super::cache;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use spec_build::calibrate::Calibration;
-use spec_build::cli::{BuildArgs, DraftSource, ModelArgs};
+use spec_build::cli::{BuildArgs, DraftSource, ModelArgs, SkipArgs};
+use spec_build::skip::SkipSource;
 use spec_build::{export, folder};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
@@ -184,6 +185,11 @@ impl Recipe {
         Self::new(target, dtype, DraftSource::NGRAM, dtype)
     }
 
+    /// A target that drafts without the layers that a file names.
+    pub(crate) fn skipping(target: PathBuf, dtype: Dtype, file: PathBuf) -> Self {
+        Self::new(target, dtype, DraftSource::Skip(SkipSource::File(file)), dtype)
+    }
+
     /// A target with a second model as the drafter.
     pub(crate) fn model(target: PathBuf, dtype: Dtype, draft: PathBuf, draft_dtype: Dtype) -> Self {
         Self::new(target, dtype, DraftSource::Model(draft), draft_dtype)
@@ -203,6 +209,7 @@ impl Recipe {
             kv_calibration: self.kv_calibration.clone(),
             device: self.device.clone(),
             draft_device: self.draft_device.clone(),
+            skip: SkipArgs::default(),
             cuda_lib: None,
             max_batch_size: MAX_BATCH_SIZE,
             max_seq_len: Some(self.max_seq_len),

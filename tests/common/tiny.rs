@@ -3,6 +3,7 @@
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use spec_build::tokenizer::GgufTokenizer;
+use spec_core::model::LayerSkip;
 use std::fs;
 use std::path::Path;
 
@@ -52,6 +53,29 @@ pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Size
     });
     write_random(dir, &config, shapes(num_layers, sizes), seed);
     tokenizer().build().expect("builds").write(dir).expect("writes");
+}
+
+/// The same without what some of its parts add to the residual stream.
+pub(crate) fn write_silent(
+    dir: &Path,
+    num_layers: usize,
+    seed: u64,
+    sizes: &Sizes,
+    silent: &LayerSkip,
+) {
+    write_sized(dir, num_layers, seed, sizes);
+    let config = fs::read_to_string(dir.join("config.json")).expect("a config");
+    let attention = silent.attention.iter().map(|layer| (layer, "self_attn.o_proj"));
+    let parts = attention.chain(silent.mlp.iter().map(|layer| (layer, "mlp.down_proj")));
+    let names: Vec<String> =
+        parts.map(|(layer, part)| format!("model.layers.{layer}.{part}.weight")).collect();
+    let mut tensors = random(shapes(num_layers, sizes), seed);
+    for (name, _, _, bytes) in &mut tensors {
+        if names.contains(name) {
+            bytes.fill(0);
+        }
+    }
+    write_folder(dir, &serde_json::from_str(&config).expect("JSON"), &tensors);
 }
 
 /// What an EAGLE-3 head has besides the sizes of its layers.

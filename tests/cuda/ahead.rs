@@ -92,7 +92,7 @@ fn common_steps_are_recorded_when_an_engine_is_loaded() {
 
 #[test]
 fn most_steps_begin_before_they_are_asked_for_and_nobody_sees_it() {
-    for drafts in [Drafts::Model, Drafts::None] {
+    for drafts in [Drafts::Model, Drafts::None, Drafts::Skip] {
         let (_dir, engine) = target(drafts);
         let requests = simple_requests_to(drafts);
         let (expected, none) = run(&engine, asleep(), &requests);
@@ -193,7 +193,7 @@ impl Executor for Intruding {
 /// It was computed before its pages were others', but what it wrote to them is gone.
 #[test]
 fn a_step_that_has_begun_is_given_up_where_a_call_has_nothing_for_the_device() {
-    for drafts in [Drafts::Model, Drafts::None] {
+    for drafts in [Drafts::Model, Drafts::None, Drafts::Skip] {
         let (_dir, engine) = target(drafts);
         let requests = simple_requests_to(drafts);
         let (expected, _) = run(&engine, asleep(), &requests);
@@ -245,7 +245,13 @@ const PAGES: usize = 64;
 /// gives back another gets at once.
 #[test]
 fn texts_survive_what_happens_around_a_step_that_has_begun() {
-    let (_dir, engine) = target(Drafts::Model);
+    for drafts in [Drafts::Model, Drafts::Skip] {
+        survive(drafts);
+    }
+}
+
+fn survive(drafts: Drafts) {
+    let (_dir, engine) = target(drafts);
     let requests = crowd();
     let (expected, _) = run(&engine, asleep(), &requests);
     for (seed, policy) in [(1, Fixed), (2, Fixed), (3, Adaptive)] {

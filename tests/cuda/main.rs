@@ -25,6 +25,7 @@ use spec_core::testing::batch::Logits;
 use spec_core::testing::cuda::{Gpu, Model, OnHost};
 use spec_core::tokenizer::Tokenizer;
 use spec_emu::{Emulator, Schedule};
+use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
@@ -128,6 +129,8 @@ enum Drafts {
     HeadOnCpu,
     /// Medusa heads, on the CPU.
     MedusaOnCpu,
+    /// The target without one of its attentions and one of its MLPs.
+    Skip,
 }
 
 fn target(drafts: Drafts) -> (TempDir, Engine) {
@@ -150,6 +153,11 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
         Drafts::HeadOnCpu => {
             tiny::write_head(&path("head"), 2, 1, &SMALL);
             Recipe::model(path("big"), Dtype::Fp8, path("head"), Dtype::Int8).draft_on("cpu")
+        }
+        Drafts::Skip => {
+            let file = path("skip_layers.json");
+            fs::write(&file, r#"{"attention": [0], "mlp": [1]}"#).expect("writes");
+            Recipe::skipping(path("big"), Dtype::Fp8, file)
         }
         Drafts::MedusaOnCpu => {
             tiny::write_medusa(&path("heads"), 3, 1, &SMALL);
@@ -194,7 +202,7 @@ fn texts(done: &[Done]) -> Vec<Vec<u32>> {
 
 #[test]
 fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
-    for drafts in [Drafts::Model, Drafts::Lookup] {
+    for drafts in [Drafts::Model, Drafts::Lookup, Drafts::Skip] {
         let (_dir, engine) = target(drafts);
         let requests = requests();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);

@@ -150,6 +150,7 @@ fn drafts_are_no_longer_than_there_are_heads() {
     let args = |max_draft_len| spec_build::cli::ModelArgs {
         target: target.clone(),
         draft: DraftSource::Model(head.clone()),
+        skip: spec_build::cli::SkipArgs::default(),
         max_draft_len,
         dtype: Dtype::Fp32,
         draft_dtype: None,

@@ -5,7 +5,7 @@ use crate::common::running::{self, Done};
 use crate::common::{data, golden, tiny};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype as Stored, SafeTensors};
-use spec_build::cli::{DraftArgs, DraftSource};
+use spec_build::cli::{DraftArgs, DraftSource, SkipArgs};
 use spec_core::Result;
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
@@ -279,6 +279,7 @@ pub(crate) fn assert_can_be_built_later(case: &str) {
         let args = DraftArgs {
             target: later.clone(),
             draft: DraftSource::Model(head),
+            skip: SkipArgs::default(),
             max_draft_len: Some(limits.manifest().limits.max_draft_len),
             draft_dtype: None,
             head_dtype: None,

@@ -6,14 +6,15 @@ mod gpu;
 mod memory;
 
 use crate::checkpoint::Checkpoint;
-use crate::cli::PlanArgs;
+use crate::cli::{DraftSource, PlanArgs};
 use crate::folder::Plan;
-use crate::roofline::{Passes, Step};
+use crate::roofline::{Passes, Share, Step};
 use crate::sizes::{self, Capacity, Sizes};
+use crate::skip;
 use crate::table::{self, Table};
 use anyhow::{Result, ensure};
 use memory::Fit;
-use spec_core::engine::{Device, DrafterKind, Limits, Precision, Role};
+use spec_core::engine::{Device, DrafterKind, Limits, Precision, Role, pass_share};
 use spec_core::model::ModelConfig;
 use spec_core::runtime::Footprint;
 use std::fmt::Write as _;
@@ -75,7 +76,11 @@ pub fn plan(args: &PlanArgs) -> Result<()> {
             "--bandwidth {bandwidth}: expected more than 0 GB/s"
         );
     }
-    let plan = Plan::new(&args.model)?;
+    let mut plan = Plan::new(&args.model)?;
+    if let DraftSource::Skip(source) = &args.model.draft {
+        let layers = skip::of_file(source, &args.model.skip, &plan.target.config)?;
+        plan.drafter = DrafterKind::Skip { layers, costs: None };
+    }
     let bandwidth = args.bandwidth.map(|gigabytes| gigabytes * 1e9);
     let machines: Vec<Box<dyn Machine>> = match plan.device {
         Device::Cpu => vec![Box::new(cpu::Cpu::new(bandwidth, args.isa)?)],
@@ -125,8 +130,16 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
             && draft.as_ref().is_some_and(|draft| draft.config.drafts_at_once());
         let draft_rows = if at_once { rows - 1 } else { 1 };
         let draft = draft.as_ref().map(|draft| machine.passes(draft, draft_rows)).transpose()?;
+        let part = match &plan.drafter {
+            DrafterKind::Skip { layers, .. } => Some(Share {
+                whole: &*target,
+                share: pass_share(layers, &plan.target.config, &plan.precision, &plan.device),
+            }),
+            _ => None,
+        };
+        let part = part.as_ref().map(|part| part as &dyn Passes);
         let steps: Vec<Step> = draft_lens(plan.limits.max_draft_len)
-            .map(|draft_len| Step::new(draft_len, &*target, draft.as_deref(), at_once))
+            .map(|draft_len| Step::new(draft_len, &*target, draft.as_deref().or(part), at_once))
             .collect();
         writeln!(text, "{}", step_table(&steps))?;
     }

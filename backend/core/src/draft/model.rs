@@ -1,5 +1,6 @@
 //! A second, smaller model as the drafter: it keeps a KV cache of its own in the same pages as the target's and proposes
 //! a chain or a tree, one forward pass a level, batched over the sequences; or all in one pass, if it was made for that.
+//! Or the target without some of its layers, on the target's own cache.
 
 use super::catch_up::{Cached, readable, rows_to_feed};
 use super::tree::{self, Rows, Trees};
@@ -8,6 +9,7 @@ use crate::Result;
 use crate::batch::{Entry, Forward, Logits, Segment};
 use crate::sequence::SequenceId;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Drafts with a model.
 pub struct Model {
@@ -16,12 +18,20 @@ pub struct Model {
     vocab_size: usize,
     /// The token of the rows behind the first draft, if all drafts come from one pass: PARD.
     mask_token: Option<u32>,
+    /// Whether its cache is the target's: then all but the last known token has been read, by the target.
+    on_targets_cache: bool,
 }
 
 impl Model {
     /// A drafter over `model`. `vocab_size` is the smaller one of the two models' vocabularies.
     pub fn new(model: Box<dyn Forward>, vocab_size: usize) -> Self {
-        Self { model, vocab_size, mask_token: None }
+        Self { model, vocab_size, mask_token: None, on_targets_cache: false }
+    }
+
+    /// A drafter over a part of the target, which stores what it computes where the target does: that is stale once it has
+    /// drafted, and the target computes the same positions in the same step.
+    pub fn of_target(part: Box<dyn Forward>, vocab_size: usize) -> Self {
+        Self { on_targets_cache: true, ..Self::new(part, vocab_size) }
     }
 
     /// One that drafts in one pass, with this token at the positions of drafts.
@@ -29,14 +39,26 @@ impl Model {
         Self { mask_token, ..self }
     }
 
+    /// Known tokens that it runs in this step.
+    fn rows_to_feed(&self, entry: &Entry<'_>) -> Range<usize> {
+        if !self.on_targets_cache {
+            return rows_to_feed(entry);
+        }
+        let end = entry.tokens.len();
+        // What lies before is the target's to compute.
+        let drafts = entry.draft_lens.model > 0 && entry.computed + 1 == end;
+        if drafts { end - 1..end } else { end..end }
+    }
+
     /// Runs the known tokens that it has not read, and in one pass with them the rows of all drafts, if it drafts so;
     /// logits behind the last one of those who want drafts.
     fn read_known(&mut self, entries: &[Entry<'_>], proposals: &mut [Proposal]) -> Result<Logits> {
         let mut tokens: Vec<Cow<'_, [u32]>> = Vec::with_capacity(entries.len());
         for (entry, proposal) in entries.iter().zip(proposals) {
-            let rows = rows_to_feed(entry);
+            let rows = self.rows_to_feed(entry);
             let is_fed = !rows.is_empty();
-            proposal.cached = is_fed.then_some(Cached { known: rows.end, drafts: 0 });
+            let keeps = is_fed && !self.on_targets_cache;
+            proposal.cached = keeps.then_some(Cached { known: rows.end, drafts: 0 });
             let mut known = readable(&entry.tokens[rows], self.vocab_size);
             if let Some(mask) = self.mask_token.filter(|_| is_fed) {
                 known.to_mut().extend((1..entry.draft_lens.model).map(|_| mask));
@@ -45,7 +67,7 @@ impl Model {
         }
         let segments = entries.iter().zip(&tokens).map(|(entry, tokens)| Segment {
             tokens,
-            first_position: entry.draft_computed,
+            first_position: self.rows_to_feed(entry).start,
             pages: entry.pages,
             prompt_len: entry.prompt_len,
             num_logits: match self.mask_token {
@@ -89,8 +111,9 @@ impl Drafter for Model {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let mut logits = self.read_known(entries, &mut proposals)?;
-        let asks =
-            |&idx: &usize| entries[idx].draft_lens.model > 0 && proposals[idx].cached.is_some();
+        let asks = |&idx: &usize| {
+            entries[idx].draft_lens.model > 0 && !self.rows_to_feed(&entries[idx]).is_empty()
+        };
         let mut drafting: Vec<usize> = (0..entries.len()).filter(asks).collect();
         if self.mask_token.is_some() {
             let row = |row: usize| logits.row(row)[..self.vocab_size].to_vec();
@@ -126,6 +149,7 @@ mod tests {
     use crate::draft_source::{Branching, DraftLens};
     use crate::sampling::{Coupling, Sampler, SamplingParams};
     use proptest::prelude::*;
+    use std::sync::{Arc, Mutex};
 
     const VOCAB: usize = 11;
 
@@ -166,6 +190,65 @@ mod tests {
             }
             Ok(logits)
         }
+    }
+
+    /// Rows that passes ran: the first position, and how many.
+    type Passes = Arc<Mutex<Vec<(usize, usize)>>>;
+
+    /// Notes what it runs, and never says anything new.
+    struct Noting(Passes);
+
+    impl Forward for Noting {
+        fn forward(&mut self, segments: &[Segment<'_>]) -> Result<Logits> {
+            let mut passes = self.0.lock().unwrap();
+            let mut logits = Logits { vocab_size: VOCAB, values: Vec::new() };
+            for segment in segments {
+                passes.push((segment.first_position, segment.tokens.len()));
+                logits.values.resize(logits.values.len() + segment.num_logits * VOCAB, 0.0);
+            }
+            Ok(logits)
+        }
+    }
+
+    /// What it would run of known tokens before the last one the target has computed, or computes in the same step: what a
+    /// part of it stored there would stay.
+    #[test]
+    fn a_part_of_the_target_runs_the_last_known_token_alone() {
+        let passes = Passes::default();
+        let mut part = Model::of_target(Box::new(Noting(Arc::clone(&passes))), VOCAB);
+        let sampler = Sampler::new(SamplingParams::default(), Coupling::Path(0), Vec::new());
+        let text = [3; 20];
+        let entry = Entry {
+            id: 7,
+            tokens: &text,
+            prompt_len: 1,
+            max_len: 200,
+            computed: 19,
+            chunk: 1,
+            draft_computed: 11,
+            is_read: true,
+            speculates: true,
+            draft_lens: DraftLens { lookup: 0, model: 3 },
+            branching: Branching::CHAIN,
+            given: &[],
+            min_confidence: 0.0,
+            pages: &[0; 16],
+            prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
+            sampler: &sampler,
+        };
+        let mut run = |entry: Entry<'_>| {
+            let proposal = part.propose(&[entry]).unwrap().remove(0);
+            assert_eq!(proposal.cached, None, "it keeps nothing");
+            (proposal.len(), std::mem::take(&mut *passes.lock().unwrap()))
+        };
+        assert_eq!(run(entry), (3, vec![(19, 1), (20, 1), (21, 1)]));
+        let of_prompt = Entry { computed: 12, chunk: 8, ..entry };
+        assert_eq!(run(of_prompt), (0, vec![]), "the target has not computed what comes before");
+        let part_of_it = Entry { computed: 4, chunk: 8, ..entry };
+        assert_eq!(run(part_of_it), (0, vec![]));
+        let resting = Entry { draft_lens: DraftLens { lookup: 4, model: 0 }, ..entry };
+        assert_eq!(run(resting), (0, vec![]), "it has nothing to catch up with");
     }
 
     fn drafter(mask_token: Option<u32>) -> Model {

@@ -46,6 +46,8 @@ pub(crate) enum PassCost<'a> {
     /// It looks up: there are none.
     Free,
     Unknown,
+    /// They take this share of the target's.
+    Share(f64),
     Measured(&'a CostTable),
 }
 
@@ -59,6 +61,8 @@ pub(super) struct Costs {
     /// By rows of the pass. None where drafting takes no passes.
     draft: Option<Curve>,
     draft_position_ms: f64,
+    /// What a pass takes of the target's until one was timed.
+    assumed_share: f64,
     /// Of a prompt that a model reads before it drafts; 0 where that was not measured.
     prompt_token_ms: f64,
     /// Steps take so many times what the curves say.
@@ -71,13 +75,17 @@ impl Costs {
         let position_ms = |table: Option<&CostTable>| table.map_or(0.0, |t| 1e-6 * t.position_ns);
         let table = match pass {
             PassCost::Measured(table) => Some(table),
-            PassCost::Free | PassCost::Unknown => None,
+            PassCost::Free | PassCost::Unknown | PassCost::Share(_) => None,
         };
         Self {
             target: Curve::new(target),
             target_position_ms: position_ms(target),
             draft: (!matches!(pass, PassCost::Free)).then(|| Curve::new(table)),
             draft_position_ms: position_ms(table),
+            assumed_share: match pass {
+                PassCost::Share(share) => share,
+                PassCost::Free | PassCost::Unknown | PassCost::Measured(_) => ASSUMED_DRAFT_SHARE,
+            },
             prompt_token_ms: table.map_or(0.0, |table| table.prompt_token_ms),
             pace: 1.0,
             pace_variance: NOISE_VARIANCE,
@@ -106,7 +114,7 @@ impl Costs {
             Some(draft) if draft.is_known() => {
                 draft.at(drafting) + self.draft_position_ms * positions as f64
             }
-            Some(_) => ASSUMED_DRAFT_SHARE * self.target.at(drafting),
+            Some(_) => self.assumed_share * self.target.at(drafting),
         }
     }
 

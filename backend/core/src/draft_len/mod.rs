@@ -143,13 +143,13 @@ impl Tuner {
     ) -> Self {
         let max_lens = match pass {
             PassCost::Free => DraftLens { lookup: max_draft_len, model: 0 },
-            PassCost::Unknown | PassCost::Measured(_) => {
+            PassCost::Unknown | PassCost::Share(_) | PassCost::Measured(_) => {
                 DraftLens { lookup: 0, model: max_draft_len }
             }
         };
         let measured = match pass {
             PassCost::Measured(table) => &table.acceptance[..],
-            PassCost::Free | PassCost::Unknown => &[],
+            PassCost::Free | PassCost::Unknown | PassCost::Share(_) => &[],
         };
         Self {
             policy,

@@ -41,6 +41,7 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
     kv_scales.as_ref().map_or(Ok(()), |scales| check_kv_scales(scales, model, precision))?;
     check_limits(limits, model)?;
     check_peers(*role, drafter, target.as_ref(), limits)?;
+    check_skip(drafter, model)?;
     check_hash("tokenizer", tokenizer)?;
     check_tokens(end_tokens.iter().chain(bos_token), model)?;
     costs.as_ref().map_or(Ok(()), check_costs)?;
@@ -143,6 +144,7 @@ fn check_peers(
         (Role::Draft, ..) => return Err("a draft names a drafter, expected none".into()),
         (Role::Target, DrafterKind::None, None) => return Ok(()),
         (Role::Target, DrafterKind::Model(peer), None) => check_peer(peer)?,
+        (Role::Target, DrafterKind::Skip { .. }, None) => (),
         (Role::Target, &DrafterKind::Suffix { max_tokens }, None) => {
             if !(1..=MAX_SUFFIX_TOKENS).contains(&max_tokens) {
                 return Err(format!(
@@ -162,6 +164,12 @@ fn check_peers(
         return Err("limits: max_draft_len is 0, expected at least 1 with a drafter".into());
     }
     Ok(())
+}
+
+fn check_skip(drafter: &DrafterKind, model: &ModelConfig) -> Result<()> {
+    let DrafterKind::Skip { layers, costs } = drafter else { return Ok(()) };
+    layers.check(model).map_err(|what| format!("skip: {what}"))?;
+    costs.as_ref().map_or(Ok(()), check_costs)
 }
 
 /// A peer lies beside its engine: a name that leads elsewhere is refused.

@@ -1,7 +1,7 @@
 //! What an engine file says about itself, as JSON.
 
 use crate::model::decoder::MatrixKind;
-use crate::model::{Dtype, KvScales, ModelConfig};
+use crate::model::{Dtype, KvScales, LayerSkip, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 /// Which of a pair an engine is.
@@ -40,7 +40,7 @@ pub struct Peer {
 }
 
 /// Where draft tokens come from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind", deny_unknown_fields)]
 pub enum DrafterKind {
     /// No speculation.
@@ -59,6 +59,29 @@ pub enum DrafterKind {
     },
     /// A second engine.
     Model(Peer),
+    /// The target itself, without some of its layers.
+    Skip {
+        /// Those that are left out.
+        layers: LayerSkip,
+        /// What passes without them take, and what the drafts are worth, where that was measured.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        costs: Option<CostTable>,
+    },
+}
+
+impl DrafterKind {
+    /// Whether drafts take passes of a model: a second one, or the target's own layers.
+    pub(crate) fn runs_passes(&self) -> bool {
+        matches!(self, Self::Model(_) | Self::Skip { .. })
+    }
+
+    /// The layers that drafts go without, where they are the target's own.
+    pub(crate) fn skipped(&self) -> Option<&LayerSkip> {
+        match self {
+            Self::Skip { layers, .. } => Some(layers),
+            Self::None | Self::Ngram { .. } | Self::Suffix { .. } | Self::Model(_) => None,
+        }
+    }
 }
 
 /// Number formats.

@@ -25,5 +25,5 @@ pub use manifest::{
 };
 pub use opened::Engine;
 pub use reader::{EngineReader, SectionReader};
-pub use sections::{SectionSpec, expected_sections};
+pub use sections::{SectionSpec, expected_sections, pass_share};
 pub use writer::{EngineWriter, Sealed, SectionWriter, commit_pair};

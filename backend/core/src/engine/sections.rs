@@ -5,7 +5,7 @@ use super::code::{code_section, needed_variants};
 use super::{Device, Precision, SectionKind};
 use crate::Result;
 use crate::model::decoder::{self, Linear, Load, MatrixKind, Vector};
-use crate::model::{Dtype, ModelConfig, image, panel};
+use crate::model::{Dtype, LayerSkip, ModelConfig, image, panel};
 
 /// A section that a model demands, before it has a place and a hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,31 @@ pub fn expected_sections(
         list.specs.extend(names.map(code));
     }
     list.specs
+}
+
+/// The share of a pass of a model that one without these layers takes, by the bytes of the weights that it reads.
+pub fn pass_share(
+    skip: &LayerSkip,
+    model: &ModelConfig,
+    precision: &Precision,
+    device: &Device,
+) -> f64 {
+    let (mut all, mut attention, mut mlp) = (0, 0, 0);
+    for section in expected_sections(model, precision, device) {
+        let bytes = section.bytes.unwrap_or(0);
+        match section.matrix {
+            // A row of it is read.
+            Some(MatrixKind::Embed) if !model.tied_head => continue,
+            Some(MatrixKind::Qkv | MatrixKind::Out) => attention += bytes,
+            Some(MatrixKind::GateUp | MatrixKind::Down) => mlp += bytes,
+            Some(MatrixKind::Embed | MatrixKind::Head | MatrixKind::Fc) => (),
+            None => continue,
+        }
+        all += bytes;
+    }
+    let (attentions, mlps) = (skip.attention.len() as u64, skip.mlp.len() as u64);
+    let left_out = attention * attentions + mlp * mlps;
+    1.0 - left_out as f64 / (model.num_layers as f64 * all as f64)
 }
 
 struct List<'a> {

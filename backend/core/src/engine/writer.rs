@@ -195,9 +195,10 @@ pub fn commit_pair(mut target: Sealed, mut draft: Sealed) -> Result<()> {
 fn peer_mut(manifest: &mut Manifest) -> Option<&mut Peer> {
     match &mut manifest.drafter {
         DrafterKind::Model(peer) => Some(peer),
-        DrafterKind::None | DrafterKind::Ngram { .. } | DrafterKind::Suffix { .. } => {
-            manifest.target.as_mut()
-        }
+        DrafterKind::None
+        | DrafterKind::Ngram { .. }
+        | DrafterKind::Suffix { .. }
+        | DrafterKind::Skip { .. } => manifest.target.as_mut(),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::lookup::Settled;
 use super::memory::{Memory, MemoryType, WeightCopy};
-use super::placement::{Place, Placement, Promises};
+use super::placement::{Place, Placement, Promises, part_rows};
 use super::shared::{Copies, Numbered};
 use crate::batch::{Executor, Forward};
 use crate::draft::{self, Drafter, Watch};
@@ -12,9 +12,10 @@ use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{
-    self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, OnHost, Uploaded,
+    self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, OnHost, PartOfTarget,
+    Uploaded,
 };
-use crate::model::DraftHead;
+use crate::model::{DraftHead, LayerSkip};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -41,6 +42,8 @@ enum Model {
     Gpu(Arc<cuda::Model>, usize, Gpu),
     /// A head on the target's hidden states, on a GPU.
     EagleOnGpu(Arc<cuda::Eagle>, usize, Gpu),
+    /// The target without some layers, where it runs.
+    Part(Box<dyn Forward>),
 }
 
 /// Loads the engines of a placement.
@@ -62,6 +65,10 @@ impl Loader<'_> {
         let target = self.model(0, None, &mut memory)?;
         let has_draft = placement.engines.len() > 1;
         let draft = has_draft.then(|| self.model(1, Some(&target), &mut memory)).transpose()?;
+        let draft = match engine.manifest().drafter.skipped() {
+            Some(layers) if self.watch.is_none() => target.without(layers, placement),
+            _ => draft,
+        };
         let watch = self.watch.take();
         let lookup = match &watch {
             None => Settled::of(&engine.manifest().drafter, placement.lookup, policy)?,
@@ -122,6 +129,11 @@ impl Loader<'_> {
                 let limits = cuda::step_limits(limits, self.placement.draft_branches);
                 let head = Arc::clone(head);
                 Some(Box::new(HeadDrafter::new(head, &limits, &mut **gpu.lock())?))
+            }
+            Some(Model::Part(_)) => {
+                let skip = self.placement.engines[0].0.manifest().drafter.skipped().cloned();
+                let skip = skip.unwrap_or_default();
+                Some(Box::new(PartOfTarget { target: Arc::clone(target), skip }))
             }
             // Drafts from elsewhere come through the host.
             Some(_) => return Ok(None),
@@ -276,10 +288,25 @@ impl Model {
     ) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) => None,
+            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(_) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch).with_head(head)))
             }
+        }
+    }
+
+    /// A part of it to draft with, on its cache.
+    fn without(&self, layers: &LayerSkip, placement: &Placement<'_>) -> Option<Self> {
+        match self {
+            Self::Cpu(model) => {
+                let rows = part_rows(&placement.bounds);
+                Some(Self::Part(Box::new(model.without(layers.clone(), rows))))
+            }
+            Self::Gpu(model, _, gpu) => {
+                let part = OnHost::new(Arc::clone(model), gpu.clone()).without(layers.clone());
+                Some(Self::Part(Box::new(part)))
+            }
+            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(_) => None,
         }
     }
 
@@ -295,6 +322,9 @@ impl Model {
                 return Box::new(draft::Eagle::new(Box::new(head), placement.bounds.vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
+            Self::Part(part) => {
+                return Box::new(draft::Model::of_target(part, placement.bounds.vocab_size));
+            }
             Self::Cpu(model) => {
                 let mask_token = placement.engines[1].0.manifest().model.mask_token;
                 let drafter = draft::Model::new(model, placement.shared_vocab());
@@ -310,7 +340,7 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) => None,
+            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) | Self::Part(_) => None,
         }
     }
 }

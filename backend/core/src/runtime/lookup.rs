@@ -62,13 +62,14 @@ impl Settled {
         wanted: Option<Lookup>,
         policy: DraftPolicy,
     ) -> Result<Option<Self>> {
-        let (is_beside, takes_drafts) =
-            (matches!(kind, DrafterKind::Model(_)), *kind != DrafterKind::None);
+        let (is_beside, takes_drafts) = (kind.runs_passes(), *kind != DrafterKind::None);
         let usual = match kind {
             DrafterKind::Ngram { .. } => Lookup::Ngram,
             DrafterKind::Suffix { .. } => Lookup::Suffix,
-            DrafterKind::Model(_) if policy == DraftPolicy::Adaptive => Lookup::Ngram,
-            DrafterKind::Model(_) | DrafterKind::None => Lookup::Off,
+            DrafterKind::Model(_) | DrafterKind::Skip { .. } if policy == DraftPolicy::Adaptive => {
+                Lookup::Ngram
+            }
+            DrafterKind::Model(_) | DrafterKind::Skip { .. } | DrafterKind::None => Lookup::Off,
         };
         let lookup = wanted.unwrap_or(usual);
         if lookup != Lookup::Off && !takes_drafts {

@@ -27,7 +27,7 @@ use placement::{OpenGpu, Placement};
 
 use crate::batch::{Executor, WANTED};
 use crate::draft_len::{PassCost, Tuner};
-use crate::engine::{Engine, Limits as EngineLimits};
+use crate::engine::{DrafterKind, Engine, Limits as EngineLimits, Manifest, pass_share};
 use crate::exec::cpu::Pool;
 use crate::exec::cuda;
 use crate::model::DraftHead;
@@ -262,7 +262,10 @@ impl Runtime {
             limits.max_num_tokens.min(options.max_num_tokens.unwrap_or(usize::MAX));
         let draft_model = draft.as_ref().map(|draft| &draft.manifest().model);
         let (at_once, branches) = (placement.drafts_at_once(), placement.draft_branches);
+        let is_part = manifest.drafter.skipped().is_some();
         let rereads = match draft_model.and_then(|model| model.draft_head.as_ref()) {
+            // The target has read all but the last token.
+            _ if is_part => 1,
             // A model has read its own drafts that were kept, if they were a chain, as every branch is on a GPU.
             None if (branches == 1 || placement.is_on_gpu()) && !at_once => 2,
             // It reads them again; a head does with the target's states.
@@ -287,10 +290,17 @@ impl Runtime {
             long_prompts: executor.long_prompts(),
             prompt_blocks: executor.prompt_blocks(),
         };
-        let pass = match draft.as_ref().map(|engine| &engine.manifest().costs) {
-            None => PassCost::Free,
-            Some(None) => PassCost::Unknown,
-            Some(Some(table)) => PassCost::Measured(table),
+        let draft_costs = draft.as_ref().map(|engine| engine.manifest().costs.as_ref());
+        let pass = match (&manifest.drafter, draft_costs) {
+            (DrafterKind::Skip { costs: Some(table), .. }, _) | (_, Some(Some(table))) => {
+                PassCost::Measured(table)
+            }
+            (DrafterKind::Skip { layers, costs: None }, _) => {
+                let Manifest { model, precision, device, .. } = manifest;
+                PassCost::Share(pass_share(layers, model, precision, device))
+            }
+            (_, Some(None)) => PassCost::Unknown,
+            (_, None) => PassCost::Free,
         };
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };

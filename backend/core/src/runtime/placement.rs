@@ -102,7 +102,8 @@ impl<'a> Placement<'a> {
         // On a CPU, or in the graph of a step on the GPU that both are on.
         let mut numbers = engines.iter().map(|(_, place)| place.number());
         let at = numbers.next().flatten();
-        let is_here = numbers.next().is_some_and(|drafter| drafter == at);
+        let is_here =
+            is_skipping(target.manifest()) || numbers.next().is_some_and(|drafter| drafter == at);
         let most_branches = if is_here { MAX_DRAFT_BRANCHES } else { 1 };
         let draft_branches = options.draft_branches.clamp(1, most_branches);
         let drafter = draft.map(Engine::manifest);
@@ -215,8 +216,17 @@ impl<'a> Placement<'a> {
     fn working_bytes(&self, idx: usize) -> usize {
         let (engine, place) = &self.engines[idx];
         let Place::Gpu(_, gpu) = place else {
-            let passes = cpu::Model::working_bytes(engine.manifest(), self.isa, self.rows(idx));
-            return passes + self.branch_bytes(idx);
+            let manifest = engine.manifest();
+            let passes = cpu::Model::working_bytes(manifest, self.isa, self.rows(idx));
+            let part = match is_skipping(manifest) {
+                true => {
+                    let passes =
+                        cpu::Model::part_bytes(manifest, self.isa, part_rows(&self.bounds));
+                    passes + self.branch_bytes(idx)
+                }
+                false => 0,
+            };
+            return passes + self.branch_bytes(idx) + part;
         };
         let manifest = engine.manifest();
         let passes = cuda::Model::working_bytes(manifest, self.prefill, gpu.lock().describe());
@@ -301,7 +311,8 @@ impl<'a> Placement<'a> {
     fn vocab_on_gpu(&self) -> usize {
         let mut numbers = self.engines.iter().map(|(_, place)| place.number());
         let target = numbers.next().flatten();
-        let is_shared = target.is_some() && numbers.next() == Some(target);
+        let is_here = is_skipping(self.engines[0].0.manifest()) || numbers.next() == Some(target);
+        let is_shared = target.is_some() && is_here;
         if is_shared { self.shared_vocab() } else { 0 }
     }
 }
@@ -329,8 +340,12 @@ impl Footprint {
                 let passes = engines.enumerate().map(|(idx, engine)| {
                     cpu::Model::working_bytes(engine, isa, rows(&bounds, idx))
                 });
+                let part = match is_skipping(target) {
+                    true => cpu::Model::part_bytes(target, isa, part_rows(&bounds)),
+                    false => 0,
+                };
                 Self {
-                    working_bytes: Host::step_bytes(&bounds) + passes.sum::<usize>(),
+                    working_bytes: Host::step_bytes(&bounds) + passes.sum::<usize>() + part,
                     reserve_bytes: CPU_RESERVE,
                     kv_fraction: CPU_FRACTION,
                 }
@@ -345,8 +360,7 @@ impl Footprint {
                 };
                 let passes =
                     engines.map(|engine| cuda::Model::working_bytes(engine, prefill, &device));
-                let vocab_on_gpu =
-                    draft.map_or(0, |draft| draft.model.vocab_size.min(target.model.vocab_size));
+                let vocab_on_gpu = bounds.draft_vocab.min(target.model.vocab_size);
                 let steps = cuda::Steps::bytes(target, vocab_on_gpu, 1);
                 let beside = draft.map_or(0, |draft| {
                     beside_head(target, draft, prefill, 1, draft.device != Built::Cpu)
@@ -397,6 +411,16 @@ fn beside_head(
     OnHost::tap_bytes(target, prefill, eagle) + if is_here { steps } else { 0 }
 }
 
+/// Whether a target drafts by itself, with some of its layers.
+fn is_skipping(target: &Manifest) -> bool {
+    target.drafter.skipped().is_some()
+}
+
+/// Rows of its passes that go together, at most.
+pub(super) fn part_rows(bounds: &StepBounds) -> usize {
+    bounds.rows.min(bounds.sequences * bounds.drafts.max(1))
+}
+
 /// Rows of a pass of an engine, the target's being the first.
 fn rows(bounds: &StepBounds, idx: usize) -> usize {
     if idx == 0 { bounds.rows } else { usize::MAX }
@@ -416,7 +440,11 @@ fn step_bounds(
         sequences,
         drafts: (draft_branches * limits.max_draft_len).max(MAX_GIVEN_LEN),
         vocab_size: manifest.model.vocab_size,
-        draft_vocab: draft.map_or(0, |draft| draft.model.vocab_size),
+        draft_vocab: match draft {
+            Some(draft) => draft.model.vocab_size,
+            None if is_skipping(manifest) => manifest.model.vocab_size,
+            None => 0,
+        },
     }
 }
 

@@ -300,7 +300,7 @@ impl<'a> Device<'a> {
             done_offset: self.answer.done as u32,
             num_sequences: self.places as u32,
             max_drafts: self.world.max_drafts as u32,
-            unused: 0,
+            on_targets_cache: self.world.on_targets_cache.into(),
         };
         job("accept", 1, ROWS_THREADS, params)
     }

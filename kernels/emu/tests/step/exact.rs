@@ -37,6 +37,8 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
                 .branch
                 .filter(|_| sequence.draft_len.min(world.max_drafts) > 0)
             {
+                // All that was kept, the target has computed.
+                _ if world.on_targets_cache => sequence.tokens.len() + expected.accepted,
                 Some(_) => {
                     sequence.tokens.len()
                         + expected.accepted.min(expected.drafted.saturating_sub(1))
@@ -180,7 +182,10 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     Sequence {
         prompt_len,
         draft_computed: match speculates {
-            true => len - (1 + random.below(2)).min(len),
+            true => {
+                let unseen = (1 + random.below(2)).min(len);
+                len - if world.on_targets_cache { 1 } else { unseen }
+            }
             false => random.below(len),
         },
         speculates,
@@ -211,6 +216,7 @@ pub(crate) fn random_step(
         drafter_vocab,
         max_drafts,
         drafting: max_drafts > 0 && !random.one_in(6),
+        on_targets_cache: salt.is_multiple_of(4),
         blind,
     };
     let sequences: Vec<_> = (0..batch).map(|_| any_sequence(&mut random, &world)).collect();

@@ -45,6 +45,7 @@ impl Pair {
             drafter_vocab: vocab,
             max_drafts: DRAFT_LEN,
             drafting: true,
+            on_targets_cache: false,
             blind: false,
         }
     }

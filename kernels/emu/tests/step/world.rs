@@ -19,6 +19,8 @@ pub(crate) struct World {
     pub(crate) max_drafts: usize,
     /// Whether the drafter's passes are part of the step.
     pub(crate) drafting: bool,
+    /// Whether the drafter is a part of the target, on its cache.
+    pub(crate) on_targets_cache: bool,
     /// Whether the models look at nothing but the number of tokens: then no kernel waits for them.
     pub(crate) blind: bool,
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::CostTable;
-use crate::model::KvScales;
+use crate::model::{KvScales, LayerSkip};
 use serde_json::Value;
 use std::sync::LazyLock;
 
@@ -164,6 +164,16 @@ fn the_other_fields_must_be_sane() {
             format!("suffix: max_tokens is {max_tokens}, expected 1 to 67108864")
         );
     }
+    let skip = |attention: &[usize], mlp: &[usize]| {
+        let layers = LayerSkip { attention: attention.into(), mlp: mlp.into() };
+        refusal(|m| m.drafter = DrafterKind::Skip { layers: layers.clone(), costs: None })
+    };
+    assert_eq!(skip(&[], &[]), "skip: nothing is left out");
+    assert_eq!(
+        skip(&[0], &[usize::MAX]),
+        format!("skip: mlp of layer {}, expected numbers below 1", usize::MAX)
+    );
+    assert_eq!(skip(&[0, 0], &[]), "skip: attention of layers [0, 0], expected ascending numbers");
     assert_eq!(
         refusal(|m| m.tokenizer.truncate(3)),
         r#"tokenizer is "777", expected 64 lowercase hex digits"#

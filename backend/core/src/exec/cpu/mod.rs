@@ -16,6 +16,7 @@ mod pool;
 pub(crate) mod roofline;
 mod scratch;
 mod simd;
+mod skip_trial;
 mod tree;
 mod weights;
 
@@ -28,4 +29,5 @@ pub use linear::{Prepared, Weight, linear, prepare};
 pub use medusa::Medusa;
 pub use model::{Model, Resources};
 pub use pool::{Pinned, Pinning, Pool};
+pub use skip_trial::{Agreement, SkipTrial, Written};
 pub use weights::Weights;

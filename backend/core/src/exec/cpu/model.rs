@@ -13,8 +13,8 @@ use super::tree::{self, Input, Inputs};
 use super::weights::Weights;
 use super::{Isa, Pool};
 use crate::batch::{Forward, Logits, Segment};
-use crate::engine::{Engine, Manifest};
-use crate::model::{ModelConfig, RopeTable};
+use crate::engine::{Engine, Manifest, Precision};
+use crate::model::{LayerSkip, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -25,9 +25,10 @@ const MAX_ROWS: usize = 512;
 /// A model ready to run.
 pub struct Model {
     config: ModelConfig,
-    rope: RopeTable,
+    precision: Precision,
+    rope: Arc<RopeTable>,
     weights: Arc<Weights>,
-    kv: KvCache,
+    kv: Arc<KvCache>,
     /// Pages for the branches of trees, of one layer: as many as a pass needed at most.
     branches: Option<KvCache>,
     taps: Taps,
@@ -35,6 +36,8 @@ pub struct Model {
     scratch: Scratch,
     /// Rows that go through the layers together.
     max_rows: usize,
+    /// What it goes without.
+    skip: LayerSkip,
 }
 
 /// Hidden states that are kept of a pass.
@@ -102,16 +105,38 @@ impl Model {
         .with_scales(manifest.kv_scales.as_ref());
         let max_rows = rows.clamp(1, MAX_ROWS);
         Ok(Self {
-            rope: RopeTable::new(&config, manifest.limits.max_seq_len),
+            rope: Arc::new(RopeTable::new(&config, manifest.limits.max_seq_len)),
             weights,
-            kv,
+            kv: Arc::new(kv),
             branches: None,
             taps: Taps::default(),
             scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
             config,
+            precision: manifest.precision.clone(),
             compute: Compute { isa, pool },
             max_rows,
+            skip: LayerSkip::default(),
         })
+    }
+
+    /// A model of the same weights, on the same cache, that goes without some layers. What it stores of a position stands in
+    /// for what this one has not computed yet, until this one computes it: whoever runs both runs one after the other.
+    pub fn without(&self, skip: LayerSkip, rows: usize) -> Self {
+        let max_rows = rows.clamp(1, MAX_ROWS);
+        let Self { config, precision, compute, .. } = self;
+        Self {
+            config: config.clone(),
+            precision: precision.clone(),
+            rope: Arc::clone(&self.rope),
+            weights: Arc::clone(&self.weights),
+            kv: Arc::clone(&self.kv),
+            branches: None,
+            taps: Taps::default(),
+            scratch: Scratch::new(config, precision, compute.isa, max_rows),
+            compute: Compute { isa: compute.isa, pool: Arc::clone(&compute.pool) },
+            max_rows,
+            skip,
+        }
     }
 
     /// Bytes that a model takes besides weights and cache, where its steps have up to `rows` rows; logits are their
@@ -120,6 +145,11 @@ impl Model {
         let Manifest { model, precision, limits, .. } = manifest;
         let rope = limits.max_seq_len * model.head_dim * size_of::<f32>();
         rope + Scratch::bytes(model, precision, isa, rows.clamp(1, MAX_ROWS))
+    }
+
+    /// What one [`without`](Self::without) some layers takes beside the whole.
+    pub(crate) fn part_bytes(manifest: &Manifest, isa: Isa, rows: usize) -> usize {
+        Scratch::bytes(&manifest.model, &manifest.precision, isa, rows.clamp(1, MAX_ROWS))
     }
 
     pub(crate) fn kv(&self) -> &KvCache {
@@ -136,8 +166,7 @@ impl Model {
         unwanted: &dyn Fn() -> bool,
         logits: &mut Logits,
     ) -> bool {
-        let Self { config, rope, weights, kv, branches, taps, compute, scratch, max_rows: _ } =
-            self;
+        let Self { config, rope, weights, kv, branches, taps, compute, scratch, skip, .. } = self;
         let branches = branches.as_ref().map(|own| (all, own));
         let rows = all.attended(inputs);
         let tasks = attention_tasks(config, kv, compute.isa, &rows);
@@ -162,11 +191,15 @@ impl Model {
             if unwanted() {
                 return false;
             }
-            stage.attend(&layer.input_norm, scratch);
+            if !skip.skips_attention(idx) {
+                stage.attend(&layer.input_norm, scratch);
+            }
             if unwanted() {
                 return false;
             }
-            stage.mlp(scratch);
+            if !skip.skips_mlp(idx) {
+                stage.mlp(scratch);
+            }
             taps.keep(idx + 1, first, &scratch.residual, width);
         }
         let (norm, head) = (&decoder.final_norm, decoder.head());

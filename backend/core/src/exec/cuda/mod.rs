@@ -14,5 +14,5 @@ pub use model::{
     Eagle, HeadOnHost, HeadOutline, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill,
 };
 pub(crate) use step::{
-    DraftModel, GraphDrafter, HeadDrafter, OnGpu, Steps, branch_pages, step_limits,
+    DraftModel, GraphDrafter, HeadDrafter, OnGpu, PartOfTarget, Steps, branch_pages, step_limits,
 };

@@ -6,7 +6,7 @@ use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
 use super::params::{JoinParams, MOST_PIECES, NOT_DRAFTED, Piece, Scaling};
-use super::pass::{Input, Output, PassOps};
+use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
 use super::taps::Taps;
@@ -270,7 +270,7 @@ impl Eagle {
         let Self { layers, parts, buffers, .. } = self;
         let work = &layers.workspace;
         let first = &parts.first;
-        let mut ops = PassOps::new(layers, pass, None, None);
+        let mut ops = PassOps::new(layers, pass, None, DecoderPart::default());
         let (embed, code) = self.embed();
         ops.embed(embed, code);
         let hidden = layers.config.hidden_size;
@@ -355,7 +355,7 @@ impl Eagle {
         };
         let taps: Vec<Piece> = (0..eagle.taps.len()).map(tap).collect();
         let pass = Pass { num_rows, ..Pass::default() };
-        let mut ops = PassOps::new(layers, &pass, None, None);
+        let mut ops = PassOps::new(layers, &pass, None, DecoderPart::default());
         self.join(
             &mut ops,
             &taps,

@@ -3,11 +3,11 @@
 use super::tables::passes;
 use super::taps::Taps;
 use super::trees::Chains;
-use super::{Capacity, Eagle, Model, Prefill};
+use super::{Capacity, DecoderPart, Eagle, Model, Prefill};
 use crate::batch::{Forward, Logits, PromptBlocks, Segment};
 use crate::engine::Manifest;
 use crate::exec::cuda::device::{Address, Device, Gpu};
-use crate::model::EagleConfig;
+use crate::model::{EagleConfig, LayerSkip};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -22,6 +22,8 @@ pub struct OnHost {
     /// Of the last pass.
     chains: Chains,
     taps: Option<Taps>,
+    /// What passes go without.
+    skip: Option<LayerSkip>,
     /// Makes states of them on the device, which then take their place.
     head: Option<Arc<Eagle>>,
     /// `[row][layer][hidden]` of the last pass, or `[row][width]` of the head.
@@ -37,6 +39,7 @@ impl OnHost {
             scratch: 0..0,
             chains: Chains::default(),
             taps: None,
+            skip: None,
             head: None,
             tapped: Vec::new(),
         }
@@ -45,6 +48,11 @@ impl OnHost {
     /// With pages of the model's cache that no sequence has, for branches of trees.
     pub fn with_scratch(self, scratch: Range<PageId>) -> Self {
         Self { scratch, ..self }
+    }
+
+    /// Goes without some of the layers.
+    pub fn without(self, skip: LayerSkip) -> Self {
+        Self { skip: Some(skip), ..self }
     }
 
     /// Tells no hidden states, but what a head on the same GPU makes of them.
@@ -110,7 +118,8 @@ impl Forward for OnHost {
         let mut logits = Logits { vocab_size, values: Vec::new() };
         let mut device = self.gpu.lock();
         for tables in passes(&chains, &self.model.bounds()) {
-            self.model.issue(&tables, self.taps.as_ref(), &mut **device)?;
+            let part = DecoderPart { taps: self.taps.as_ref(), skip: self.skip.as_ref() };
+            self.model.issue(&tables, part, &mut **device)?;
             let count = tables.logit_rows.len() * vocab_size;
             download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;
             if let Some(taps) = &self.taps {

@@ -27,6 +27,7 @@ pub use forward::OnHost;
 pub use head_on_host::HeadOnHost;
 pub use many::Prefill;
 pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
+pub(crate) use pass::DecoderPart;
 pub(crate) use shape::BLOCK_LEN;
 pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};
@@ -163,7 +164,7 @@ impl Model {
         device: &mut dyn Device,
     ) -> Result<()> {
         for tables in passes(segments, &self.bounds()) {
-            self.issue(&tables, None, device)?;
+            self.issue(&tables, DecoderPart::default(), device)?;
         }
         Ok(())
     }
@@ -176,15 +177,15 @@ impl Model {
         Bounds { rows, blocks, sequences, group: self.layers.group() }
     }
 
-    /// Uploads the tables of a pass and runs it, and keeps hidden states in `taps`; does not wait.
-    fn issue(&self, tables: &Tables, taps: Option<&Taps>, device: &mut dyn Device) -> Result<()> {
+    /// Uploads the tables of a pass and runs it; does not wait.
+    fn issue(&self, tables: &Tables, part: DecoderPart<'_>, device: &mut dyn Device) -> Result<()> {
         let pass = self.layers.upload(tables, device)?;
-        let ops = self.ops(&pass, self.in_blocks(tables.place), taps);
+        let ops = self.ops(&pass, self.in_blocks(tables.place), part);
         ops.iter().try_for_each(|op| device.issue(op))
     }
 
-    fn ops(&self, pass: &Pass, blocks: Option<InBlocks<'_>>, taps: Option<&Taps>) -> Vec<Op> {
-        PassOps::new(&self.layers, pass, blocks, taps).decoder(&self.decoder, &self.ends)
+    fn ops(&self, pass: &Pass, blocks: Option<InBlocks<'_>>, part: DecoderPart<'_>) -> Vec<Op> {
+        PassOps::new(&self.layers, pass, blocks, part).decoder(&self.decoder, &self.ends)
     }
 
     /// Who multiplies a pass whose first row has this place in its block.
@@ -195,12 +196,12 @@ impl Model {
 
     /// A pass: embedding, layers, head. Its products take few rows each, however many it has.
     pub fn pass(&self, pass: &Pass) -> Vec<Op> {
-        self.ops(pass, None, None)
+        self.pass_of(pass, DecoderPart::default())
     }
 
-    /// The same, which keeps hidden states.
-    pub(crate) fn pass_with(&self, pass: &Pass, taps: Option<&Taps>) -> Vec<Op> {
-        self.ops(pass, None, taps)
+    /// The same of a part of the decoder.
+    pub(crate) fn pass_of(&self, pass: &Pass, part: DecoderPart<'_>) -> Vec<Op> {
+        self.ops(pass, None, part)
     }
 
     /// Whether a pass over so many rows of each sequence has room.

@@ -5,6 +5,7 @@ use super::code::{EndCode, LayerCode, LoadKernel, ManyCode};
 use super::layers::Layers;
 use super::many::InBlocks;
 use super::params::GemmParams;
+use super::pass::DecoderPart;
 use super::shape::{self, Tiling};
 use super::tables::{self, Tables};
 use super::weights::Matrix;
@@ -138,7 +139,7 @@ impl Outline {
     }
 
     fn planned(&self, pass: &Pass, blocks: Option<InBlocks<'_>>) -> Vec<Planned> {
-        let ops = self.model.ops(pass, blocks, None);
+        let ops = self.model.ops(pass, blocks, DecoderPart::default());
         let planned = ops.iter().filter_map(|op| match op {
             Op::Launch(launch) => Some(self.kernel(launch, pass.num_rows)),
             Op::Product(product) => {

@@ -13,6 +13,7 @@ use super::taps::Taps;
 use super::weights::{Attention, Matrix, Mlp};
 use crate::exec::cuda::device::pod::Pod;
 use crate::exec::cuda::device::{Address, Kernel, Launch, Op};
+use crate::model::LayerSkip;
 use crate::model::decoder::{Decoder, Layer};
 
 /// What rows are multiplied.
@@ -49,9 +50,18 @@ pub(super) struct PassOps<'a> {
     pub(super) pass: &'a Pass,
     /// Who multiplies, where that is a library.
     blocks: Option<InBlocks<'a>>,
-    /// Hidden states to keep.
-    taps: Option<&'a Taps>,
+    /// What of the decoder it runs, and keeps.
+    part: DecoderPart<'a>,
     ops: Vec<Op>,
+}
+
+/// What of a decoder a pass runs, and what it keeps; all of it, and nothing, where nothing is said.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DecoderPart<'a> {
+    /// Hidden states to keep.
+    pub(crate) taps: Option<&'a Taps>,
+    /// What to go without.
+    pub(crate) skip: Option<&'a LayerSkip>,
 }
 
 impl<'a> PassOps<'a> {
@@ -59,9 +69,9 @@ impl<'a> PassOps<'a> {
         layers: &'a Layers,
         pass: &'a Pass,
         blocks: Option<InBlocks<'a>>,
-        taps: Option<&'a Taps>,
+        part: DecoderPart<'a>,
     ) -> Self {
-        Self { layers, pass, blocks, taps, ops: Vec::new() }
+        Self { layers, pass, blocks, part, ops: Vec::new() }
     }
 
     /// Embedding, layers, head.
@@ -83,8 +93,13 @@ impl<'a> PassOps<'a> {
 
     /// A decoder layer like all others.
     pub(super) fn layer(&mut self, layer: &Layer<Matrix, Address>, idx: usize) {
-        self.attend(layer.input_norm, &layer.attention, self.layers.cache.layer(idx));
-        self.mlp(&layer.mlp);
+        let skip = self.part.skip;
+        if !skip.is_some_and(|skip| skip.skips_attention(idx)) {
+            self.attend(layer.input_norm, &layer.attention, self.layers.cache.layer(idx));
+        }
+        if !skip.is_some_and(|skip| skip.skips_mlp(idx)) {
+            self.mlp(&layer.mlp);
+        }
     }
 
     /// Logits: few rows want some, whatever the pass.
@@ -113,7 +128,7 @@ impl<'a> PassOps<'a> {
 
     /// Keeps the residual stream behind `layer` layers, if it is wanted.
     fn tap(&mut self, layer: usize) {
-        let Some(taps) = self.taps else { return };
+        let Some(taps) = self.part.taps else { return };
         let from = self.layers.workspace.residual;
         for to in taps.places(layer) {
             self.push(taps.copy(from, to, self.pass.num_rows));

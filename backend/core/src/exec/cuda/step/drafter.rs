@@ -4,11 +4,13 @@ use super::graph::{Shape, StepGraph};
 use super::head::HeadDrafter;
 use super::params::MAX_FED;
 use crate::Result;
-use crate::batch::Segment;
-use crate::draft::catch_up::readable;
+use crate::batch::{Entry, Segment};
+use crate::draft::catch_up::{self, readable};
 use crate::exec::cuda::device::{Device, Op};
-use crate::exec::cuda::model::Model;
+use crate::exec::cuda::model::{DecoderPart, Model};
+use crate::model::LayerSkip;
 use crate::pages::PageId;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A source of drafts that the device runs by itself, ahead of the target's pass.
@@ -18,6 +20,16 @@ pub(crate) trait GraphDrafter: Send {
 
     /// Whether its passes have room for a step.
     fn holds(&self, shape: Shape) -> bool;
+
+    /// Known tokens that it runs in a step, a head's apart.
+    fn rows_to_feed(&self, entry: &Entry<'_>) -> Range<usize> {
+        catch_up::rows_to_feed(entry)
+    }
+
+    /// Whether its cache is the target's.
+    fn is_on_targets_cache(&self) -> bool {
+        false
+    }
 
     /// Copies a page of its cache onto another one; does not wait.
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()>;
@@ -65,11 +77,60 @@ impl GraphDrafter for DraftModel {
     }
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
-        let mut ops = Vec::new();
-        for pass in 0..shape.passes {
-            let places = if pass == 0 { MAX_FED } else { 1 };
-            step.pass(&self.model, shape, pass as u32, places, None, &mut ops);
-        }
-        ops
+        passes(&self.model, DecoderPart::default(), shape, step)
     }
+}
+
+/// The target itself without some of its layers, on its own cache: what it stores there is stale behind its drafts, and
+/// the target's pass of the same step stores the same positions anew.
+pub(crate) struct PartOfTarget {
+    pub target: Arc<Model>,
+    /// What it goes without.
+    pub skip: LayerSkip,
+}
+
+impl GraphDrafter for PartOfTarget {
+    fn vocab_size(&self) -> usize {
+        self.target.config().vocab_size
+    }
+
+    fn holds(&self, shape: Shape) -> bool {
+        self.target.holds(shape.sequences, MAX_FED)
+    }
+
+    fn rows_to_feed(&self, entry: &Entry<'_>) -> Range<usize> {
+        // All before the last token the target has computed, or computes ahead of the graph.
+        let end = entry.tokens.len();
+        let drafts = entry.samples() && entry.draft_lens.model > 0;
+        if drafts { end - 1..end } else { end..end }
+    }
+
+    fn is_on_targets_cache(&self) -> bool {
+        true
+    }
+
+    fn copy_page(&self, _: PageId, _: PageId, _: &mut dyn Device) -> Result<()> {
+        // It is copied as the target's.
+        Ok(())
+    }
+
+    fn catch_up(&self, segments: &[Segment<'_>], _: &mut dyn Device) -> Result<()> {
+        assert!(segments.is_empty(), "the target computes what comes before the last token");
+        Ok(())
+    }
+
+    fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
+        let part = DecoderPart { skip: Some(&self.skip), ..DecoderPart::default() };
+        passes(&self.target, part, shape, step)
+    }
+}
+
+/// One pass a draft, the first one with places for all known tokens that a model may have to read.
+fn passes(model: &Model, part: DecoderPart<'_>, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for pass in 0..shape.passes {
+        let places = if pass == 0 { MAX_FED } else { 1 };
+        step.pass(model, shape, pass as u32, places, part, &mut ops);
+    }
+    ops
 }

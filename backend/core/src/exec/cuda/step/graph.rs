@@ -10,7 +10,7 @@ use super::params::{
 };
 use crate::exec::cuda::device::{Address, Launch, Op};
 use crate::exec::cuda::model::shape::Tiling;
-use crate::exec::cuda::model::{Model, Pass, Taps, Workspace};
+use crate::exec::cuda::model::{DecoderPart, Model, Pass, Workspace};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,7 +84,8 @@ impl StepGraph<'_> {
         let head = self.drafter.and_then(|drafter| drafter.head());
         let taps = head.map(HeadDrafter::taps);
         let mut ops = Vec::new();
-        self.pass(self.target, shape, VERIFY, shape.drafts + 1, taps, &mut ops);
+        let whole = DecoderPart { taps, ..DecoderPart::default() };
+        self.pass(self.target, shape, VERIFY, shape.drafts + 1, whole, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
         ops.extend(head.into_iter().flat_map(|head| head.ops_behind(shape)));
         ops
@@ -97,7 +98,7 @@ impl StepGraph<'_> {
         shape: Shape,
         pass: u32,
         places: usize,
-        taps: Option<&Taps>,
+        part: DecoderPart<'_>,
         ops: &mut Vec<Op>,
     ) {
         let config = model.config();
@@ -115,7 +116,7 @@ impl StepGraph<'_> {
             pages: self.buffers.pages,
             max_pages: self.max_pages,
         };
-        ops.extend(model.pass_with(&pass_of_rows, taps));
+        ops.extend(model.pass_of(&pass_of_rows, part));
         let logits = StepLogits { values: work.logits, best: work.best, stride: vocab };
         ops.push(Op::Launch(self.sample(logits, shape, pass, num_logits)));
     }
@@ -198,7 +199,10 @@ impl StepGraph<'_> {
             done_offset: answer.done as u32,
             num_sequences: shape.sequences as u32,
             max_drafts: shape.drafts as u32,
-            unused: 0,
+            on_targets_cache: self
+                .drafter
+                .is_some_and(|drafter| drafter.is_on_targets_cache())
+                .into(),
         };
         Launch::new(self.code.accept, 1, ROWS_THREADS, 0, params)
     }

@@ -12,7 +12,6 @@ use super::params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN};
 use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
-use crate::draft::catch_up::rows_to_feed;
 use crate::draft::{HeadSegment, HeadStates, Proposal};
 use crate::exec::cuda::device::Graph;
 use std::ops::Range;
@@ -80,19 +79,19 @@ impl Steps {
     }
 
     fn parts<'a>(&mut self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
-        let has_drafter = self.on.drafter.is_some();
-        let mut head_states = match self.head() {
+        let drafter = self.on.drafter.as_deref();
+        let mut head_states = match drafter.and_then(|drafter| drafter.head()) {
             Some(_) => self.host.head_states(),
             None => None,
         };
         let parts = entries.into_iter().map(|(entry, found)| {
-            let is_free = has_drafter && found.is_none();
+            let is_free = drafter.is_some() && found.is_none();
             let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
             let given = [&found, entry.given].concat();
             let drafter_rows = match &mut head_states {
                 _ if !is_free => 0..0,
                 Some(states) => states.rows_to_feed(entry, entry.speculates),
-                None => rows_to_feed(entry),
+                None => drafter.map_or(0..0, |drafter| drafter.rows_to_feed(entry)),
             };
             // Without the state before the last token a head drafts nothing.
             let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();

@@ -37,7 +37,7 @@ use branches::Branches;
 pub(crate) use branches::{branch_pages, step_limits};
 use buffers::{MAX_WORDS, StepBuffers, StepCapacity};
 use code::StepCode;
-pub(crate) use drafter::{DraftModel, GraphDrafter};
+pub(crate) use drafter::{DraftModel, GraphDrafter, PartOfTarget};
 use entry::StepEntry;
 pub(crate) use graph::Shape;
 pub(crate) use head::HeadDrafter;

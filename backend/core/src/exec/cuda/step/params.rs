@@ -241,8 +241,8 @@ device_structs! {
         num_sequences: u32,
         /// Drafts at most, of any sequence.
         max_drafts: u32,
-        /// 0.
-        unused: u32,
+        /// 1 where the drafter is a part of the target, on its cache, else 0.
+        on_targets_cache: u32,
     }
 }
 
