@@ -14,14 +14,14 @@ use super::graph::Shape;
 use super::input::StepInput;
 use super::issue::Launched;
 use super::params::MAX_FED;
+use super::runners_up::RunnersUp;
 use crate::Result;
 use crate::engine::Limits;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use std::ops::Range;
 
-/// How often the runner-up of a first draft is the target's token, about: where lengths adapt, a branch must be worth its rows
-/// for that.
-const RUNNER_UP_SHARE: f32 = 0.12;
+/// One step in so many gives each draft a branch more than is held to pay: what was right once need not stay so.
+const TRIAL_STEPS: u32 = 64;
 
 /// The branches of all steps.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub(super) struct Branches {
     pages: Range<PageId>,
     /// Those of one place.
     pages_each: usize,
+    /// What they have been worth.
+    runners_up: RunnersUp,
 }
 
 /// A branch's pages.
@@ -67,7 +69,8 @@ fn pages_each(limits: &Limits) -> usize {
 
 impl Branches {
     pub(super) fn new(limits: &Limits, most: usize, pages: Range<PageId>) -> Self {
-        Self { most, pages, pages_each: pages_each(limits) }
+        let runners_up = RunnersUp::new(most);
+        Self { most, pages, pages_each: pages_each(limits), runners_up }
     }
 
     /// Whether drafts branch at all.
@@ -75,16 +78,18 @@ impl Branches {
         self.most > 1
     }
 
-    /// How many branches a draft would have, were there room.
-    pub(super) fn wanted(&self, part: &StepEntry<'_>) -> usize {
+    /// How many branches a draft would have in the step with this number, were there room: where lengths adapt, each must be
+    /// worth its rows.
+    pub(super) fn wanted(&self, part: &StepEntry<'_>, step: u32) -> usize {
         let (len, branching) = (part.draft_len(), part.entry.branching);
         if len == 0 || part.num_fed == 0 {
             return 1;
         }
         let rows = branching.min_likelihood * (len + 1) as f32;
-        let shares = std::iter::successors(Some(RUNNER_UP_SHARE), |share| Some(share / 2.0));
-        let others = shares.take(branching.width.min(self.most) - 1);
-        1 + others.take_while(|&share| rows <= share).count()
+        let most = branching.width.min(self.most);
+        let others = self.runners_up.shares().take(most - 1);
+        let worth = 1 + others.take_while(|&share| rows <= share).count();
+        if step.is_multiple_of(TRIAL_STEPS) { most.min(worth + 1) } else { worth }
     }
 
     /// The pages of the branch at a place of the step.
@@ -146,7 +151,7 @@ impl Steps {
         let words_of = |part: &StepEntry<'_>| StepInput::num_words(part.entry);
         let mut words: usize = branches(parts).map(|branch| words_of(branch.part)).sum();
         for part in parts.iter_mut().filter(|part| part.entry.samples()) {
-            for _ in 1..self.branches.wanted(part) {
+            for _ in 1..self.branches.wanted(part, self.number) {
                 words += words_of(part);
                 let has_room = places < self.capacity.sequences && words <= MAX_WORDS;
                 if !has_room || !self.holds(with(places + 1)) {
@@ -191,7 +196,7 @@ impl Steps {
 
     /// Has each sequence go on from the branch that the target went along, and tells which place that was.
     pub(super) fn settle(
-        &self,
+        &mut self,
         launched: &Launched<'_>,
         answers: &Answers,
     ) -> Result<Vec<Settled>> {
@@ -213,6 +218,10 @@ impl Steps {
             let Some(&Settled { place, rank, .. }) = settled.last().filter(|_| is_last) else {
                 continue;
             };
+            let is_right = answers.results[place].accepted > 0;
+            if part.draft_len() > 0 {
+                self.branches.runners_up.record(part.num_branches, is_right.then_some(rank));
+            }
             if rank > 0 {
                 let known = part.entry.tokens.len() + answers.results[place].accepted as usize;
                 let kept = self.branches.pages(place, part).kept(part.entry.pages, known);
@@ -318,13 +327,19 @@ mod tests {
     fn lengths_that_adapt_branch_where_that_is_worth_the_rows() {
         let wanted = |width, min_likelihood| {
             let branching = Branching { width, min_likelihood };
-            with(30, 2, branching, |branches, part| branches.wanted(part))
+            with(30, 2, branching, |branches, part| branches.wanted(part, 1))
         };
         assert_eq!([1, 2, 4, 9].map(|width| wanted(width, 0.0)), [1, 2, 4, 4]);
         // Five rows each.
         assert_eq!([0.005, 0.01, 0.02, 0.1].map(|least| wanted(4, least)), [4, 3, 2, 1]);
         let branching = Branching { width: 4, min_likelihood: 0.0 };
-        let asked = with(30, 0, branching, |branches, part| branches.wanted(part));
+        let asked = with(30, 0, branching, |branches, part| branches.wanted(part, 1));
         assert_eq!(asked, 1, "who does not draft does not branch");
+        let none_pays = Branching { width: 3, min_likelihood: 1.0 };
+        let tried = [TRIAL_STEPS - 1, TRIAL_STEPS, TRIAL_STEPS + 1]
+            .map(|step| with(30, 2, none_pays, |branches, part| branches.wanted(part, step)));
+        assert_eq!(tried, [1, 2, 1], "one more is tried now and then");
+        let chain = Branching { width: 1, min_likelihood: 1.0 };
+        assert_eq!(with(30, 2, chain, |branches, part| branches.wanted(part, TRIAL_STEPS)), 1);
     }
 }

@@ -20,6 +20,7 @@ mod issue;
 mod outline;
 mod page_table;
 pub mod params;
+mod runners_up;
 mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, PromptBlocks, Stepped, Unwanted, WANTED};
