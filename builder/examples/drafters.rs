@@ -1,11 +1,12 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
 //! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once 1,8]
-//! [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at once. Texts are compared with
-//! plain ones of the same folder, ratios are of the same round, and the median of them is printed. The cache has the prompts
-//! when the clock starts, and nothing is known of drafts and of what steps cost but what the engine says. With `--held-out N`
-//! every Nth prompt is asked, those that `spec-build collect` held out. `--below 1.1` shows apart the prompts on which the first
-//! model, in its first way to draft, comes to less than 1.1 of plain.
+//! [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at
+//! once. Texts are compared with plain ones of the same folder, ratios are of the same round, and the median of them is
+//! printed, and that of the prompt on which it is the least. The cache has the prompts when the clock starts, and nothing is
+//! known of drafts and of what steps cost but what the engine says. With `--held-out N` every Nth prompt is asked, those that
+//! `spec-build collect` held out. `--below 1.1` shows apart the prompts on which the first model, in its first way to draft,
+//! comes to less than 1.1 of plain.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
@@ -101,9 +102,9 @@ fn main() -> Result<()> {
     );
     println!();
     println!(
-        "| model | at once | draft length | branches | tokens/s | of plain | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
+        "| model | at once | draft length | branches | tokens/s | of plain | least of a prompt | tokens a step | accepted at 1 | 2 | 3 | 4 | same texts |"
     );
-    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|---|");
     ensure!(
         args.below.is_none() || args.at_once == [1],
         "--below with --at-once {:?}: expected 1, so that each prompt has a time of its own",
@@ -120,7 +121,7 @@ fn main() -> Result<()> {
                 .collect::<Result<_>>()?;
             for (idx, Way { draft_len, branches }) in args.ways().into_iter().enumerate() {
                 let how = format!("{} | {branches}", show(draft_len));
-                println!("| {name} | {at_once} | {how} | {} |", row(&rounds, idx));
+                println!("| {name} | {at_once} | {how} | {} |", row(&rounds, idx, at_once));
             }
             all_rounds.push((name.to_string(), rounds));
         }
@@ -133,13 +134,8 @@ fn main() -> Result<()> {
 
 /// The speed on those prompts alone on which the first model does not come to `below` of plain.
 fn show_below(below: f64, args: &Args, models: &[(String, Vec<Vec<Took>>)]) {
-    let of_plain = |rounds: &[Vec<Took>], way: usize, prompts: &[usize]| -> f64 {
-        let seconds =
-            |took: &Took| prompts.iter().map(|&prompt| took.seconds_of(prompt)).sum::<f64>();
-        median(rounds.iter().map(|round| seconds(&round[0]) / seconds(&round[way])).collect())
-    };
     let (first, rounds) = &models[0];
-    let num_prompts = rounds[0][0].ended.len();
+    let num_prompts = prompts_of(rounds);
     let chosen: Vec<usize> =
         (0..num_prompts).filter(|&prompt| of_plain(rounds, 1, &[prompt]) < below).collect();
     println!();
@@ -156,6 +152,12 @@ fn show_below(below: f64, args: &Args, models: &[(String, Vec<Vec<Took>>)]) {
             println!("| {name} | {} | {branches} | {ratio:.2} |", show(draft_len));
         }
     }
+}
+
+/// The speed on some prompts, of those that were answered one after the other.
+fn of_plain(rounds: &[Vec<Took>], way: usize, prompts: &[usize]) -> f64 {
+    let seconds = |took: &Took| prompts.iter().map(|&prompt| took.seconds_of(prompt)).sum::<f64>();
+    median(rounds.iter().map(|round| seconds(&round[0]) / seconds(&round[way])).collect())
 }
 
 impl Took {
@@ -266,7 +268,7 @@ fn finish(runtime: &mut Runtime, took: &mut Took) -> Result<()> {
     Ok(())
 }
 
-fn row(rounds: &[Vec<Took>], way: usize) -> String {
+fn row(rounds: &[Vec<Took>], way: usize, at_once: usize) -> String {
     let rate = |round: &Vec<Took>, way: usize| round[way].tokens as f64 / round[way].seconds;
     let rates = rounds.iter().map(|round| rate(round, way));
     let ratios = rounds.iter().map(|round| rate(round, way) / rate(round, 0));
@@ -280,14 +282,24 @@ fn row(rounds: &[Vec<Took>], way: usize) -> String {
             drafts => format!("{:.3}", sum(&|took| took.accepted[position]) / drafts),
         })
         .collect();
+    let least = (0..prompts_of(rounds)).map(|prompt| of_plain(rounds, way, &[prompt]));
+    let least = match at_once {
+        1 => format!("{:.2}", least.fold(f64::INFINITY, f64::min)),
+        // They have no times of their own.
+        _ => "-".into(),
+    };
     let same = rounds.iter().all(|round| round[way].texts == round[0].texts);
     format!(
-        "{:.1} | {:.2} | {per_step:.2} | {} | {}",
+        "{:.1} | {:.2} | {least} | {per_step:.2} | {} | {}",
         median(rates.collect()),
         median(ratios.collect()),
         accepted.join(" | "),
         if same { "yes" } else { "NO" }
     )
+}
+
+fn prompts_of(rounds: &[Vec<Took>]) -> usize {
+    rounds[0][0].ended.len()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -2,6 +2,7 @@
 over HTTP and gRPC, with reused prefixes and with sequences that were preempted on the way.
 """
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -24,8 +25,17 @@ def server(serve, engine):
         Model("stream", engine, parameters=pool),
         Model("whole", engine, decoupled=False, parameters=pool),
         Model("tight", short, parameters=tight),
+        Model("skipping", skipping(), parameters={**pool, "draft_len": 4, "lookup": "off"}),
         Model("suffix", engine, parameters={**pool, "lookup": "suffix", "draft_len": 8}),
     ], gates=True)
+
+
+def skipping():
+    """The small model, which drafts by itself without some of its MLPs."""
+    layers = places.CACHE / "skip_layers.json"
+    places.CACHE.mkdir(parents=True, exist_ok=True)
+    layers.write_text(json.dumps({"attention": [], "mlp": [2, 5, 7, 12, 16, 20, 24]}))
+    return places.engine("skipping", max_seq_len=1024, draft=f"skip:{layers}")
 
 
 def doors():
@@ -63,6 +73,17 @@ def test_the_draft_length_changes_no_text(server, reference, draft_len):
     for case in [CASES[2], CASES[3]]:
         answer = ask(server, "stream", "grpc_stream", True, (draft_len, case[1]))
         assert answer.text == reference.text(**case[1])
+
+
+def test_a_target_that_drafts_without_some_layers_gives_the_text_of_try(server, reference):
+    asked = [dict(text_input=SYSTEM + question, max_tokens=24, return_perf_metrics=True) for question in QUESTIONS]
+    asked += [{**one, "temperature": 0.8, "seed": 4} for one in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda one: client.grpc_stream(server, "skipping", one).good(), asked))
+    for one, answer in zip(asked, answers):
+        plain = {key: value for key, value in one.items() if key != "return_perf_metrics"}
+        assert answer.text == reference.text(**plain)
+    assert any(answer.value("total_accepted_draft_tokens") > 0 for answer in answers)
 
 
 def test_try_itself_gives_the_same_text_with_drafts(reference):

@@ -6,6 +6,7 @@ use crate::gpu::Bed;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::TARGET_FILE;
+use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
@@ -103,6 +104,8 @@ pub(crate) enum Drafts {
     Model,
     /// An EAGLE-3 head that drafts some of the tokens.
     Head,
+    /// The target without one of its attentions and one of its MLPs.
+    Skip,
 }
 
 /// A target that drafts, which lives as long as the folder.
@@ -115,6 +118,11 @@ pub(crate) fn speculating(drafts: Drafts, bed: Bed) -> (TempDir, Engine) {
     let recipe = match drafts {
         Drafts::LookUp => Recipe::ngram(path("big"), Dtype::Fp8),
         Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16),
+        Drafts::Skip => {
+            let file = path("skip_layers.json");
+            fs::write(&file, r#"{"attention": [0], "mlp": [1]}"#).expect("writes");
+            Recipe::skipping(path("big"), Dtype::Fp8, file)
+        }
         Drafts::Head => {
             let (draft_vocab, window) = (Some(tiny::VOCAB / 2), Some(9));
             let kind = HeadKind { draft_vocab, window, norm_output: true, ..HeadKind::default() };

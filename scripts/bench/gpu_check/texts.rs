@@ -30,11 +30,14 @@ const LONG: usize = 300;
 /// How many of them an emulator gets through.
 const FEW_WAYS: usize = 5;
 
-/// Checks both kinds of drafters.
+/// Checks every kind of drafter that a step has on a GPU.
 pub(crate) fn run(report: &mut Report, bed: Bed) {
-    for (drafts, name) in
-        [(Drafts::LookUp, "look-up"), (Drafts::Model, "model"), (Drafts::Head, "head")]
-    {
+    for (drafts, name) in [
+        (Drafts::LookUp, "look-up"),
+        (Drafts::Model, "model"),
+        (Drafts::Head, "head"),
+        (Drafts::Skip, "the target without some layers"),
+    ] {
         let name = format!("texts with and without drafts by {name}");
         report.check(&name, |_| the_same_with_drafts(drafts, Prefill::Exact, bed));
     }
