@@ -43,7 +43,7 @@ enum Model {
     /// A head on the target's hidden states, on a GPU.
     EagleOnGpu(Arc<cuda::Eagle>, usize, Gpu),
     /// The target without some layers, where it runs.
-    Part(Box<dyn Forward>),
+    Part(Box<dyn Forward>, LayerSkip),
 }
 
 /// Loads the engines of a placement.
@@ -130,10 +130,9 @@ impl Loader<'_> {
                 let head = Arc::clone(head);
                 Some(Box::new(HeadDrafter::new(head, &limits, &mut **gpu.lock())?))
             }
-            Some(Model::Part(_)) => {
-                let skip = self.placement.engines[0].0.manifest().drafter.skipped().cloned();
-                let skip = skip.unwrap_or_default();
-                Some(Box::new(PartOfTarget { target: Arc::clone(target), skip }))
+            Some(Model::Part(_, skip)) => {
+                let (target, skip) = (Arc::clone(target), skip.clone());
+                Some(Box::new(PartOfTarget { target, skip }))
             }
             // Drafts from elsewhere come through the host.
             Some(_) => return Ok(None),
@@ -288,7 +287,7 @@ impl Model {
     ) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(_) => None,
+            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(..) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch).with_head(head)))
             }
@@ -296,18 +295,17 @@ impl Model {
     }
 
     /// A part of it to draft with, on its cache.
-    fn without(&self, layers: &LayerSkip, placement: &Placement<'_>) -> Option<Self> {
-        match self {
-            Self::Cpu(model) => {
-                let rows = part_rows(&placement.bounds);
-                Some(Self::Part(Box::new(model.without(layers.clone(), rows))))
-            }
+    fn without(&self, skip: &LayerSkip, placement: &Placement<'_>) -> Option<Self> {
+        let part: Box<dyn Forward> = match self {
+            Self::Cpu(model) => Box::new(model.without(skip.clone(), part_rows(&placement.bounds))),
             Self::Gpu(model, _, gpu) => {
-                let part = OnHost::new(Arc::clone(model), gpu.clone()).without(layers.clone());
-                Some(Self::Part(Box::new(part)))
+                Box::new(OnHost::new(Arc::clone(model), gpu.clone()).without(skip.clone()))
             }
-            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(_) => None,
-        }
+            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(..) => {
+                return None;
+            }
+        };
+        Some(Self::Part(part, skip.clone()))
     }
 
     /// To draft with; where its target makes a head's states, that `is_told_states`.
@@ -322,7 +320,7 @@ impl Model {
                 return Box::new(draft::Eagle::new(Box::new(head), placement.bounds.vocab_size));
             }
             Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
-            Self::Part(part) => {
+            Self::Part(part, _) => {
                 return Box::new(draft::Model::of_target(part, placement.bounds.vocab_size));
             }
             Self::Cpu(model) => {
@@ -340,7 +338,7 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) | Self::Part(_) => None,
+            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) | Self::Part(..) => None,
         }
     }
 }

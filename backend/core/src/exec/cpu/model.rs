@@ -17,7 +17,7 @@ use crate::engine::{Engine, Manifest, Precision};
 use crate::model::{LayerSkip, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use crate::{Error, Result};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows that go through the layers together at most: more gain nothing, and each takes memory.
 const MAX_ROWS: usize = 512;
@@ -29,6 +29,8 @@ pub struct Model {
     rope: Arc<RopeTable>,
     weights: Arc<Weights>,
     kv: Arc<KvCache>,
+    /// Who runs has it: a whole and its parts share the cache.
+    turn: Arc<Mutex<()>>,
     /// Pages for the branches of trees, of one layer: as many as a pass needed at most.
     branches: Option<KvCache>,
     taps: Taps,
@@ -108,6 +110,7 @@ impl Model {
             rope: Arc::new(RopeTable::new(&config, manifest.limits.max_seq_len)),
             weights,
             kv: Arc::new(kv),
+            turn: Arc::default(),
             branches: None,
             taps: Taps::default(),
             scratch: Scratch::new(&config, &manifest.precision, isa, max_rows),
@@ -119,8 +122,8 @@ impl Model {
         })
     }
 
-    /// A model of the same weights, on the same cache, that goes without some layers. What it stores of a position stands in
-    /// for what this one has not computed yet, until this one computes it: whoever runs both runs one after the other.
+    /// A model of the same weights, on the same cache, that goes without some layers. What the part stores is to be of
+    /// positions that the whole has not computed yet, and computes later. The two run one after the other.
     pub fn without(&self, skip: LayerSkip, rows: usize) -> Self {
         let max_rows = rows.clamp(1, MAX_ROWS);
         let Self { config, precision, compute, .. } = self;
@@ -130,6 +133,7 @@ impl Model {
             rope: Arc::clone(&self.rope),
             weights: Arc::clone(&self.weights),
             kv: Arc::clone(&self.kv),
+            turn: Arc::clone(&self.turn),
             branches: None,
             taps: Taps::default(),
             scratch: Scratch::new(config, precision, compute.isa, max_rows),
@@ -214,9 +218,10 @@ impl Forward for Model {
     }
 
     fn keep(&mut self, pages: &[PageId], first_draft: usize, path: &[usize]) -> Result<()> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         for (from, to) in tree::moves(first_draft, path) {
             for layer in 0..self.config.num_layers {
-                // SAFETY: nothing else runs meanwhile.
+                // SAFETY: it is this model's turn.
                 unsafe { self.kv.copy(layer, pages, to, &self.kv, layer, pages, from) };
             }
         }
@@ -263,6 +268,8 @@ impl Forward for Model {
         let num_logits = inputs.rows.iter().filter(|input| input.has_logits).count();
         let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
         self.taps.values.clear();
+        let turn = Arc::clone(&self.turn);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         for (idx, rows) in inputs.rows.chunks(self.max_rows).enumerate() {
             if !self.pass(&inputs, idx * self.max_rows, rows, unwanted, &mut logits) {
                 return Ok(None);
