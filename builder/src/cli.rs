@@ -269,7 +269,7 @@ pub struct SkipArgs {
     #[arg(long, value_name = "FILE")]
     pub skip_prompts: Option<PathBuf>,
     /// Minutes after which the search for them ends, once each part of each layer was tried [default: 5].
-    #[arg(long, value_name = "MINUTES")]
+    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
     pub skip_minutes: Option<f64>,
     /// Which entry of a file names the layers, if it has several.
     #[arg(long, value_name = "NAME")]
@@ -482,6 +482,14 @@ impl std::str::FromStr for DraftLen {
             .map(Self::Fixed)
             .map_err(|_| format!("`{text}` is neither a number nor `auto`"))
     }
+}
+
+/// More than a week is a mistake.
+const MAX_MINUTES: f64 = 7.0 * 24.0 * 60.0;
+
+fn minutes(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=MAX_MINUTES).contains(number));
+    number.ok_or_else(|| format!("expected a number of 0 to {MAX_MINUTES}"))
 }
 
 fn draft_branches(text: &str) -> Result<usize, String> {

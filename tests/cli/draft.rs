@@ -159,6 +159,13 @@ fn layers_to_skip_that_there_are_not_are_refused() {
     let minutes = ["--skip-entry", "a", "--skip-minutes", "1"];
     refused(&args(&model, &skip, &minutes), &["--skip-minutes", "not searched"]);
     refused(&args(&model, "skip", &["--skip-entry", "a"]), &["--skip-entry without a file"]);
+    for minutes in ["inf", "NaN", "-1", "1e300"] {
+        misused(&args(&model, "skip", &[&format!("--skip-minutes={minutes}")]), &["0 to 10080"]);
+    }
+    let alone = path("one.txt");
+    fs::write(&alone, "def f(x):\n").unwrap();
+    let alone = ["--skip-prompts", alone.to_str().unwrap()];
+    refused(&args(&model, "skip", &alone), &["expected 2 at least", "--skip-prompts"]);
     refused(&args(&model, "ngram", &["--skip-minutes", "1"]), &["without --draft skip"]);
     refused(&args(&model, "skip:nothing.json", &[]), &["nothing.json"]);
     succeeds(&args(&model, &skip, &["--skip-entry", "a"]));

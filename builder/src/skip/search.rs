@@ -4,7 +4,7 @@
 //! Sets of layers are compared by the speed that they are predicted to bring. A draft takes the share of the weights that
 //! its pass reads; how long rows take to verify was measured, or is taken to be nothing.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use spec_core::engine::{CostTable, Engine, Manifest, pass_share};
 use spec_core::exec::{Agreement, SkipTrial, Written};
 use spec_core::model::LayerSkip;
@@ -60,7 +60,13 @@ struct Model {
 
 /// Layers for a target, by what it has written itself. Texts take turns in what they are for: to search on, to judge by.
 pub(super) fn search(engine: &Engine, texts: &[Written], minutes: f64) -> Result<Found> {
-    let end = Instant::now() + Duration::from_secs_f64(60.0 * minutes.max(0.0));
+    let texts: Vec<Written> = texts.iter().filter(|text| text.has_place(DEPTH)).cloned().collect();
+    ensure!(
+        texts.len() >= 2,
+        "{} answers are long enough to try drafts in, expected 2 at least: see --skip-prompts",
+        texts.len()
+    );
+    let end = Instant::now() + Duration::from_secs_f64(60.0 * minutes);
     let take = |first: usize| texts.iter().skip(first).step_by(2).cloned().collect::<Vec<_>>();
     let trial = SkipTrial::new(engine, &take(0), DEPTH, PLACES, None)?;
     let model = Model::of(engine);

@@ -18,6 +18,13 @@ pub struct Written {
     pub prompt_len: usize,
 }
 
+impl Written {
+    /// Whether drafts of so many tokens can be tried in it.
+    pub fn has_place(&self, depth: usize) -> bool {
+        starts(self, depth).next().is_some()
+    }
+}
+
 /// Drafts at some places of such texts.
 pub struct SkipTrial {
     model: Model,
