@@ -148,16 +148,16 @@ impl Costs {
         nearest_knot(rows)
     }
 
-    /// Takes in a step that took `ms`. The error is shared between the pace and the two passes by how unsure each is: a
+    /// Takes in a step that took `ms`, and tells whether that was a surprise. The error is shared between the pace and the two passes by how unsure each is: a
     /// Kalman filter whose covariances are left out.
-    pub(super) fn observe(&mut self, step: StepShape, ms: f64) {
+    pub(super) fn observe(&mut self, step: StepShape, ms: f64) -> bool {
         if !ms.is_finite() || ms <= 0.0 || step.rows == 0 {
-            return;
+            return false;
         }
         if !self.target.is_known() {
             let scale = ms / self.step_ms(step);
             self.target.set(step.rows, scale * self.target.at(step.rows), NOISE_VARIANCE);
-            return;
+            return false;
         }
         let (target, positions, drafts) =
             (self.target.at(step.rows), self.positions_ms(step), self.drafts_ms(step));
@@ -176,7 +176,8 @@ impl Costs {
         let sum = |variances: [f64; 3]| variances.iter().sum::<f64>() + noise;
         let error = ms / self.pace - usual;
         let expected = sum(variances(pace_relative, target_relative, draft_relative)).sqrt();
-        if error.abs() > SURPRISE * expected {
+        let is_surprise = error.abs() > SURPRISE * expected;
+        if is_surprise {
             pace_relative += PACE_SURPRISE_VARIANCE;
             target_relative += COST_SURPRISE_VARIANCE;
             draft_relative += COST_SURPRISE_VARIANCE;
@@ -201,6 +202,7 @@ impl Costs {
             let pass = (pass - cached).max(0.5 * (drafts / step.draft_passes as f64 - cached));
             draft.set(step.drafting, pass, draft_relative * (1.0 - gain));
         }
+        is_surprise
     }
 }
 
@@ -257,14 +259,18 @@ mod tests {
             CostTable { rows: vec![1, 16], step_ms: vec![2.5, 4.0], ..CostTable::default() };
         let draft = CostTable { rows: vec![1], step_ms: vec![0.2], ..CostTable::default() };
         let mut costs = Costs::new(Some(&table), PassCost::Measured(&draft));
-        (0..60).for_each(|round| costs.observe(one(round % 5), true_ms(one(round % 5))));
+        (0..60).for_each(|round| {
+            costs.observe(one(round % 5), true_ms(one(round % 5)));
+        });
         assert!(off(&costs, one(0)) < 0.05 && off(&costs, one(4)) < 0.05);
     }
 
     #[test]
     fn one_stall_moves_a_settled_cost_little() {
         let mut costs = Costs::new(None, PassCost::Unknown);
-        (0..50).for_each(|_| costs.observe(plain(1), 5.2));
+        (0..50).for_each(|_| {
+            costs.observe(plain(1), 5.2);
+        });
         costs.observe(plain(1), 5000.0);
         assert!((costs.step_ms(plain(1)) / 5.2 - 1.0).abs() < 0.1);
     }
@@ -272,8 +278,12 @@ mod tests {
     #[test]
     fn a_lasting_change_is_followed() {
         let mut costs = Costs::new(None, PassCost::Unknown);
-        (0..50).for_each(|_| costs.observe(plain(1), 2.6));
-        (0..100).for_each(|_| costs.observe(plain(1), 5.2));
+        (0..50).for_each(|_| {
+            costs.observe(plain(1), 2.6);
+        });
+        (0..100).for_each(|_| {
+            costs.observe(plain(1), 5.2);
+        });
         assert!(off(&costs, plain(1)) < 0.05);
     }
 
@@ -286,7 +296,9 @@ mod tests {
         let ratio = |costs: &Costs| costs.step_ms(one(4)) / costs.step_ms(plain(1));
         let before = ratio(&costs);
         for (pace, len) in [(1.6, 4), (0.7, 4), (1.3, 0)] {
-            (0..100).for_each(|_| costs.observe(one(len), pace * true_ms(one(len))));
+            (0..100).for_each(|_| {
+                costs.observe(one(len), pace * true_ms(one(len)));
+            });
             let changed = ratio(&costs) / before;
             assert!((changed - 1.0).abs() < 0.15, "at {pace} with {len}: {changed}");
         }
@@ -331,7 +343,9 @@ mod tests {
         let mut costs = Costs::new(None, PassCost::Unknown);
         costs.observe(plain(1), 5.0);
         let before = costs.step_ms(one(3));
-        [f64::NAN, f64::INFINITY, 0.0, -1.0].iter().for_each(|&ms| costs.observe(one(3), ms));
+        [f64::NAN, f64::INFINITY, 0.0, -1.0].iter().for_each(|&ms| {
+            costs.observe(one(3), ms);
+        });
         assert_eq!(costs.step_ms(one(3)), before);
     }
 }

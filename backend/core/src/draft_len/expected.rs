@@ -114,6 +114,12 @@ impl<'a> Expected<'a> {
         row_ms * self.tokens / self.ms(costs)
     }
 
+    /// The same of a pass of the model for one sequence, with the row that it leads to.
+    pub(super) fn pass_worth(&self, costs: &Costs) -> f64 {
+        let pass_ms = costs.pass_ms(1, self.batch.positions.iter().sum());
+        self.row_worth(costs) + pass_ms * self.tokens / self.ms(costs)
+    }
+
     /// Milliseconds that the step takes for its sequences.
     pub(super) fn ms(&self, costs: &Costs) -> f64 {
         self.ms_by(self.batch.target_ms(costs), costs)

@@ -1,6 +1,6 @@
 //! How often a look-up drafts where it is asked.
 
-use super::count::{Count, ENGINE_DECAY, SEQUENCE_DECAY};
+use super::count::{Count, ENGINE_DECAY, GUESS_TRIALS, SEQUENCE_DECAY};
 
 /// Assumed of an engine that has not looked up yet: most texts repeat themselves now and then.
 const PRIOR_RATE: f64 = 0.2;
@@ -32,12 +32,12 @@ impl HitRate {
 
     /// What is usual in the engine.
     pub(super) fn usual(&self) -> f64 {
-        self.count.rate(PRIOR_RATE)
+        self.count.rate(PRIOR_RATE, GUESS_TRIALS)
     }
 
     /// Of a sequence in an engine where `usual` is.
     pub(super) fn rate(&self, usual: f64) -> f64 {
-        self.count.rate(usual)
+        self.count.rate(usual, GUESS_TRIALS)
     }
 }
 

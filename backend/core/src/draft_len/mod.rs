@@ -47,10 +47,14 @@ const PROBE_PERIOD: u64 = 8;
 /// speculation is compared with is otherwise never measured again while it pays.
 const PLAIN_PERIOD: u64 = 256;
 
-/// Earlier than that where steps became so much slower or faster since, as a logarithm, and so many steps have gone by: that
+/// Earlier than that where the last one was a surprise, or where steps became so much slower or faster since, as a logarithm, and so many steps have gone by: that
 /// is the machine's pace, or drafting itself has changed, which a plain step tells.
 const PLAIN_DRIFT: f64 = 0.2;
 const PLAIN_GAP: u64 = 8;
+
+/// A drafter that stops by itself may go on to positions that promise this share of what a pass has to bring: promises are of
+/// whole texts, and it gets there where it is surer than usual.
+const REACH_SHARE: f64 = 0.7;
 
 /// How draft lengths are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,8 +111,8 @@ pub(crate) struct Tuner {
     states: BTreeMap<SequenceId, State>,
     /// Choices made.
     steps: u64,
-    /// When a plain step was last asked for and the pace then, by knot of its rows.
-    plain_at: BTreeMap<usize, (u64, f64)>,
+    /// The plain step that was last asked for, by knot of its rows.
+    plain: BTreeMap<usize, Plain>,
     /// Milliseconds that probes may cost now.
     saved_ms: f64,
     tried: Tried,
@@ -120,13 +124,29 @@ pub(crate) struct Tuner {
     has_to_read: bool,
     /// Whether all that a model drafts comes from one pass.
     at_once: bool,
+    /// Whether no pass is run behind a draft that the model is not sure enough of.
+    stops_early: bool,
+    /// What a pass has to bring in the step that was chosen last, in tokens, if one sequence drafts alone and its model stops
+    /// early.
+    pass_worth: Option<f64>,
+}
+
+/// A plain step.
+#[derive(Clone, Copy, Debug)]
+struct Plain {
+    /// In which step it was asked for; 0 is never.
+    at: u64,
+    /// The pace then.
+    pace: f64,
+    /// Whether it took another time than was expected.
+    was_surprise: bool,
 }
 
 /// What the last choice was to find out, and what was known of that before.
 #[derive(Clone, Debug, Default)]
 struct Tried {
     /// The knot at which it was plain.
-    plain: Option<(usize, (u64, f64))>,
+    plain: Option<(usize, Plain)>,
     /// The sequences that it probed, and for what.
     probed: Vec<(SequenceId, DraftSource, u64)>,
     saved_ms: f64,
@@ -158,7 +178,7 @@ impl Tuner {
             engine: Record::of_engine(max_draft_len, measured),
             states: BTreeMap::new(),
             steps: 0,
-            plain_at: BTreeMap::new(),
+            plain: BTreeMap::new(),
             saved_ms: 0.0,
             tried: Tried::default(),
             breadth: Breadth::default(),
@@ -166,6 +186,8 @@ impl Tuner {
             readings: Readings::default(),
             has_to_read: true,
             at_once: false,
+            stops_early: false,
+            pass_worth: None,
         }
     }
 
@@ -183,6 +205,11 @@ impl Tuner {
     /// With a model that drafts all tokens in one pass.
     pub(crate) fn drafting_at_once(self) -> Self {
         Self { at_once: true, ..self }
+    }
+
+    /// With a model whose passes are run one after the other, each only if somebody goes on.
+    pub(crate) fn stopping_early(self) -> Self {
+        Self { stops_early: !self.at_once, ..self }
     }
 
     /// Rows of a sequence in a pass of the model behind what it has read, where it drafts so many tokens.
@@ -225,6 +252,7 @@ impl Tuner {
         base_rows: usize,
         max_extra: usize,
     ) -> Vec<DraftLens> {
+        self.pass_worth = None;
         let plain = vec![DraftLens::default(); candidates.len()];
         let is_plain = |candidate: &Candidate| self.limits(candidate).longest() == 0;
         if max_extra == 0 || candidates.iter().all(is_plain) {
@@ -250,7 +278,13 @@ impl Tuner {
         };
         let mut lens = self.settle(candidates, batch);
         self.probe(candidates, batch, &mut lens);
-        self.row_worth = batch.expect(&self.costs, &lens).row_worth(&self.costs);
+        let expected = batch.expect(&self.costs, &lens);
+        self.row_worth = expected.row_worth(&self.costs);
+        if let ([lens], true) = (&mut lens[..], self.stops_early) {
+            let pass_worth = expected.pass_worth(&self.costs);
+            self.pass_worth = Some(pass_worth);
+            lens.model = batch.reach(*lens, REACH_SHARE * pass_worth);
+        }
         lens
     }
 
@@ -260,10 +294,14 @@ impl Tuner {
     }
 
     /// How likely a draft must be for one more pass of the drafter to pay: what the pass and the row that
-    /// verifies its token cost, in plain steps, each of which is worth one token.
+    /// verifies its token cost, in tokens that come in that time otherwise. Where sequences share the passes, or these are
+    /// run in any case, in plain steps, each of which is worth one token.
     pub(crate) fn min_confidence(&self) -> f32 {
         if self.policy == DraftPolicy::Fixed {
             return 0.0;
+        }
+        if let Some(worth) = self.pass_worth {
+            return worth.clamp(0.0, 1.0) as f32;
         }
         let plain = self.costs.target_ms(1);
         let pass_ms = if self.at_once { 0.0 } else { self.costs.pass_ms(1, 0) };
@@ -293,7 +331,10 @@ impl Tuner {
 
     /// Takes in the time of a step that ran no prefill through the drafter.
     pub(crate) fn observe(&mut self, step: StepShape, ms: f64) {
-        self.costs.observe(step, ms);
+        let is_surprise = self.costs.observe(step, ms);
+        if let Some((knot, _)) = self.tried.plain {
+            self.plain.entry(knot).and_modify(|plain| plain.was_surprise = is_surprise);
+        }
     }
 
     /// The last choice was not carried out, since the step had begun before it was made: what it was to find out is
@@ -304,7 +345,7 @@ impl Tuner {
             return;
         }
         self.saved_ms = saved_ms;
-        self.plain_at.extend(plain);
+        self.plain.extend(plain);
         for (id, source, probed_at) in probed {
             *self.state(id).probed_at.of_mut(source) = probed_at;
         }
@@ -341,15 +382,15 @@ impl Tuner {
 
     fn is_plain_due(&mut self, rows: usize) -> bool {
         let (knot, pace) = (Costs::knot(rows), self.costs.pace());
-        let last = self.plain_at.entry(knot).or_insert((0, pace));
-        let (step, pace_then) = *last;
-        let ago = self.steps - step;
-        let has_drifted = ago >= PLAIN_GAP && (pace / pace_then).ln().abs() > PLAIN_DRIFT;
-        // Steps count from 1, so 0 is never.
-        let due = step == 0 || ago >= PLAIN_PERIOD || has_drifted;
+        let never = Plain { at: 0, pace, was_surprise: false };
+        let last = self.plain.entry(knot).or_insert(never);
+        let ago = self.steps - last.at;
+        let has_changed = last.was_surprise || (pace / last.pace).ln().abs() > PLAIN_DRIFT;
+        // Steps count from 1.
+        let due = last.at == 0 || ago >= PLAIN_PERIOD || has_changed && ago >= PLAIN_GAP;
         if due {
             self.tried.plain = Some((knot, *last));
-            *last = (self.steps, pace);
+            *last = Plain { at: self.steps, pace, was_surprise: false };
         }
         due
     }

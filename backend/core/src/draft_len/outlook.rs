@@ -49,8 +49,11 @@ pub(super) struct Usual {
 impl Record {
     /// Of one sequence, nothing seen.
     pub(super) fn of_sequence(max_draft_len: usize) -> Self {
-        let acceptance = || Acceptance::of_sequence(max_draft_len);
-        let acceptance = PerSource { lookup: acceptance(), model: acceptance() };
+        let acceptance = |source| Acceptance::of_sequence(max_draft_len, source);
+        let acceptance = PerSource {
+            lookup: acceptance(DraftSource::Lookup),
+            model: acceptance(DraftSource::Model),
+        };
         Self { acceptance, hits: HitRate::of_sequence() }
     }
 

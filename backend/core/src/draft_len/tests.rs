@@ -305,6 +305,29 @@ fn drafts_of_one_pass_are_as_long_as_their_rows_allow() {
 }
 
 #[test]
+fn a_model_that_stops_by_itself_may_draft_on_where_it_is_sure() {
+    let lens_with = |tuner: Tuner, rates: &[f64]| {
+        let mut run = Run { tuner, ..Run::new(MEMORY_BOUND, rates) };
+        let mean = run.steps(300).mean_len(0, 200);
+        (mean, run.tuner.pass_worth, run.tuner.min_confidence())
+    };
+    let tuner = || Tuner::new(DraftPolicy::Adaptive, MAX_DRAFT_LEN, None, PassCost::Unknown);
+    let (whole, worth, of_plain_steps) = lens_with(tuner(), &[0.7]);
+    assert!(worth.is_none() && of_plain_steps > 0.0, "{worth:?} {of_plain_steps}");
+    let (cut, worth, confidence) = lens_with(tuner().stopping_early(), &[0.7]);
+    assert!(cut > whole + 0.3, "{cut} after {whole}");
+    assert_eq!(worth.map(|worth| worth as f32), Some(confidence));
+    // Tokens come faster than by plain steps.
+    assert!(confidence > 1.5 * of_plain_steps, "{confidence} after {of_plain_steps}");
+    let (_, worth, _) = lens_with(tuner().stopping_early(), &[0.7, 0.7]);
+    assert_eq!(worth, None, "passes are shared");
+    let (_, worth, _) = lens_with(tuner().drafting_at_once().stopping_early(), &[0.7]);
+    assert_eq!(worth, None, "one pass");
+    let (wrong, _, _) = lens_with(tuner().stopping_early(), &[0.02]);
+    assert!(wrong < 0.2, "{wrong}: a draft has to pay to begin with");
+}
+
+#[test]
 fn a_fixed_policy_drafts_what_is_allowed() {
     let mut tuner = Tuner::new(DraftPolicy::Fixed, 4, None, PassCost::Unknown);
     let candidates = [(1, 9), (2, 0), (3, 2)].map(|(id, limit)| Candidate {

@@ -306,6 +306,7 @@ impl Runtime {
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let tuner = if drafter_caches { tuner } else { tuner.without_reading() };
         let tuner = if at_once { tuner.drafting_at_once() } else { tuner };
+        let tuner = if placement.drafts_in_graph() { tuner } else { tuner.stopping_early() };
         Ok(Self {
             scheduler: Scheduler::new(config, tuner),
             executor,

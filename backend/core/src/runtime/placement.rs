@@ -284,6 +284,14 @@ impl<'a> Placement<'a> {
         self.engines[0].1.number().is_some()
     }
 
+    /// Whether drafts are made in the graph of a step, which runs all of its passes whatever they bring.
+    pub(super) fn drafts_in_graph(&self) -> bool {
+        let (target, place) = &self.engines[0];
+        let beside = self.engines.get(1).map(|(_, drafter)| drafter.number());
+        let is_here = is_skipping(target.manifest()) || beside == Some(place.number());
+        self.is_on_gpu() && is_here
+    }
+
     /// Whether all drafts of a step come from one pass of the drafter.
     pub(super) fn drafts_at_once(&self) -> bool {
         let drafter = self.engines.get(1).filter(|(_, place)| place.number().is_none());
