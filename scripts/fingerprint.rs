@@ -21,7 +21,8 @@ use std::fs;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const DTYPES: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
+const DTYPES: [Dtype; 6] =
+    [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4];
 const CUDA_DTYPES: [Dtype; 2] = [Dtype::Fp16, Dtype::Fp8];
 /// Pages of a forward pass over [`NUM_TOKENS`].
 const NUM_PAGES: usize = 8;

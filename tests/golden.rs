@@ -131,3 +131,10 @@ fn fp8_stays_near_fp32() {
 fn int8_stays_near_fp32() {
     check_dtype(Dtype::Int8, 0.25, 0.8);
 }
+
+/// The checkpoint is of 4 bits itself, in blocks of as many inputs: little is lost beside what the head and activations
+/// lose.
+#[test]
+fn int4_stays_near_fp32() {
+    check_dtype(Dtype::Int4, 0.3, 1.0);
+}

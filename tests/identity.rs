@@ -46,8 +46,8 @@ fn good_drafter(dtype: Dtype) -> Option<Engine> {
 /// Drafts with the model's first layers only: most drafts are wrong.
 fn poor_drafter() -> Option<Engine> {
     let cut = models::first_layers(SMOLLM2, FEW_LAYERS)?;
-    let recipe = Recipe::model(models::hf(SMOLLM2)?, Dtype::Int8, cut, Dtype::Int8);
-    Some(recipe.engine("smollm2-135m-int8-by-cut"))
+    let recipe = Recipe::model(models::hf(SMOLLM2)?, Dtype::Int8, cut, Dtype::Int4);
+    Some(recipe.engine("smollm2-135m-int8-by-cut-int4"))
 }
 
 /// Drafts with the model's own layers but for some MLPs: many drafts are wrong.

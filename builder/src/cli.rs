@@ -103,7 +103,7 @@ pub struct ModelArgs {
     /// Number format of the drafter's weights [default: that of the target].
     #[arg(long, value_parser = parse_dtype)]
     pub draft_dtype: Option<Dtype>,
-    /// Number format of embedding and head [default: 16-bit; fp32 for fp32; fp16 on a GPU].
+    /// Number format of embedding and head [default: 16-bit; int8 for int4; fp32 for fp32; fp16 on a GPU].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
     /// The same for the drafter: half as many bytes cost a drafter's head few drafts [default: that of the target].

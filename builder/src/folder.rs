@@ -356,13 +356,11 @@ pub(crate) fn precision(
     let head = head.unwrap_or(match (weights, device) {
         (Dtype::Fp8, Device::Cuda { .. }) => Dtype::Fp16,
         (Dtype::Fp8 | Dtype::Int8, _) => Dtype::Bf16,
+        (Dtype::Int4, _) => Dtype::Int8,
         (other, _) => other,
     });
     let kv = kv.unwrap_or(wide(Dtype::Fp16));
-    ensure!(
-        matches!(kv, Dtype::Fp32 | Dtype::Fp16 | Dtype::Fp8),
-        "--kv-dtype {kv}: expected fp32, fp16 or fp8"
-    );
+    ensure!(kv.holds_keys_and_values(), "--kv-dtype {kv}: expected fp32, fp16 or fp8");
     Ok(Precision { weights, head, kv })
 }
 

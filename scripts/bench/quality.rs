@@ -38,13 +38,15 @@ const fn weights(weights: Dtype) -> Formats {
 }
 
 /// Of weights from the widest to the narrowest, then of keys and values alone.
-const FORMATS: [Formats; 9] = [
+const FORMATS: [Formats; 11] = [
     weights(Dtype::Fp32),
     weights(Dtype::Fp16),
     weights(Dtype::Bf16),
     weights(Dtype::Fp8),
     weights(Dtype::Int8),
     Formats { head: Some(Dtype::Int8), ..weights(Dtype::Int8) },
+    weights(Dtype::Int4),
+    Formats { head: Some(Dtype::Int4), ..weights(Dtype::Int4) },
     Formats { kv: Some(Dtype::Fp16), ..weights(Dtype::Fp32) },
     Formats { kv: Some(Dtype::Fp8), calibrated: false, ..weights(Dtype::Fp32) },
     Formats { kv: Some(Dtype::Fp8), ..weights(Dtype::Fp32) },

@@ -47,7 +47,7 @@ fn tensors_that_are_missing_too_many_or_of_another_shape_are_named() {
 #[test]
 fn weights_that_are_no_finite_numbers_are_named_with_their_row() {
     for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (f32::NEG_INFINITY, "-inf")] {
-        for dtype in ["bf16", "fp8", "int8", "fp32"] {
+        for dtype in ["bf16", "fp8", "int8", "int4", "fp32"] {
             let name = "model.layers.0.self_attn.k_proj.weight";
             let broken = altered(|c| c.tensor(name).values[3 * 32 + 1] = value);
             build_refused(&broken, &["--dtype", dtype], &[name, "row 3", shown, "finite"]);
@@ -151,7 +151,7 @@ fn arguments_of_the_wrong_form_are_misuse() {
     misused(&["--target", "x"], &["--output"]);
     misused(
         &["--target", "x", "--output", "y", "--dtype", "fp4"],
-        &["fp4", "fp32, fp16, bf16, fp8, int8"],
+        &["fp4", "fp32, fp16, bf16, fp8, int8, int4"],
     );
     misused(&["--target", "x", "--output", "y", "--max-draft-len", "-1"], &["-1"]);
     for (draft, parts) in [

@@ -58,7 +58,7 @@ fn every_head_says_at_every_position_what_the_reference_says() {
 #[test]
 fn a_row_has_the_same_bits_alone_and_in_any_company() {
     let taps = Recorded::of("target").floats("last_hidden_pre_norm");
-    for dtype in [Dtype::Fp32, Dtype::Bf16, Dtype::Fp8, Dtype::Int8] {
+    for dtype in [Dtype::Fp32, Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4] {
         let (_dir, target, draft) = engines("medusa", dtype);
         let mut heads = heads(&target, &draft, Isa::detect());
         let states = heads.states(&taps).unwrap();
@@ -128,7 +128,7 @@ fn what_a_step_drafts_is_what_the_reference_drafts() {
 #[test]
 fn texts_are_those_of_plain_decoding() {
     let mut accepted = 0;
-    for dtype in [Dtype::Fp32, Dtype::Int8, Dtype::Fp8, Dtype::Bf16] {
+    for dtype in [Dtype::Fp32, Dtype::Int8, Dtype::Int4, Dtype::Fp8, Dtype::Bf16] {
         accepted += assert_texts_are_plain("medusa", dtype, 1..NUM_HEADS + 1);
     }
     assert!(accepted > 100, "only {accepted} drafts were accepted");

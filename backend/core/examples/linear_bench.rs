@@ -132,7 +132,7 @@ fn macs_of_a_dot(dtype: Dtype) -> usize {
     match dtype {
         Dtype::Fp32 | Dtype::Fp16 => 16,
         Dtype::Bf16 | Dtype::Fp8 => 32,
-        Dtype::Int8 => 64,
+        Dtype::Int8 | Dtype::Int4 => 64,
     }
 }
 

@@ -62,7 +62,14 @@ impl Device {
 }
 
 fn check_device(device: &Device, model: &ModelConfig, precision: &Precision) -> Result<()> {
-    let Device::Cuda { archs, min_driver: _ } = device else { return Ok(()) };
+    let Device::Cuda { archs, min_driver: _ } = device else {
+        return match precision.kv.holds_keys_and_values() {
+            true => Ok(()),
+            false => {
+                Err(format!("kv is {}, engines for CPUs take fp32, fp16 or fp8", precision.kv))
+            }
+        };
+    };
     if archs.is_empty() {
         return Err("device cuda lists no architecture, expected at least one".into());
     }

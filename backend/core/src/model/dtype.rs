@@ -20,8 +20,11 @@ pub(crate) enum Scale {
     None,
     /// Those of an output: one f32, in a section of its own.
     PerOutput,
-    /// [`BLOCK`](super::panel::BLOCK) inputs of an output: one bfloat16, among the values.
-    PerBlock,
+    /// [`BLOCK`](super::panel::BLOCK) inputs of an output: one bfloat16, among the values, and where it says so another that
+    /// is added.
+    PerBlock {
+        has_offset: bool,
+    },
 }
 
 /// A number format. In engine manifests and on the command line it goes by its lowercase name.
@@ -39,11 +42,15 @@ pub enum Dtype {
     /// Signed bytes, one bfloat16 scale for every [`BLOCK`](super::panel::BLOCK) inputs of an output;
     /// activations are quantised in the same blocks.
     Int8,
+    /// Four bits without sign, a bfloat16 scale and a bfloat16 offset for every [`BLOCK`](super::panel::BLOCK) inputs of an
+    /// output; activations as for int8.
+    Int4,
 }
 
 impl Dtype {
     /// Every format.
-    pub const ALL: [Dtype; 5] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8];
+    pub const ALL: [Dtype; 6] =
+        [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16, Dtype::Fp8, Dtype::Int8, Dtype::Int4];
 
     /// What it is made of: the table of all formats.
     pub(crate) const fn format(self) -> Format {
@@ -52,19 +59,27 @@ impl Dtype {
             Dtype::Fp16 => ("fp16", 16, Scale::None),
             Dtype::Bf16 => ("bf16", 16, Scale::None),
             Dtype::Fp8 => ("fp8", 8, Scale::PerOutput),
-            Dtype::Int8 => ("int8", 8, Scale::PerBlock),
+            Dtype::Int8 => ("int8", 8, Scale::PerBlock { has_offset: false }),
+            Dtype::Int4 => ("int4", 4, Scale::PerBlock { has_offset: true }),
         };
         Format { name, bits, scale }
     }
 
-    /// Bytes of one stored value.
+    /// Bytes of one stored value. Panics for a format whose values are no whole bytes.
     pub const fn bytes(self) -> usize {
-        self.format().bits / 8
+        let bits = self.format().bits;
+        assert!(bits.is_multiple_of(8), "a value of whole bytes");
+        bits / 8
     }
 
     /// Whether weights of this format carry one f32 scale an output.
     pub const fn has_output_scales(self) -> bool {
         matches!(self.format().scale, Scale::PerOutput)
+    }
+
+    /// Whether keys and values on a CPU may have it.
+    pub const fn holds_keys_and_values(self) -> bool {
+        matches!(self, Dtype::Fp32 | Dtype::Fp16 | Dtype::Fp8)
     }
 
     /// The name used in manifests and on the command line.

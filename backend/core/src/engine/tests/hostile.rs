@@ -158,6 +158,12 @@ fn the_other_fields_must_be_sane() {
         refusal(|m| m.drafter = DrafterKind::Ngram { max_ngram: 1, min_ngram: 2 }),
         "ngram: min_ngram is 2, expected 1 to max_ngram 1"
     );
+    for kv in [Dtype::Bf16, Dtype::Int8, Dtype::Int4] {
+        assert_eq!(
+            refusal(|m| m.precision.kv = kv),
+            format!("kv is {kv}, engines for CPUs take fp32, fp16 or fp8")
+        );
+    }
     for max_tokens in [0, usize::MAX] {
         assert_eq!(
             refusal(|m| m.drafter = DrafterKind::Suffix { max_tokens }),

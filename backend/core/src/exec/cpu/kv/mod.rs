@@ -46,7 +46,7 @@ impl KvCache {
         num_kv_heads: usize,
         head_dim: usize,
     ) -> Result<Self> {
-        if matches!(dtype, Dtype::Bf16 | Dtype::Int8) {
+        if !dtype.holds_keys_and_values() {
             return Err(Error::Unsupported(format!("a {dtype} kv cache on the cpu")));
         }
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {

@@ -2,72 +2,80 @@
 //! keeps 24 accumulators in registers and reads every weight once.
 #![allow(unsafe_code)]
 
-use super::blocks::{self, Bytes, block_words};
+use super::blocks::{self, Codes, block_words};
 use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch};
 use super::prepare::{self, Form};
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 
 /// From six rows on the lookup tables leave registers for half of the outputs at a time. Beyond ten rows a
-/// chunk is expanded once into cache instead. With one row there is still time between the loads to leave them to the
-/// processor.
+/// chunk is expanded once into cache instead.
 const FP8: [Kernel; 10] = [
-    rows::<Fp8, 1, 4, false>,
-    rows::<Fp8, 2, 4, true>,
-    rows::<Fp8, 3, 4, true>,
-    rows::<Fp8, 4, 4, true>,
-    rows::<Fp8, 5, 4, true>,
-    rows::<Fp8, 6, 2, true>,
-    rows::<Fp8, 7, 2, true>,
-    rows::<Fp8, 8, 2, true>,
-    rows::<Fp8, 9, 2, true>,
-    rows::<Fp8, 10, 2, true>,
+    rows::<Fp8, 1, 4>,
+    rows::<Fp8, 2, 4>,
+    rows::<Fp8, 3, 4>,
+    rows::<Fp8, 4, 4>,
+    rows::<Fp8, 5, 4>,
+    rows::<Fp8, 6, 2>,
+    rows::<Fp8, 7, 2>,
+    rows::<Fp8, 8, 2>,
+    rows::<Fp8, 9, 2>,
+    rows::<Fp8, 10, 2>,
 ];
+/// Rows of FP8 whose chunk is read once.
+const FP8_ONCE: usize = 5;
 const INT8: [Kernel; 6] = [
-    int8::<1, 4, false>,
-    int8::<2, 4, true>,
-    int8::<3, 4, true>,
-    int8::<4, 4, true>,
-    int8::<5, 4, true>,
-    int8::<6, 4, true>,
+    block_rows::<Int8, 1, 4, false>,
+    block_rows::<Int8, 2, 4, true>,
+    block_rows::<Int8, 3, 4, true>,
+    block_rows::<Int8, 4, 4, true>,
+    block_rows::<Int8, 5, 4, true>,
+    block_rows::<Int8, 6, 4, true>,
+];
+/// From five rows on sums, codes and what they are made of leave registers for half of the outputs at a time.
+const INT4: [Kernel; 6] = [
+    block_rows::<Int4, 1, 4, true>,
+    block_rows::<Int4, 2, 4, true>,
+    block_rows::<Int4, 3, 4, true>,
+    block_rows::<Int4, 4, 4, true>,
+    block_rows::<Int4, 5, 2, true>,
+    block_rows::<Int4, 6, 2, true>,
 ];
 
-const fn kernels<F: Format, const FETCH: bool>() -> [Kernel; 6] {
+const fn kernels<F: Format>() -> [Kernel; 6] {
     [
-        rows::<F, 1, 4, FETCH>,
-        rows::<F, 2, 4, FETCH>,
-        rows::<F, 3, 4, FETCH>,
-        rows::<F, 4, 4, FETCH>,
-        rows::<F, 5, 4, FETCH>,
-        rows::<F, 6, 4, FETCH>,
+        rows::<F, 1, 4>,
+        rows::<F, 2, 4>,
+        rows::<F, 3, 4>,
+        rows::<F, 4, 4>,
+        rows::<F, 5, 4>,
+        rows::<F, 6, 4>,
     ]
 }
 
 pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
-    // Up to so many rows are one tile, which reads the weights once.
-    let few = rows <= 6;
     match dtype {
-        Dtype::Fp32 if few => direct(1, const { &kernels::<Fp32, false>() }),
-        Dtype::Fp32 => direct(1, const { &kernels::<Fp32, true>() }),
-        Dtype::Fp16 if few => direct(2, const { &kernels::<Fp16, false>() }),
-        Dtype::Fp16 => expanded(expand::<Fp16>, const { &kernels::<Fp32, true>() }),
-        Dtype::Bf16 if few => direct(1, const { &kernels::<Bf16, false>() }),
-        Dtype::Bf16 => direct(1, const { &kernels::<Bf16, true>() }),
-        Dtype::Fp8 if rows <= FP8.len() => direct(2, &FP8),
-        Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16, true>() }),
+        Dtype::Fp32 => direct(1, const { &kernels::<Fp32>() }),
+        Dtype::Fp16 if rows <= 6 => direct(2, const { &kernels::<Fp16>() }),
+        Dtype::Fp16 => expanded(expand::<Fp16>, const { &kernels::<Fp32>() }),
+        Dtype::Bf16 => direct(1, const { &kernels::<Bf16>() }),
+        Dtype::Fp8 if rows <= FP8.len() => Path { once: FP8_ONCE, ..direct(2, &FP8) },
+        Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16>() }),
         Dtype::Int8 => direct(block_words(1), &INT8),
+        Dtype::Int4 => direct(block_words(1), &INT4),
     }
 }
 
 /// Kernels that read the stored form, with `words` words of activations a unit.
 fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
-    Path { expand: None, expansion: 1, words, kernels, finish }
+    Path { expand: None, expansion: 1, words, kernels, once: kernels.len(), finish }
 }
 
 /// Kernels that read each word's weights as a group of its own.
 fn expanded(expand: Expand, kernels: &'static [Kernel]) -> Path {
-    Path { expand: Some(expand), expansion: 2, words: 2, kernels, finish }
+    Path { expand: Some(expand), expansion: 2, words: 2, kernels, once: 0, finish }
 }
 
 /// # Safety
@@ -102,8 +110,6 @@ struct Fp32;
 struct Fp16;
 struct Bf16;
 struct Fp8;
-struct Int8;
-
 impl Format for Fp32 {
     type Tables = ();
     type Vectors = [__m512i; 1];
@@ -176,24 +182,61 @@ impl Format for Bf16 {
     }
 }
 
-impl Bytes for Int8 {
+/// How codes of four inputs of 16 outputs are read from 64 bytes.
+trait Stored {
+    const DTYPE: Dtype;
+    /// # Safety
+    /// The machine has the level's features.
+    unsafe fn codes(words: __m512i, four: usize) -> __m512i;
+}
+
+struct Int8;
+struct Int4;
+
+impl Stored for Int8 {
+    const DTYPE: Dtype = Dtype::Int8;
+
+    #[inline(always)]
+    unsafe fn codes(words: __m512i, _: usize) -> __m512i {
+        words
+    }
+}
+
+impl Stored for Int4 {
+    const DTYPE: Dtype = Dtype::Int4;
+
+    #[inline(always)]
+    unsafe fn codes(words: __m512i, four: usize) -> __m512i {
+        // SAFETY: the level's features.
+        unsafe {
+            let words = if four == 0 { words } else { _mm512_srli_epi16::<4>(words) };
+            _mm512_and_si512(words, _mm512_set1_epi8(0xf))
+        }
+    }
+}
+
+/// Codes in vectors of 512 bits.
+struct Wide<F>(PhantomData<F>);
+
+impl<F: Stored> Codes for Wide<F> {
+    const DTYPE: Dtype = F::DTYPE;
     const LEN: usize = 16;
     const WORDS: usize = 1;
     type Sums = __m512i;
     type Weights = __m512i;
     type Activations = __m512i;
-    type Scales = __m512;
+    type Floats = __m512;
 
     #[inline(always)]
-    unsafe fn splat(value: i32) -> __m512i {
+    unsafe fn start(value: i32) -> __m512i {
         // SAFETY: the level's features.
         unsafe { _mm512_set1_epi32(value) }
     }
 
     #[inline(always)]
-    unsafe fn weights(from: *const u8) -> __m512i {
+    unsafe fn weights(from: *const u8, four: usize) -> __m512i {
         // SAFETY: as promised by the caller.
-        unsafe { _mm512_loadu_si512(from.cast()) }
+        unsafe { F::codes(_mm512_loadu_si512(from.cast()), four) }
     }
 
     #[inline(always)]
@@ -209,6 +252,18 @@ impl Bytes for Int8 {
     }
 
     #[inline(always)]
+    unsafe fn scaled(sums: __m512i, scale: f32) -> __m512 {
+        // SAFETY: the level's features.
+        unsafe { _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(scale)) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        // SAFETY: the level's features.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
     unsafe fn scales(from: *const u8) -> __m512 {
         // SAFETY: as promised by the caller.
         unsafe {
@@ -218,23 +273,32 @@ impl Bytes for Int8 {
     }
 
     #[inline(always)]
-    unsafe fn accumulate(acc: *mut f32, sums: __m512i, scale: f32, scales: __m512) {
+    unsafe fn load(from: *const f32) -> __m512 {
         // SAFETY: as promised by the caller.
-        unsafe {
-            let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(scale));
-            _mm512_storeu_ps(acc, _mm512_fmadd_ps(scaled, scales, _mm512_loadu_ps(acc)));
-        }
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, values: __m512) {
+        // SAFETY: as promised by the caller.
+        unsafe { _mm512_storeu_ps(to, values) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the level's features.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 }
 
-/// `R` rows of int8, `Q` quarters of the outputs at a time.
+/// `R` rows of a format in blocks, `Q` quarters of the outputs at a time.
 ///
 /// # Safety
 /// The tile's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-unsafe fn int8<const R: usize, const Q: usize, const FETCH: bool>(tile: &Tile) {
+unsafe fn block_rows<F: Stored, const R: usize, const Q: usize, const FETCH: bool>(tile: &Tile) {
     // SAFETY: as promised by the caller.
-    unsafe { blocks::rows::<Int8, R, Q, FETCH>(tile) };
+    unsafe { blocks::rows::<Wide<F>, R, Q, FETCH>(tile) };
 }
 
 /// The low and the high bytes of the bfloat16 of every e4m3 code without sign.
@@ -296,19 +360,15 @@ impl Format for Fp8 {
     }
 }
 
-/// How far ahead of the reads a pass that reads straight through fetches, in bytes: the processor's own prefetcher stops at
-/// the end of a page.
-const AHEAD: usize = 4096;
-
-/// `R` rows, `Q` quarters of the outputs at a time; `FETCH`: what comes behind the chunk.
+/// `R` rows, `Q` quarters of the outputs at a time.
 ///
 /// # Safety
 /// The tile's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
-unsafe fn rows<F: Format, const R: usize, const Q: usize, const FETCH: bool>(tile: &Tile) {
+unsafe fn rows<F: Format, const R: usize, const Q: usize>(tile: &Tile) {
     for first in (0..4).step_by(Q) {
         // SAFETY: as promised by the caller.
-        unsafe { strip::<F, R, Q, FETCH>(tile, first) };
+        unsafe { strip::<F, R, Q>(tile, first) };
     }
 }
 
@@ -318,10 +378,7 @@ unsafe fn rows<F: Format, const R: usize, const Q: usize, const FETCH: bool>(til
 /// As for `rows`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx512vbmi")]
-unsafe fn strip<F: Format, const R: usize, const Q: usize, const FETCH: bool>(
-    tile: &Tile,
-    first: usize,
-) {
+unsafe fn strip<F: Format, const R: usize, const Q: usize>(tile: &Tile, first: usize) {
     let zero = _mm512_setzero_si512();
     let mut acc = [[zero; Q]; R];
     // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
@@ -337,11 +394,7 @@ unsafe fn strip<F: Format, const R: usize, const Q: usize, const FETCH: bool>(
         let (mut w, mut x) = (tile.w, tile.x.cast::<i32>());
         for group in 0..tile.units {
             for quarter in 0..Q {
-                let line = 64 * (first + quarter);
-                prefetch(match FETCH {
-                    true => tile.next(group).wrapping_add(line),
-                    false => w.wrapping_add(AHEAD + line),
-                });
+                prefetch(tile.next(group).wrapping_add(64 * (first + quarter)));
                 let vectors = F::load(tables, w, first + quarter);
                 for (word, w) in vectors.as_ref().iter().enumerate() {
                     for (r, acc) in acc.iter_mut().enumerate() {

@@ -1,110 +1,145 @@
-//! Products of bytes whose blocks of inputs have a scale each, weights and activations alike: within a block exact
+//! Products of codes whose blocks of inputs have a scale each, weights and activations alike: within a block exact
 //! integer sums, between blocks f32. Written once, for the vectors of every level; all give the same bits.
 #![allow(unsafe_code)]
 
 use super::kernel::{Tile, prefetch, prefetch_share};
-use crate::model::panel::{BLOCK_BYTES, BLOCK_GROUPS, GROUP_BYTES, PANEL};
+use crate::model::Dtype;
+use crate::model::panel::{
+    BLOCK, GROUP_BYTES, PANEL, SCALES_BYTES, block_groups, group_len, unit_bytes,
+};
 use std::array::from_fn;
 use std::hint::black_box;
+use std::marker::PhantomData;
 
-/// Words of a block's activations, `words` for four of them: the activations, then the scale as f32, then what the sums
-/// start with. Stored weights have 128 added: -128 times the sum of the activations takes it off.
+/// Fours of activations of a block.
+const FOURS: usize = BLOCK / 4;
+
+/// Words of a block's activations, `words` for four of them: the activations, then the scale as f32, then -128 times the sum
+/// of the activations. Sums of int8 start with that, since its stored weights have 128 added.
 pub(super) const fn block_words(words: usize) -> usize {
-    words * BLOCK_GROUPS + 2
+    words * FOURS + 2
 }
 
+/// What the sum of a block's activations follows from, of what is stored of it: exactly, in f32 too.
+const SUM_FACTOR: f32 = -1.0 / 128.0;
+
 /// Sums whose loop over a block's groups is left for the compiler to unroll.
-const MAX_UNROLLED: usize = 8;
+const MAX_UNROLLED: usize = 7;
 
 /// The arithmetic on as many outputs as a vector holds. Everything is `#[inline(always)]`, into functions that
 /// enable the level's instructions.
 ///
 /// # Safety
 /// All functions need the level's features, and pointers that cover the vector.
-pub(super) trait Bytes {
+pub(super) trait Codes {
+    /// The stored format.
+    const DTYPE: Dtype;
     /// Outputs in a vector.
     const LEN: usize;
     /// Words that hold four activations: one of bytes, or two of 16 bits.
     const WORDS: usize;
-    /// Sums of products, i32.
+    /// Sums of a block's products.
     type Sums: Copy;
     /// Four inputs of every output, ready for `dot`.
     type Weights: Copy;
     /// Four activations, ready for `dot`.
     type Activations: Copy;
-    /// Scales of the outputs, f32.
-    type Scales: Copy;
+    /// f32.
+    type Floats: Copy;
 
-    unsafe fn splat(value: i32) -> Self::Sums;
-    /// From `4 * LEN` bytes.
-    unsafe fn weights(from: *const u8) -> Self::Weights;
+    /// What sums start with.
+    unsafe fn start(value: i32) -> Self::Sums;
+    /// The `four`-th four inputs that lie in the `4 * LEN` bytes.
+    unsafe fn weights(from: *const u8, four: usize) -> Self::Weights;
     /// From `WORDS` words.
     unsafe fn activations(from: *const u32) -> Self::Activations;
     /// Adds the four products of every output.
     unsafe fn dot(sums: Self::Sums, w: Self::Weights, x: Self::Activations) -> Self::Sums;
+    /// As floats, times `scale`.
+    unsafe fn scaled(sums: Self::Sums, scale: f32) -> Self::Floats;
+    unsafe fn splat(value: f32) -> Self::Floats;
     /// From `LEN` bfloat16.
-    unsafe fn scales(from: *const u8) -> Self::Scales;
-    /// `acc + (sums * scale) * scales`, the last product and the sum rounded once.
-    unsafe fn accumulate(acc: *mut f32, sums: Self::Sums, scale: f32, scales: Self::Scales);
+    unsafe fn scales(from: *const u8) -> Self::Floats;
+    unsafe fn load(from: *const f32) -> Self::Floats;
+    unsafe fn store(to: *mut f32, values: Self::Floats);
+    /// `a * b + c`, rounded once.
+    unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 }
 
 /// `R` rows, in strips of `V` vectors of outputs; `FETCH`: what comes next.
 ///
 /// # Safety
-/// The tile's pointers cover `R` rows, and the machine has the features of `B`.
+/// The tile's pointers cover `R` rows, and the machine has the features of `C`.
 #[inline(always)]
-pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH: bool>(
+pub(super) unsafe fn rows<C: Codes, const R: usize, const V: usize, const FETCH: bool>(
     tile: &Tile,
 ) {
     // Plain loops over indices: iterators are not unrolled reliably.
     #![allow(clippy::needless_range_loop)]
-    let [scale_word, start_word] = [B::WORDS * BLOCK_GROUPS, B::WORDS * BLOCK_GROUPS + 1];
+    let [scale_word, sum_word] = [C::WORDS * FOURS, C::WORDS * FOURS + 1];
+    let (block_bytes, num_groups) = (unit_bytes(C::DTYPE), block_groups(C::DTYPE));
+    let fours_of_group = group_len(C::DTYPE) / 4;
+    let scales_at = num_groups * GROUP_BYTES;
+    let has_offset = block_bytes > scales_at + SCALES_BYTES;
     for unit in 0..tile.units {
-        let (w, next) = (tile.w.wrapping_add(unit * BLOCK_BYTES), tile.next(unit));
-        let first_row = tile.x.wrapping_add(unit * block_words(B::WORDS));
+        let (w, next) = (tile.w.wrapping_add(unit * block_bytes), tile.next(unit));
+        let first_row = tile.x.wrapping_add(unit * block_words(C::WORDS));
         let rows: [*const u32; R] = from_fn(|r| first_row.wrapping_add(r * tile.stride));
-        for (strip, first) in (0..PANEL).step_by(V * B::LEN).enumerate() {
+        for (strip, first) in (0..PANEL).step_by(V * C::LEN).enumerate() {
             // With several strips the compiler would load the activations of all at once, for which registers lack.
-            let x = if V * B::LEN < PANEL { black_box(rows) } else { rows };
+            let x = if V * C::LEN < PANEL { black_box(rows) } else { rows };
             // SAFETY: accumulators are `[R][64]`, a block has its words of every row, and its groups lie one behind the
-            // other, then its scales.
+            // other, then its scales, then its offsets.
             unsafe {
-                let mut sums = [[B::splat(0); V]; R];
-                for r in 0..R {
-                    sums[r] = [B::splat(x[r].add(start_word).read() as i32); V];
+                let mut sums = [[C::start(0); V]; R];
+                if C::DTYPE == Dtype::Int8 {
+                    for r in 0..R {
+                        sums[r] = [C::start(x[r].add(sum_word).read() as i32); V];
+                    }
                 }
                 // Unrolled, a loop over this many sums has more of them loaded than there are registers.
-                let groups =
-                    if R * V > MAX_UNROLLED { black_box(BLOCK_GROUPS) } else { BLOCK_GROUPS };
+                let groups = if R * V > MAX_UNROLLED { black_box(num_groups) } else { num_groups };
                 for group in 0..groups {
                     if FETCH {
-                        prefetch_share::<V>(next.wrapping_add(group * GROUP_BYTES), strip, B::LEN);
+                        prefetch_share::<V>(next.wrapping_add(group * GROUP_BYTES), strip, C::LEN);
                     }
                     let w = w.wrapping_add(group * GROUP_BYTES + 4 * first);
-                    let mut weights = [B::weights(w); V];
-                    for v in 1..V {
-                        weights[v] = B::weights(w.wrapping_add(4 * v * B::LEN));
-                    }
-                    for r in 0..R {
-                        let x = B::activations(x[r].add(B::WORDS * group));
-                        for v in 0..V {
-                            sums[r][v] = B::dot(sums[r][v], weights[v], x);
+                    for four in 0..fours_of_group {
+                        let mut weights = [C::weights(w, four); V];
+                        for v in 1..V {
+                            weights[v] = C::weights(w.wrapping_add(4 * v * C::LEN), four);
+                        }
+                        for r in 0..R {
+                            let x = C::activations(
+                                x[r].add(C::WORDS * (group * fours_of_group + four)),
+                            );
+                            for v in 0..V {
+                                sums[r][v] = C::dot(sums[r][v], weights[v], x);
+                            }
                         }
                     }
                 }
-                let scales = BLOCK_GROUPS * GROUP_BYTES;
                 if FETCH {
-                    for line in (scales..BLOCK_BYTES).step_by(64) {
+                    for line in (scales_at..block_bytes).step_by(64) {
                         prefetch(next.wrapping_add(line));
                     }
                 }
                 for v in 0..V {
-                    let output = first + v * B::LEN;
-                    let scales = B::scales(w.wrapping_add(scales + 2 * output));
+                    let output = first + v * C::LEN;
+                    let scales_of_outputs = w.wrapping_add(scales_at + 2 * output);
+                    let scales = C::scales(scales_of_outputs);
                     for r in 0..R {
                         let acc = tile.acc.wrapping_add(r * PANEL + output);
                         let scale = f32::from_bits(x[r].add(scale_word).read());
-                        B::accumulate(acc, sums[r][v], scale, scales);
+                        let mut sum =
+                            C::multiply_add(C::scaled(sums[r][v], scale), scales, C::load(acc));
+                        if has_offset {
+                            let stored = x[r].add(sum_word).read() as i32 as f32;
+                            let offsets = C::scales(scales_of_outputs.wrapping_add(SCALES_BYTES));
+                            let inputs = C::splat(stored * (scale * SUM_FACTOR));
+                            sum = C::multiply_add(inputs, offsets, sum);
+                        }
+                        C::store(acc, sum);
                     }
                 }
             }
@@ -113,28 +148,56 @@ pub(super) unsafe fn rows<B: Bytes, const R: usize, const V: usize, const FETCH:
 }
 
 /// Plain Rust, eight outputs at a time.
-pub(super) struct Portable;
+pub(super) struct Portable<F>(PhantomData<F>);
+
+/// How one output's codes of four inputs are read.
+pub(super) trait Stored {
+    const DTYPE: Dtype;
+    fn codes(word: [u8; 4], four: usize) -> [i32; 4];
+}
+
+pub(super) struct Int8;
+pub(super) struct Int4;
+
+impl Stored for Int8 {
+    const DTYPE: Dtype = Dtype::Int8;
+
+    #[inline(always)]
+    fn codes(word: [u8; 4], _: usize) -> [i32; 4] {
+        word.map(i32::from)
+    }
+}
+
+impl Stored for Int4 {
+    const DTYPE: Dtype = Dtype::Int4;
+
+    #[inline(always)]
+    fn codes(word: [u8; 4], four: usize) -> [i32; 4] {
+        word.map(|byte| i32::from(byte >> (4 * four) & 0xf))
+    }
+}
 
 const LEN: usize = 8;
 
-impl Bytes for Portable {
+impl<F: Stored> Codes for Portable<F> {
+    const DTYPE: Dtype = F::DTYPE;
     const LEN: usize = LEN;
     const WORDS: usize = 1;
     type Sums = [i32; LEN];
     type Weights = [[i32; 4]; LEN];
     type Activations = [i32; 4];
-    type Scales = [f32; LEN];
+    type Floats = [f32; LEN];
 
     #[inline(always)]
-    unsafe fn splat(value: i32) -> Self::Sums {
+    unsafe fn start(value: i32) -> Self::Sums {
         [value; LEN]
     }
 
     #[inline(always)]
-    unsafe fn weights(from: *const u8) -> Self::Weights {
+    unsafe fn weights(from: *const u8, four: usize) -> Self::Weights {
         // SAFETY: as promised by the caller.
-        let bytes = unsafe { from.cast::<[[u8; 4]; LEN]>().read() };
-        bytes.map(|bytes| bytes.map(i32::from))
+        let words = unsafe { from.cast::<[[u8; 4]; LEN]>().read() };
+        words.map(|word| F::codes(word, four))
     }
 
     #[inline(always)]
@@ -149,17 +212,35 @@ impl Bytes for Portable {
     }
 
     #[inline(always)]
-    unsafe fn scales(from: *const u8) -> Self::Scales {
+    unsafe fn scaled(sums: Self::Sums, scale: f32) -> Self::Floats {
+        sums.map(|sum| sum as f32 * scale)
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::Floats {
+        [value; LEN]
+    }
+
+    #[inline(always)]
+    unsafe fn scales(from: *const u8) -> Self::Floats {
         // SAFETY: as promised by the caller.
         unsafe { from.cast::<[[u8; 2]; LEN]>().read() }.map(crate::model::panel::bf16_value)
     }
 
     #[inline(always)]
-    unsafe fn accumulate(acc: *mut f32, sums: Self::Sums, scale: f32, scales: Self::Scales) {
+    unsafe fn load(from: *const f32) -> Self::Floats {
         // SAFETY: as promised by the caller.
-        let acc = unsafe { &mut *acc.cast::<[f32; LEN]>() };
-        for (acc, (sum, scale_of_output)) in acc.iter_mut().zip(sums.iter().zip(scales)) {
-            *acc = (*sum as f32 * scale).mul_add(scale_of_output, *acc);
-        }
+        unsafe { from.cast::<[f32; LEN]>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, values: Self::Floats) {
+        // SAFETY: as promised by the caller.
+        unsafe { to.cast::<[f32; LEN]>().write(values) };
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
+        from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
 }

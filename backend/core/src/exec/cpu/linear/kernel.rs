@@ -55,9 +55,9 @@ pub(super) fn prefetch_share<const V: usize>(group: *const u8, strip: usize, len
 pub(super) fn prefetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch may be of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
@@ -70,8 +70,8 @@ pub(super) struct Finish<'a> {
     pub bias: Option<&'a [f32; PANEL]>,
 }
 
-/// Multiplies one tile; the kernel's place in its table says how many rows. It fetches what comes next, unless it reads
-/// a chunk once, front to back, with little work between the loads: the processor's own prefetcher does better then.
+/// Multiplies one tile; the kernel's place in its table says how many rows. It fetches what comes next, unless there is so
+/// little work between its loads that the processor's own prefetcher does better.
 pub(super) type Kernel = unsafe fn(&Tile);
 
 /// Rewrites units of the stored form (source, number, target) into those that the kernels read.
@@ -87,6 +87,8 @@ pub(super) struct Path {
     pub words: usize,
     /// For 1, 2, ... rows.
     pub kernels: &'static [Kernel],
+    /// Up to so many rows are one tile that reads its chunk once, front to back.
+    pub once: usize,
     pub finish: unsafe fn(&Finish<'_>, &mut [f32]),
 }
 

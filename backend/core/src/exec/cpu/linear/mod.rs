@@ -30,6 +30,12 @@ use std::mem::MaybeUninit;
 const ROW_TILE: usize = 256;
 /// Bytes of weights, or of their expanded form, that all rows pass before the next.
 const CHUNK_BYTES: usize = 32 << 10;
+/// The same for up to [`FEW_ROWS`] rows, which leave little time to fetch the next: both lie in a typical L1 then.
+const SHORT_CHUNK_BYTES: usize = CHUNK_BYTES / 2;
+const FEW_ROWS: usize = 32;
+/// How far ahead of the reads a pass that reads straight through fetches, in bytes: the processor's own prefetcher stops at
+/// the end of a page.
+const AHEAD_BYTES: usize = 8 << 10;
 
 /// A packed matrix with what is applied to its outputs.
 pub struct Weight {
@@ -147,7 +153,8 @@ impl Job<'_> {
         let panel_bytes = panel::panel_bytes(self.w.dtype, self.w.k);
         let panel = &self.w.bytes[panel_idx * panel_bytes..][..panel_bytes];
         let unit_bytes = panel::unit_bytes(self.w.dtype);
-        let chunk_units = CHUNK_BYTES / unit_bytes / path.expansion;
+        let chunk_bytes = if num_rows <= FEW_ROWS { SHORT_CHUNK_BYTES } else { CHUNK_BYTES };
+        let chunk_units = chunk_bytes / unit_bytes / path.expansion;
         let num_tiles = num_rows.div_ceil(path.kernels.len());
         for (chunk_idx, chunk) in panel.chunks(chunk_units * unit_bytes).enumerate() {
             let units = chunk.len() / unit_bytes;
@@ -160,7 +167,10 @@ impl Job<'_> {
                     w = expanded;
                 }
             }
-            let ahead = Ahead::new(chunk, units * path.expansion, num_tiles);
+            let ahead = match num_rows <= path.once {
+                true => Ahead::of_a_pass(chunk, unit_bytes),
+                false => Ahead::of_the_next(chunk, units * path.expansion, num_tiles),
+            };
             let first_word = chunk_idx * chunk_units * path.words;
             let mut row = 0;
             for tile_idx in 0..num_tiles {
@@ -210,8 +220,7 @@ impl Job<'_> {
     }
 }
 
-/// What to fetch while a chunk is worked on: the bytes that follow it, as many, each tile a part. Past the
-/// end of a panel lies the next, which is this thread's next task.
+/// What to fetch while a chunk is worked on. Past the end of a panel lies the next, which is this thread's next task.
 struct Ahead {
     start: *const u8,
     bytes: usize,
@@ -220,7 +229,14 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn new(chunk: &[u8], units: usize, num_tiles: usize) -> Self {
+    /// What the one tile, which reads the chunk once, comes to soon.
+    fn of_a_pass(chunk: &[u8], unit_bytes: usize) -> Self {
+        let start = chunk.as_ptr().wrapping_add(AHEAD_BYTES);
+        Self { start, bytes: chunk.len(), units: chunk.len() / unit_bytes, step: unit_bytes }
+    }
+
+    /// The bytes that follow the chunk, as many, each tile a part.
+    fn of_the_next(chunk: &[u8], units: usize, num_tiles: usize) -> Self {
         let step = chunk.len().div_ceil(units * num_tiles).next_multiple_of(64);
         let start = chunk.as_ptr_range().end;
         Self { start, bytes: chunk.len(), units, step }

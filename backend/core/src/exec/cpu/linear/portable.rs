@@ -8,7 +8,12 @@ use crate::model::Dtype;
 use crate::model::panel::{self, GROUP_BYTES, PANEL};
 
 const F32: [Kernel; 4] = [f32_rows::<1>, f32_rows::<2>, f32_rows::<3>, f32_rows::<4>];
-const INT8: [Kernel; 4] = [int8_rows::<1>, int8_rows::<2>, int8_rows::<3>, int8_rows::<4>];
+const INT8: [Kernel; 4] = block_kernels::<blocks::Int8>();
+const INT4: [Kernel; 4] = block_kernels::<blocks::Int4>();
+
+const fn block_kernels<F: blocks::Stored>() -> [Kernel; 4] {
+    [block_rows::<F, 1>, block_rows::<F, 2>, block_rows::<F, 3>, block_rows::<F, 4>]
+}
 
 pub(super) fn path(dtype: Dtype) -> Path {
     let (expand, kernels): (Option<Expand>, &'static [Kernel]) = match dtype {
@@ -17,10 +22,14 @@ pub(super) fn path(dtype: Dtype) -> Path {
         Dtype::Bf16 => (Some(expand::<2, Bf16>), &F32),
         Dtype::Fp8 => (Some(expand::<4, Fp8>), &F32),
         Dtype::Int8 => (None, &INT8),
+        Dtype::Int4 => (None, &INT4),
     };
     let expansion = if expand.is_some() { panel::group_len(dtype) } else { 1 };
-    let words = if dtype == Dtype::Int8 { blocks::block_words(1) } else { expansion };
-    Path { expand, expansion, words, kernels, finish }
+    let (words, once) = match dtype {
+        Dtype::Int8 | Dtype::Int4 => (blocks::block_words(1), kernels.len()),
+        _ => (expansion, 0),
+    };
+    Path { expand, expansion, words, kernels, once, finish }
 }
 
 fn finish(f: &Finish<'_>, out: &mut [f32]) {
@@ -92,7 +101,7 @@ unsafe fn f32_rows<const R: usize>(tile: &Tile) {
 
 /// # Safety
 /// The tile's pointers cover `R` rows.
-unsafe fn int8_rows<const R: usize>(tile: &Tile) {
+unsafe fn block_rows<F: blocks::Stored, const R: usize>(tile: &Tile) {
     // SAFETY: as promised by the caller.
-    unsafe { blocks::rows::<blocks::Portable, R, 2, true>(tile) };
+    unsafe { blocks::rows::<blocks::Portable<F>, R, 2, true>(tile) };
 }

@@ -41,7 +41,7 @@ impl Form {
             (Dtype::Fp8, Level::Avx2 | Level::AvxVnni) => Form::ScaledF32,
             (Dtype::Bf16 | Dtype::Fp8, _) => Form::RoundedF32,
             (Dtype::Int8, Level::Avx2) => Form::Int8PairBlock,
-            (Dtype::Int8, _) => Form::Int8Block,
+            (Dtype::Int8 | Dtype::Int4, _) => Form::Int8Block,
         }
     }
 
@@ -76,7 +76,7 @@ impl Default for Prepared {
     }
 }
 
-/// Prepares `x`, `[rows][k]`, for products with weights of `dtype`. Int8: each block is quantised symmetrically
+/// Prepares `x`, `[rows][k]`, for products with weights of `dtype`. Int8 and int4: each block is quantised symmetrically
 /// by its own largest magnitude; a row with an infinity or NaN gives NaN throughout.
 pub fn prepare(
     isa: Isa,

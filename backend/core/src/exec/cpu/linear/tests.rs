@@ -90,7 +90,7 @@ fn rounded(dtype: Dtype, x: &[f32]) -> Vec<f64> {
     match dtype {
         Dtype::Fp32 | Dtype::Fp16 => x.iter().map(|&x| f64::from(x)).collect(),
         Dtype::Bf16 | Dtype::Fp8 => x.iter().map(|&x| bf16::from_f32(x).to_f64()).collect(),
-        Dtype::Int8 => x.chunks(BLOCK).flat_map(quantised).collect(),
+        Dtype::Int8 | Dtype::Int4 => x.chunks(BLOCK).flat_map(quantised).collect(),
     }
 }
 
@@ -166,14 +166,34 @@ fn a_rows_bits_depend_on_nothing_but_the_row() {
 }
 
 #[test]
-fn int8_gives_the_same_bits_at_every_level() {
+fn whole_numbers_give_the_same_bits_at_every_level() {
     let pool = Pool::new(2);
-    for (n, k, rows) in [(64, 64, 1), (70, 301, 3), (150, 1111, 9), (33, 3, 40)] {
-        let w = weight(Dtype::Int8, n, k, true);
-        let x = Noise(10).values(rows * k, 3.0);
-        let mut levels = Isa::supported().map(|isa| bits(&product(isa, &pool, &w, &x)));
-        let first = levels.next().unwrap();
-        assert!(levels.all(|level| level == first), "[{n}, {k}], {rows} rows");
+    for dtype in [Dtype::Int8, Dtype::Int4] {
+        for (n, k, rows) in [(64, 64, 1), (70, 301, 3), (150, 1111, 9), (33, 3, 40)] {
+            let w = weight(dtype, n, k, true);
+            let x = Noise(10).values(rows * k, 3.0);
+            let mut levels = Isa::supported().map(|isa| bits(&product(isa, &pool, &w, &x)));
+            let first = levels.next().unwrap();
+            assert!(levels.all(|level| level == first), "{dtype} [{n}, {k}], {rows} rows");
+        }
+    }
+}
+
+#[test]
+fn int4_is_exact_to_the_last_integer() {
+    // The largest codes and activations in all of a block but its first input, whose code is 0 and makes them the largest.
+    let (n, k) = (64, 32 * 30);
+    let values: Vec<f32> = (0..n * k).map(|i| if i % 32 == 0 { 0.0 } else { 15.0 }).collect();
+    let w = Weight::pack(Dtype::Int4, n, k, &values, None).unwrap();
+    for isa in Isa::supported() {
+        for sign in [1.0, -1.0] {
+            for rows in 1..7 {
+                let x = vec![127.0 * sign; rows * k];
+                let out = product(isa, &Pool::new(1), &w, &x);
+                let expected = sign * 127.0 * (15 * 31 * k / 32) as f32;
+                assert!(out.iter().all(|&y| y == expected), "{isa} {} for {expected}", out[0]);
+            }
+        }
     }
 }
 

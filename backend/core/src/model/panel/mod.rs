@@ -2,12 +2,16 @@
 //!
 //! A matrix [n outputs][k inputs] is cut into panels of 64 outputs, one after the other, the last padded
 //! with zeros. A panel is a run of 256-byte groups, k ascending, each holding 4 bytes of every output: one
-//! k of fp32, two of fp16 / bf16, four of fp8 / int8; k is padded with zeros to whole groups. So a kernel
+//! k of fp32, two of fp16 / bf16, four of fp8 / int8, eight of int4; k is padded to whole groups. So a kernel
 //! streams a panel front to back, with outputs in its lanes. Inside a group the four bytes of an output
 //! lie together, except where `halves` says otherwise.
 //!
 //! Where [`BLOCK`] inputs of an output share a scale, the groups of each block are followed by the scales of
-//! the 64 outputs, and k is padded to whole blocks: a unit of such a panel is a block, of others a group.
+//! the 64 outputs, then by their offsets where there are, and k is padded to whole blocks: a unit of such a panel is a
+//! block, of others a group.
+
+mod blocks;
+mod fit;
 
 pub(crate) use super::e4m3::e4m3_to_f32;
 pub use super::e4m3::{E4M3_MAX, f32_to_e4m3};
@@ -24,30 +28,35 @@ pub(crate) const GROUP_BYTES: usize = 4 * PANEL;
 /// Inputs of an output that share a scale in the formats that have scales within a row.
 pub const BLOCK: usize = 32;
 
-pub(crate) const BLOCK_GROUPS: usize = BLOCK / group_len(Dtype::Int8);
-
-/// Bytes of a block's groups and its scales, one bfloat16 an output.
-pub(crate) const BLOCK_BYTES: usize = BLOCK_GROUPS * GROUP_BYTES + 2 * PANEL;
+/// Bytes of a bfloat16 for each output of the panel: a block's scales, or its offsets.
+pub(crate) const SCALES_BYTES: usize = 2 * PANEL;
 
 /// Groups that are packed at a time: 64 outputs of them stay in L1 while they are transposed.
 const TILE: usize = 16;
 
 /// Inputs of one output in a group.
 pub(crate) const fn group_len(dtype: Dtype) -> usize {
-    4 / dtype.bytes()
+    32 / dtype.format().bits
+}
+
+/// Groups of a block.
+pub(crate) const fn block_groups(dtype: Dtype) -> usize {
+    BLOCK / group_len(dtype)
 }
 
 /// Inputs of one output in a unit.
 const fn unit_len(dtype: Dtype) -> usize {
     match dtype.format().scale {
-        Scale::PerBlock => BLOCK,
+        Scale::PerBlock { .. } => BLOCK,
         Scale::None | Scale::PerOutput => group_len(dtype),
     }
 }
 
 pub(crate) const fn unit_bytes(dtype: Dtype) -> usize {
     match dtype.format().scale {
-        Scale::PerBlock => BLOCK_BYTES,
+        Scale::PerBlock { has_offset } => {
+            block_groups(dtype) * GROUP_BYTES + (1 + has_offset as usize) * SCALES_BYTES
+        }
         Scale::None | Scale::PerOutput => GROUP_BYTES,
     }
 }
@@ -66,7 +75,7 @@ pub const fn packed_bytes(dtype: Dtype, n: usize, k: usize) -> usize {
 #[inline(always)]
 const fn halves(dtype: Dtype, output: usize) -> [usize; 2] {
     match dtype {
-        Dtype::Fp32 | Dtype::Bf16 | Dtype::Int8 => [4 * output, 4 * output + 2],
+        Dtype::Fp32 | Dtype::Bf16 | Dtype::Int8 | Dtype::Int4 => [4 * output, 4 * output + 2],
         // [k][64]: two full vectors for a widening load.
         Dtype::Fp16 => [2 * output, GROUP_BYTES / 2 + 2 * output],
         // 64 bytes hold 16 outputs; in each 16 of them stand (k0, k1) of four outputs, then (k2, k3).
@@ -110,7 +119,8 @@ pub fn pack_panel(dtype: Dtype, rows: &[f32], k: usize, out: &mut [u8], scales: 
             let codes: [u8; 4 * TILE] = std::array::from_fn(|i| f32_to_e4m3(v[i] * inverse[row]));
             join_bytes(&codes, words);
         }),
-        Dtype::Int8 => pack_blocks(rows, k, out),
+        Dtype::Int8 => blocks::pack(dtype, rows, k, out, blocks::int8),
+        Dtype::Int4 => blocks::pack(dtype, rows, k, out, blocks::int4),
     }
 }
 
@@ -134,21 +144,31 @@ pub(crate) fn unpack_row(
     let panel = &packed[row / PANEL * panel_bytes(dtype, k)..][..panel_bytes(dtype, k)];
     let units = panel.chunks_exact(unit_bytes(dtype));
     for (values, unit) in out.chunks_mut(unit_len(dtype)).zip(units) {
-        let (groups, scales) = unit.as_chunks::<GROUP_BYTES>();
-        let scale = match scales.as_chunks::<2>().0.get(row % PANEL) {
-            Some(scale) => bf16_value(*scale),
-            None => scale.unwrap_or(1.0),
+        let groups = match dtype.format().scale {
+            Scale::PerBlock { .. } => block_groups(dtype),
+            Scale::None | Scale::PerOutput => 1,
         };
+        let (groups, scales) = unit.split_at(groups * GROUP_BYTES);
+        let mut scales = scales.chunks_exact(SCALES_BYTES).map(|of_outputs| {
+            let at = 2 * (row % PANEL);
+            bf16_value([of_outputs[at], of_outputs[at + 1]])
+        });
+        let scale = scales.next().or(scale).unwrap_or(1.0);
+        let offset = scales.next();
+        let groups = groups.as_chunks::<GROUP_BYTES>().0;
         for (values, group) in values.chunks_mut(group_len(dtype)).zip(groups) {
             let decoded = group_values(dtype, group, row % PANEL);
             for (value, decoded) in values.iter_mut().zip(decoded) {
                 *value = decoded * scale;
+                if let Some(offset) = offset {
+                    *value += offset;
+                }
             }
         }
     }
 }
 
-/// A block's scale of one output.
+/// A block's scale or offset of one output.
 #[inline(always)]
 pub(crate) fn bf16_value(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
@@ -156,61 +176,28 @@ pub(crate) fn bf16_value(bytes: [u8; 2]) -> f32 {
 
 /// The values of one output in a group; those beyond `group_len` mean nothing.
 #[inline(always)]
-pub(crate) fn group_values(dtype: Dtype, group: &[u8; GROUP_BYTES], output: usize) -> [f32; 4] {
+pub(crate) fn group_values(dtype: Dtype, group: &[u8; GROUP_BYTES], output: usize) -> [f32; 8] {
     let [low, high] = halves(dtype, output);
     decode(dtype, [group[low], group[low + 1], group[high], group[high + 1]])
 }
 
 #[inline(always)]
-fn decode(dtype: Dtype, word: [u8; 4]) -> [f32; 4] {
-    let [low, high] =
-        [u16::from_le_bytes([word[0], word[1]]), u16::from_le_bytes([word[2], word[3]])];
+fn decode(dtype: Dtype, word: [u8; 4]) -> [f32; 8] {
+    let half = |i: usize| u16::from_le_bytes([word[i], word[i + 1]]);
+    let mut values = [0.0; 8];
     match dtype {
-        Dtype::Fp32 => [f32::from_le_bytes(word), 0.0, 0.0, 0.0],
-        Dtype::Fp16 => [f16::from_bits(low).to_f32(), f16::from_bits(high).to_f32(), 0.0, 0.0],
+        Dtype::Fp32 => values[0] = f32::from_le_bytes(word),
+        Dtype::Fp16 => {
+            values[..2].copy_from_slice(&[0, 2].map(|i| f16::from_bits(half(i)).to_f32()))
+        }
         Dtype::Bf16 => {
-            [f32::from_bits(u32::from(low) << 16), f32::from_bits(u32::from(high) << 16), 0.0, 0.0]
+            values[..2].copy_from_slice(&[0, 2].map(|i| bf16_value([word[i], word[i + 1]])))
         }
-        Dtype::Fp8 => word.map(e4m3_to_f32),
-        Dtype::Int8 => word.map(|b| f32::from(i16::from(b) - 128)),
+        Dtype::Fp8 => values[..4].copy_from_slice(&word.map(e4m3_to_f32)),
+        Dtype::Int8 => values[..4].copy_from_slice(&word.map(blocks::int8_value)),
+        Dtype::Int4 => values = blocks::int4_values(word),
     }
-}
-
-/// Packs the blocks of int8.
-fn pack_blocks(rows: &[f32], k: usize, out: &mut [u8]) {
-    let num_rows = rows.len() / k;
-    assert!(num_rows <= PANEL && num_rows * k == rows.len(), "{} values, k {k}", rows.len());
-    assert_eq!(out.len(), panel_bytes(Dtype::Int8, k), "bytes of a panel of int8, k {k}");
-    for (block_idx, unit) in out.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
-        let (groups, scales) = unit.as_chunks_mut::<GROUP_BYTES>();
-        for (output, scale_out) in scales.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-            let mut values = [0.0; BLOCK];
-            if output < num_rows {
-                let values_of_row = &rows[output * k..(output + 1) * k][block_idx * BLOCK..];
-                let len = BLOCK.min(values_of_row.len());
-                values[..len].copy_from_slice(&values_of_row[..len]);
-            }
-            let (scale, inverse) = block_scale(&values);
-            *scale_out = scale;
-            for (group, values) in groups.iter_mut().zip(values.as_chunks::<4>().0) {
-                group[4 * output..4 * output + 4]
-                    .copy_from_slice(&values.map(|v| int8_code(v * inverse)));
-            }
-        }
-    }
-}
-
-/// The bfloat16 that the values of a block are multiples of, rounded up so that none exceeds 127 of it, and
-/// its inverse.
-#[inline(always)]
-fn block_scale(values: &[f32; BLOCK]) -> ([u8; 2], f32) {
-    let largest = values.iter().fold(0.0_f32, |max, v| max.max(v.abs()));
-    // Below this the inverse would overflow; the block is zero for every purpose.
-    if largest < 1e-30 {
-        return ([0; 2], 0.0);
-    }
-    let bits = ((largest / 127.0).to_bits() + 0xffff) >> 16;
-    ((bits as u16).to_le_bytes(), 1.0 / f32::from_bits(bits << 16))
+    values
 }
 
 /// The factor that brings the largest magnitude of a row to `largest`, and its inverse.
@@ -225,13 +212,6 @@ pub(super) fn row_scale(row: &[f32], largest: f32) -> (f32, f32) {
     let absmax = lanes.iter().chain(rest).fold(0.0_f32, |max, v| max.max(v.abs()));
     // Below this the inverse would overflow; the row is zero for every purpose.
     if absmax < 1e-30 { (0.0, 0.0) } else { (absmax / largest, largest / absmax) }
-}
-
-/// int8 is stored with 128 added: the byte dot product takes one unsigned side, and this way the
-/// correction is a property of the activations alone.
-#[inline(always)]
-fn int8_code(x: f32) -> u8 {
-    round_i8(x) as u8 ^ 0x80
 }
 
 /// The nearest integer within ±127, ties to even.
@@ -305,125 +285,4 @@ fn write_group(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use half::bf16;
-    use proptest::prelude::*;
-
-    /// What storing a value in a format makes of it, from the definitions; `absmax` is of all values that share
-    /// the scale.
-    fn stored(dtype: Dtype, x: f32, absmax: f32) -> f32 {
-        match dtype {
-            Dtype::Fp32 => x,
-            Dtype::Fp16 => f16::from_f32(x).to_f32(),
-            Dtype::Bf16 => bf16::from_f32(x).to_f32(),
-            Dtype::Fp8 => e4m3_to_f32(f32_to_e4m3(x * (448.0 / absmax))) * (absmax / 448.0),
-            Dtype::Int8 => {
-                let nearest = bf16::from_f32(absmax / 127.0);
-                let is_short = nearest.to_f32() < absmax / 127.0;
-                let scale = bf16::from_bits(nearest.to_bits() + u16::from(is_short)).to_f32();
-                (x * (1.0 / scale)).round_ties_even() * scale
-            }
-        }
-    }
-
-    fn pack_matrix(dtype: Dtype, rows: &[f32], k: usize) -> (Vec<u8>, Vec<f32>) {
-        let n = rows.len() / k;
-        let mut packed = vec![0xaa; packed_bytes(dtype, n, k)];
-        let mut scales = vec![0.0; n];
-        let panels = packed.chunks_exact_mut(panel_bytes(dtype, k));
-        for ((rows, out), scales) in
-            rows.chunks(PANEL * k).zip(panels).zip(scales.chunks_mut(PANEL))
-        {
-            let scales = if dtype.has_output_scales() { scales } else { &mut [][..] };
-            pack_panel(dtype, rows, k, out, scales);
-        }
-        (packed, scales)
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(40))]
-        #[test]
-        fn what_was_packed_comes_back_rounded(
-            n in 1_usize..150,
-            k in 1_usize..140,
-            seed in any::<u32>(),
-        ) {
-            let value = |i: usize| {
-                let mixed = (i as u32 ^ seed).wrapping_mul(2654435761).rotate_left(15);
-                mixed.wrapping_mul(2246822519) as i32 as f32 / 2e9
-            };
-            let rows: Vec<f32> = (0..n * k).map(value).collect();
-            for dtype in Dtype::ALL {
-                let (packed, scales) = pack_matrix(dtype, &rows, k);
-                for (o, row) in rows.chunks(k).enumerate() {
-                    let sharing = if dtype == Dtype::Int8 { BLOCK } else { k };
-                    let stored_run = |run: &[f32]| {
-                        let absmax = run.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-                        run.iter().map(|&x| stored(dtype, x, absmax)).collect::<Vec<f32>>()
-                    };
-                    let expected: Vec<f32> = row.chunks(sharing).flat_map(stored_run).collect();
-                    let mut out = vec![0.0; k];
-                    let scale = dtype.has_output_scales().then_some(scales[o]);
-                    unpack_row(dtype, &packed, k, o, scale, &mut out);
-                    prop_assert_eq!(out, expected, "{} output {}", dtype, o);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn fp8_bytes_come_back_as_they_were() {
-        let (n, k) = (70, 37);
-        let rows: Vec<u8> = (0..n * k).map(|i| (i % 251) as u8 & 0xfe).collect();
-        let mut packed = vec![0xaa; packed_bytes(Dtype::Fp8, n, k)];
-        let panels = packed.chunks_exact_mut(panel_bytes(Dtype::Fp8, k));
-        rows.chunks(PANEL * k).zip(panels).for_each(|(rows, out)| pack_panel_fp8(rows, k, out));
-        for (o, row) in rows.chunks(k).enumerate() {
-            let mut out = vec![0.0; k];
-            unpack_row(Dtype::Fp8, &packed, k, o, None, &mut out);
-            let expected: Vec<f32> = row.iter().map(|&b| e4m3_to_f32(b)).collect();
-            assert_eq!(out, expected);
-        }
-    }
-
-    #[test]
-    fn a_zero_row_has_scale_zero_and_stays_zero() {
-        for dtype in [Dtype::Fp8, Dtype::Int8] {
-            let (packed, scales) = pack_matrix(dtype, &[0.0; 3 * 10], 10);
-            assert_eq!(scales, [0.0; 3]);
-            let mut out = [1.0; 10];
-            let scale = dtype.has_output_scales().then_some(scales[1]);
-            unpack_row(dtype, &packed, 10, 1, scale, &mut out);
-            assert_eq!(out, [0.0; 10]);
-        }
-    }
-
-    #[test]
-    fn sizes_count_the_padding() {
-        assert_eq!(packed_bytes(Dtype::Bf16, 1, 1), 256);
-        assert_eq!(packed_bytes(Dtype::Bf16, 65, 3), 2 * 2 * 256);
-        assert_eq!(packed_bytes(Dtype::Fp8, 64, 896), 64 * 896);
-        assert_eq!(packed_bytes(Dtype::Fp32, 128, 5), 128 * 5 * 4);
-        assert_eq!(packed_bytes(Dtype::Int8, 65, 33), 128 * 2 * (32 + 2));
-    }
-
-    #[test]
-    fn bf16_rounds_like_the_half_crate() {
-        for high in 0..=u16::MAX {
-            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff_u32] {
-                let x = f32::from_bits(u32::from(high) << 16 | low);
-                assert_eq!(bf16_bits(x) as u16, bf16::from_f32(x).to_bits(), "{x:e}");
-            }
-        }
-    }
-
-    #[test]
-    fn integers_round_to_even_and_saturate() {
-        for (x, code) in
-            [(0.5, 0), (1.5, 2), (2.5, 2), (-0.5, 0), (-1.5, -2), (1e9, 127), (-1e9, -127)]
-        {
-            assert_eq!(round_i8(x), code);
-        }
-    }
-}
+mod tests;
