@@ -47,8 +47,9 @@ const PROBE_PERIOD: u64 = 8;
 /// speculation is compared with is otherwise never measured again while it pays.
 const PLAIN_PERIOD: u64 = 256;
 
-/// Earlier than that where the last one was a surprise, or where steps became so much slower or faster since, as a logarithm, and so many steps have gone by: that
-/// is the machine's pace, or drafting itself has changed, which a plain step tells.
+/// Earlier than that where the last one was a surprise, or where steps became so much slower or faster since, as a
+/// logarithm, and so many steps have gone by: that is the machine's pace, or drafting itself has changed, which a plain step
+/// tells.
 const PLAIN_DRIFT: f64 = 0.2;
 const PLAIN_GAP: u64 = 8;
 
@@ -277,10 +278,11 @@ impl Tuner {
             at_once: self.at_once,
         };
         let mut lens = self.settle(candidates, batch);
+        let pays = lens.iter().any(|lens| lens.model > 0);
         self.probe(candidates, batch, &mut lens);
         let expected = batch.expect(&self.costs, &lens);
         self.row_worth = expected.row_worth(&self.costs);
-        if let ([lens], true) = (&mut lens[..], self.stops_early) {
+        if let ([lens], true) = (&mut lens[..], self.stops_early && pays) {
             let pass_worth = expected.pass_worth(&self.costs);
             self.pass_worth = Some(pass_worth);
             lens.model = batch.reach(*lens, REACH_SHARE * pass_worth);

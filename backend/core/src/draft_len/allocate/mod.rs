@@ -71,13 +71,13 @@ impl<'a> Batch<'a> {
         self.num_alike * lens.iter().map(DraftLens::longest).sum::<usize>() <= self.max_extra
     }
 
-    /// How long the model's draft for the only sequence may become, if it drafts at all: as long as every token promises so
-    /// much, and no row is lacking.
+    /// How long the model's draft for the only sequence may become: as long as every token promises so much, and no row is
+    /// lacking.
     pub(super) fn reach(&self, lens: DraftLens, worth: f64) -> usize {
         let gains = &self.outlooks[0].gains.model;
         let promising =
             gains.iter().take(self.max_extra).take_while(|gain| **gain >= worth).count();
-        if lens.model > 0 { lens.model.max(promising) } else { 0 }
+        lens.model.max(promising)
     }
 
     /// The best draft lengths. A step's cost depends on the model's longest draft and on the sum of all rows, so for every
