@@ -2,8 +2,9 @@
 //! their manifests.
 //!
 //! Everything runs through a runtime, as when served. Verification is measured with drafts that requests bring along, which
-//! take no drafter; what drafting adds is what is left of steps with it, and so is what reading prompts adds. What drafts
-//! are worth is seen over the first tokens of answers to built-in prompts.
+//! take no drafter; what drafting adds is what is left of steps with it, and so is what reading prompts adds. What is compared
+//! runs one behind the other, and differences are those within a round: a machine's speed may drift. What drafts are worth is
+//! seen over the first tokens of answers to built-in prompts.
 
 use crate::checkpoint::{BuiltTarget, Target};
 use crate::cli::ProfileArgs;
@@ -13,7 +14,9 @@ use crate::prompts;
 use crate::staging::Staging;
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
-use spec_core::engine::{CostTable, Device, DrafterKind, Engine, Manifest, commit_pair};
+use spec_core::engine::{
+    CostTable, Device, DrafterKind, Engine, Manifest, Section, SectionKind, commit_pair,
+};
 use spec_core::runtime::{
     Counters, DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime,
     max_given_len,
@@ -30,8 +33,10 @@ const DRAFTING: [usize; 4] = [1, 4, 16, 64];
 const GIVEN: [usize; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 /// Draft tokens a step where the drafter is measured.
 const DRAFT_LEN: usize = 4;
-/// Steps of a run.
+/// Steps of a run, and of one of more rows than that.
 const STEPS: usize = 6;
+const FEW_STEPS: usize = 3;
+const MANY_ROWS: usize = 64;
 /// Positions of a long text.
 const LONG: usize = 1024;
 /// Tokens of a prompt that is read.
@@ -56,6 +61,15 @@ enum Work {
     /// Drafts so much and verifies it.
     Draft(usize),
 }
+
+/// What a position in the cache may take, by what as many bytes of weights take: beyond that a difference is noise.
+const POSITION_BY_WEIGHTS: [f64; 2] = [0.25, 4.0];
+
+/// A case in a round: milliseconds of its median step, and the positions that its rows read.
+type Round = (f64, usize);
+
+/// What was measured, a case at a time: of each the same rounds.
+type Times = BTreeMap<Case, Vec<Round>>;
 
 /// Runs the command.
 pub fn profile(args: &ProfileArgs) -> Result<()> {
@@ -91,9 +105,14 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
         };
         (times, drafts)
     };
-    let target_costs = target_costs(&times)?;
+    let mut target_costs = target_costs(&times)?;
+    bound_position(&mut target_costs, folder.target.manifest());
     let draft_costs =
         drafts.map(|drafts| draft_costs(&times, &target_costs, drafts, at_once)).transpose()?;
+    let draft_costs = draft_costs.map(|mut costs| {
+        bound_position(&mut costs, draft.as_ref().unwrap_or(&folder.target).manifest());
+        costs
+    });
     if !args.quiet {
         print!("{}", report(&target_costs, draft_costs.as_ref()));
     }
@@ -115,35 +134,41 @@ fn cases(target: &Engine, has_drafter: bool) -> Vec<Case> {
     let batches = |all: &[usize]| -> Vec<usize> {
         all.iter().copied().filter(|&batch| batch <= limits.max_batch_size).collect()
     };
-    let plain = batches(&BATCHES).into_iter().map(|batch| (batch, short, Work::Verify(0)));
-    let mut cases: Vec<_> = plain.chain([(1, long, Work::Verify(0))]).collect();
+    let mut all = vec![(1, short, Work::Verify(0)), (1, long, Work::Verify(0))];
+    if has_drafter {
+        let len = DRAFT_LEN.min(limits.max_draft_len);
+        all.extend([(1, long, Work::Draft(len)), (1, short, Work::Draft(len))]);
+        for batch in batches(&DRAFTING) {
+            all.extend([(batch, short, Work::Verify(len)), (batch, short, Work::Draft(len))]);
+        }
+    }
+    all.extend(batches(&BATCHES).into_iter().map(|batch| (batch, short, Work::Verify(0))));
     let max_given = max_given_len(limits.max_draft_len);
     for batch in batches(&[1, limits.max_batch_size.min(4)]) {
         let given = GIVEN.iter().filter(|&&len| len <= max_given);
-        cases.extend(given.map(|&len| (batch, short, Work::Verify(len))));
+        all.extend(given.map(|&len| (batch, short, Work::Verify(len))));
     }
-    if has_drafter {
-        let work = Work::Draft(DRAFT_LEN.min(limits.max_draft_len));
-        cases.extend(batches(&DRAFTING).into_iter().map(|batch| (batch, short, work)));
-        cases.push((1, long, work));
+    let mut cases: Vec<Case> = Vec::new();
+    for (batch, positions, work) in all {
+        let case = Case { batch, positions, work };
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
     }
-    cases.into_iter().map(|(batch, positions, work)| Case { batch, positions, work }).collect()
+    cases
 }
 
 /// What steps of each case take. The cases take turns, so that a machine whose speed drifts leaves their ratios.
-fn measure(
-    runtime: &mut Runtime,
-    vocab_size: usize,
-    cases: &[Case],
-    rounds: u16,
-) -> Result<BTreeMap<Case, Vec<StepTime>>> {
-    let mut times: BTreeMap<Case, Vec<StepTime>> = BTreeMap::new();
+fn measure(runtime: &mut Runtime, vocab_size: usize, cases: &[Case], rounds: u16) -> Result<Times> {
+    let mut times = Times::new();
     // The first round fills the cache with the prompts.
     for round in 0..=rounds {
         for &case in cases {
             let steps = run(runtime, vocab_size, case)?;
             if round > 0 {
-                times.entry(case).or_default().extend(steps);
+                let median = median(&steps);
+                let median = median.with_context(|| format!("no step of {case:?}"))?;
+                times.entry(case).or_default().push(median);
             }
         }
     }
@@ -158,7 +183,9 @@ fn run(runtime: &mut Runtime, vocab_size: usize, case: Case) -> Result<Vec<StepT
         Work::Draft(len) => (0, len),
     };
     // Only the step behind the prompt verifies what a request brought along.
-    let max_tokens = if given > 0 { given + 2 } else { STEPS };
+    let rows = batch * (1 + given.max(draft_len));
+    let steps = if rows > MANY_ROWS { FEW_STEPS } else { STEPS };
+    let max_tokens = if given > 0 { given + 2 } else { steps };
     for idx in 0..batch {
         runtime.add(Request {
             prompt: tokens(vocab_size, idx as u64, positions).into(),
@@ -169,7 +196,6 @@ fn run(runtime: &mut Runtime, vocab_size: usize, case: Case) -> Result<Vec<StepT
             ..Request::default()
         })?;
     }
-    let rows = batch * (1 + given.max(draft_len));
     let mut steps = Vec::new();
     while !runtime.is_idle() {
         let step = runtime.step();
@@ -260,35 +286,48 @@ fn tokens(vocab_size: usize, seed: u64, len: usize) -> Vec<u32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// The median step of a case: milliseconds, and positions that its rows read.
-fn median(times: &[StepTime]) -> Option<(f64, usize)> {
+fn median(times: &[StepTime]) -> Option<Round> {
     let mut steps: Vec<_> =
         times.iter().map(|time| (1e3 * time.took.as_secs_f64(), time.shape.positions)).collect();
     steps.sort_by(|a, b| a.0.total_cmp(&b.0));
     steps.get(steps.len() / 2).copied()
 }
 
-fn target_costs(times: &BTreeMap<Case, Vec<StepTime>>) -> Result<CostTable> {
-    let verified = |case: &Case| match case.work {
-        Work::Verify(len) => Some(case.batch * (1 + len)),
-        Work::Draft(_) => None,
-    };
-    let longest = |case: &Case| (case.batch, case.work) == (1, Work::Verify(0));
-    let ends: Vec<_> =
-        times.iter().filter(|(case, _)| longest(case)).filter_map(|(_, t)| median(t)).collect();
-    let position_ms = match ends[..] {
-        [(short_ms, short), (long_ms, long)] if long > short => {
-            ((long_ms - short_ms) / (long - short) as f64).max(0.0)
-        }
-        _ => 0.0,
-    };
+/// The median of some numbers.
+fn middle(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// What a case takes.
+fn typical_ms(rounds: &[Round]) -> f64 {
+    middle(rounds.iter().map(|round| round.0).collect())
+}
+
+/// What it takes more than another one, in the same rounds.
+fn added_ms(rounds: &[Round], without: &[Round]) -> f64 {
+    middle(rounds.iter().zip(without).map(|(with, without)| with.0 - without.0).collect())
+}
+
+/// What many positions in the cache add to a step of one sequence that does this work: milliseconds, how many these are, and
+/// how many more its rows read.
+fn added_by_positions(times: &Times, work: Work) -> Option<(f64, usize, usize)> {
+    let of_one = times.iter().filter(|(case, _)| case.batch == 1 && case.work == work);
+    let [(few, short), (many, long)] = of_one.collect::<Vec<_>>()[..] else { return None };
+    let [positions, read] = [many.positions - few.positions, long[0].1 - short[0].1];
+    Some((added_ms(long, short).max(0.0), positions, read))
+}
+
+fn target_costs(times: &Times) -> Result<CostTable> {
+    let position_ms = added_by_positions(times, Work::Verify(0))
+        .map_or(0.0, |(added_ms, _, read)| added_ms / read.max(1) as f64);
     // The same rows may be one sequence's or those of several: the mean of both counts.
     let mut by_rows: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
-    for (case, times) in times {
-        if let (Some(rows), Some((ms, positions))) = (verified(case), median(times)) {
-            let floor = 0.5 * ms;
-            by_rows.entry(rows).or_default().push((ms - position_ms * positions as f64).max(floor));
-        }
+    for (case, rounds) in times {
+        let Work::Verify(len) = case.work else { continue };
+        let (ms, positions) = (typical_ms(rounds), rounds[0].1);
+        let without = (ms - position_ms * positions as f64).max(0.5 * ms);
+        by_rows.entry(case.batch * (1 + len)).or_default().push(without);
     }
     ensure!(by_rows.contains_key(&1), "no step told what it took");
     let mean = |ms: Vec<f64>| ms.iter().sum::<f64>() / ms.len() as f64;
@@ -297,32 +336,49 @@ fn target_costs(times: &BTreeMap<Case, Vec<StepTime>>) -> Result<CostTable> {
 }
 
 fn draft_costs(
-    times: &BTreeMap<Case, Vec<StepTime>>,
+    times: &Times,
     target: &CostTable,
     drafts: Drafts,
     at_once: bool,
 ) -> Result<CostTable> {
-    // What one pass took, and where: of a row a sequence, or of all its drafts.
-    let passes = times.iter().filter_map(|(case, times)| {
+    // What one pass took: of a row a sequence, or of all its drafts.
+    let pass_ms = |case: &Case, rounds: &Vec<Round>| {
         let Work::Draft(len) = case.work else { return None };
-        let (ms, positions) = median(times)?;
-        let at = target.rows.iter().position(|&rows| rows >= case.batch * (1 + len));
-        let verify_ms = target.step_ms[at.unwrap_or(target.rows.len() - 1)]
-            + 1e-6 * target.position_ns * positions as f64;
-        // A drafter so small that noise hides it takes something still.
+        let without = times.get(&Case { work: Work::Verify(len), ..*case })?;
         let passes = if at_once { 1 } else { len };
-        Some((*case, ((ms - verify_ms) / passes as f64).max(1e-3 * ms)))
+        // A drafter so small that noise hides it takes something still.
+        let ms = (added_ms(rounds, without) / passes as f64).max(1e-3 * typical_ms(rounds));
+        Some((case.batch * if at_once { DRAFT_LEN } else { 1 }, ms))
+    };
+    let passes = times.iter().filter_map(|(case, rounds)| pass_ms(case, rounds));
+    let (rows, step_ms): (Vec<usize>, Vec<f64>) = passes.unzip();
+    ensure!(!rows.is_empty(), "no step with drafts told what it took");
+    let drafting = times.keys().find_map(|case| match case.work {
+        Work::Draft(len) => Some((case.work, if at_once { 1 } else { len })),
+        Work::Verify(_) => None,
     });
-    let passes: Vec<(Case, f64)> = passes.collect();
-    let (_, first_ms) = passes.first().context("no step with drafts told what it took")?;
-    let long = passes.iter().find(|(case, _)| case.batch == 1 && case.positions > PAGE_TOKENS + 1);
-    let position_ms =
-        long.map_or(0.0, |(case, ms)| (ms - first_ms).max(0.0) / case.positions as f64);
-    let short = passes.iter().filter(|(case, _)| case.positions == PAGE_TOKENS + 1);
-    let rows_of_each = if at_once { DRAFT_LEN } else { 1 };
-    let (rows, step_ms) = short.map(|(case, ms)| (case.batch * rows_of_each, *ms)).unzip();
+    // Of a step the target has its share, of each of its rows.
+    let position_ms = drafting.and_then(|(work, passes)| {
+        let (added_ms, positions, read) = added_by_positions(times, work)?;
+        let of_target = 1e-6 * target.position_ns * read as f64;
+        Some((added_ms - of_target).max(0.0) / (passes * positions) as f64)
+    });
+    let position_ns = 1e6 * position_ms.unwrap_or(0.0);
     let Drafts { prompt_token_ms, acceptance } = drafts;
-    Ok(CostTable { rows, step_ms, position_ns: 1e6 * position_ms, prompt_token_ms, acceptance })
+    Ok(CostTable { rows, step_ms, position_ns, prompt_token_ms, acceptance })
+}
+
+/// Keeps what a position takes near to what as many bytes of weights take in a pass.
+fn bound_position(costs: &mut CostTable, manifest: &Manifest) {
+    let Manifest { model, precision, sections, .. } = manifest;
+    let of_position = 2 * model.num_layers * model.kv_size() * precision.kv.bytes();
+    let is_read = |section: &&Section| {
+        section.kind == SectionKind::Weight && (model.tied_head || section.name != "embed")
+    };
+    let of_pass: u64 = sections.iter().filter(is_read).map(|section| section.bytes).sum();
+    let as_weights = 1e6 * costs.step_ms[0] * of_position as f64 / of_pass.max(1) as f64;
+    let [least, most] = POSITION_BY_WEIGHTS.map(|share| share * as_weights);
+    costs.position_ns = costs.position_ns.clamp(least, most);
 }
 
 fn report(target: &CostTable, draft: Option<&CostTable>) -> String {
@@ -383,4 +439,55 @@ fn store(
     }
     copy::check(&folder.target, staging.path())?;
     staging.commit(&version, &config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounds of a machine that becomes slower and faster. A target's row takes 1 ms and a microsecond a position, a
+    /// drafter's pass 2 ms and half a microsecond; both have 10 ms beside.
+    fn measured(cases: &[(usize, usize, Work)]) -> Times {
+        let round = |&(batch, positions, work): &(usize, usize, Work), pace: f64| {
+            let (drafts, passes) = match work {
+                Work::Verify(len) => (len, 0),
+                Work::Draft(len) => (len, len),
+            };
+            let rows = batch * (1 + drafts);
+            let read = rows * positions;
+            let of_pass = 2.0 + 5e-4 * (batch * positions) as f64;
+            let ms = 10.0 + rows as f64 + 1e-3 * read as f64 + passes as f64 * of_pass;
+            (pace * ms, read)
+        };
+        let rounds = |case: &(usize, usize, Work)| [1.0, 1.4, 0.7].map(|pace| round(case, pace));
+        let case = |&(batch, positions, work): &_| Case { batch, positions, work };
+        cases.iter().map(|each| (case(each), rounds(each).to_vec())).collect()
+    }
+
+    fn close(found: f64, expected: f64) -> bool {
+        (found - expected).abs() < 1e-6 * expected
+    }
+
+    #[test]
+    fn what_drafts_take_is_what_they_add_to_steps_that_verify_as_much() {
+        use Work::{Draft, Verify};
+        let times = measured(&[
+            (1, 0, Verify(0)),
+            (1, 1000, Verify(0)),
+            (1, 0, Verify(4)),
+            (64, 0, Verify(4)),
+            (1, 0, Draft(4)),
+            (64, 0, Draft(4)),
+            (1, 1000, Draft(4)),
+        ]);
+        let target = target_costs(&times).unwrap();
+        assert_eq!(target.rows, [1, 5, 320]);
+        assert!(close(target.step_ms[0], 11.0) && close(target.step_ms[2], 330.0), "{target:?}");
+        assert!(close(target.position_ns, 1000.0), "{target:?}");
+        let drafts = Drafts { prompt_token_ms: 1.0, acceptance: Vec::new() };
+        let drafts = draft_costs(&times, &target, drafts, false).unwrap();
+        assert_eq!(drafts.rows, [1, 64]);
+        assert!(drafts.step_ms.iter().all(|&ms| close(ms, 2.0)), "{drafts:?}");
+        assert!(close(drafts.position_ns, 500.0), "{drafts:?}");
+    }
 }
