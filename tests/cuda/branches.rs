@@ -5,7 +5,7 @@ use super::{
     Drafts, load, load_bounded, load_with, requests_of_three_tokens, target, texts, totals,
 };
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
-use spec_core::runtime::{AdmissionPolicy, Lookup, Options, Request};
+use spec_core::runtime::{AdmissionPolicy, Lookup, Options, Request, Runtime};
 use spec_emu::Schedule;
 
 /// Texts of several pages, so that drafts begin on any position of one.
@@ -82,4 +82,45 @@ fn assert_branches_pay(drafts: Drafts) {
     let mut runtime = load_bounded(&engine, options, Schedule::PLAIN);
     let done = running::run(&mut runtime, &requests);
     assert_eq!(texts(&done), alone, "{drafts:?}, with few pages");
+}
+
+/// A step's tokens follow from the text alone: what branches before it left in the caches is what a runtime computes that
+/// reads all of the text now.
+#[test]
+fn drafts_do_not_depend_on_branches_before_them() {
+    for drafts in [Drafts::Model, Drafts::Head] {
+        let (_dir, engine) = target(drafts);
+        let options = Options { draft_branches: 3, ..running::options(Fixed) };
+        let request = Request { max_tokens: 24, draft_len: Some(3), ..requests()[1].clone() };
+        let mut runtime = load_with(&engine, options.clone(), Schedule::PLAIN);
+        let steps = steps(&mut runtime, &request);
+        let text = [&request.prompt[..], &steps.concat()].concat();
+        let (mut known, mut kept) = (request.prompt.len() + steps[0].len(), 0);
+        for (nth, step) in steps.iter().enumerate().skip(1) {
+            // The last known token comes with the prompt, as the first one does.
+            let again = Request {
+                prompt: text[..known - 1].to_vec().into(),
+                max_tokens: text.len() - known + 1,
+                ..request.clone()
+            };
+            let found =
+                self::steps(&mut load_with(&engine, options.clone(), Schedule::PLAIN), &again);
+            assert_eq!(found[1], *step, "{drafts:?}: step {nth}, behind {known} tokens");
+            (known, kept) = (known + step.len(), kept + step.len() - 1);
+        }
+        assert!(kept > 5, "{drafts:?}: {kept} drafts are kept");
+    }
+}
+
+/// The tokens of each step that brings some.
+fn steps(runtime: &mut Runtime, request: &Request) -> Vec<Vec<u32>> {
+    runtime.add(request.clone()).expect("the request is allowed");
+    let mut steps = Vec::new();
+    while !runtime.is_idle() {
+        let events = runtime.step().events;
+        let tokens = events.iter().flat_map(|event| &event.emitted).map(|emitted| emitted.token);
+        steps.push(tokens.collect::<Vec<u32>>());
+    }
+    steps.retain(|tokens| !tokens.is_empty());
+    steps
 }
