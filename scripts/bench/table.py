@@ -63,9 +63,14 @@ class Measured:
         """Decode rate of each round, None where there is none."""
         return [decode_rate(self.of(label, round_no, prompt)) for round_no in self.rounds]
 
-    def ratio(self, label, base):
+    def plain(self, label):
+        """The same engine without drafts, if it is here and `label` drafts."""
+        plain = label.split(" + ")[0]
+        return plain if plain != label and plain in self.labels else None
+
+    def ratio(self, label, base, prompt=None):
         """Median over rounds of `label`'s decode rate by that of `base`."""
-        pairs = [(a, b) for a, b in zip(self.rates(label), self.rates(base)) if a and b]
+        pairs = [(a, b) for a, b in zip(self.rates(label, prompt), self.rates(base, prompt)) if a and b]
         return median(a / b for a, b in pairs) if pairs else None
 
     def identical(self, label, plain):
@@ -106,8 +111,7 @@ def decode_table(measured):
         rows = measured.of(label)
         if not rows:
             continue
-        plain = label.split(" + ")[0]
-        plain = plain if plain != label and plain in measured.labels else None
+        plain = measured.plain(label)
         accepted = sum(row.get("accepted", 0) for row in rows)
         # Beyond the first token, a step gives one token more than it accepts.
         num_steps = sum(len(row["tokens"]) - 1 for row in rows) - accepted
@@ -125,6 +129,21 @@ def decode_table(measured):
             f"{max(row['other_cpu'] for row in rows):.0%}",
         ]))
     return lines
+
+
+def ratio_table(measured):
+    """What drafts bring by prompt, and over all of their tokens."""
+    drafting = [label for label in measured.labels if measured.plain(label) and measured.of(label)]
+    if not drafting:
+        return []
+    head = ["x own plain", *measured.prompts, "least", "**all**"]
+    lines = [line(head), rule(len(head))]
+    for label in drafting:
+        ratios = [measured.ratio(label, measured.plain(label), prompt) for prompt in measured.prompts]
+        least = min((ratio for ratio in ratios if ratio), default=None)
+        whole = measured.ratio(label, measured.plain(label))
+        lines.append(line([label, *[cell(ratio, 2) for ratio in ratios], cell(least, 2), f"**{cell(whole, 2)}**"]))
+    return ["", *lines]
 
 
 def prefill_table(measured):
@@ -170,6 +189,7 @@ def markdown(result):
         *contention(result["rows"]),
         "",
         *decode_table(measured),
+        *ratio_table(measured),
         "",
         *prefill_table(measured),
         "",
