@@ -30,6 +30,8 @@ const TEXT_LEN: usize = 4;
 enum Drafts {
     /// The first of the target's two layers.
     Model,
+    /// The same, and half of the tokens.
+    SomeTokens,
     Lookup,
     /// Random heads.
     Medusa,
@@ -60,6 +62,7 @@ impl Pair {
         let recipe = match drafts {
             Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp32),
             Drafts::Model => with_model("small"),
+            Drafts::SomeTokens => with_model("small").with_draft_vocab("32"),
             Drafts::AtOnce => {
                 let config = path("small").join("config.json");
                 let text = fs::read_to_string(&config).expect("a config");
@@ -224,9 +227,15 @@ fn assert_lossless(
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
     let params = three_likeliest();
-    for drafter in
-        [Drafts::Model, Drafts::Lookup, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce, Drafts::Skip]
-    {
+    for drafter in [
+        Drafts::Model,
+        Drafts::SomeTokens,
+        Drafts::Lookup,
+        Drafts::Medusa,
+        Drafts::Eagle,
+        Drafts::AtOnce,
+        Drafts::Skip,
+    ] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
@@ -263,7 +272,14 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
 #[test]
 fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
     let params = three_likeliest();
-    for drafter in [Drafts::Model, Drafts::Medusa, Drafts::Eagle, Drafts::AtOnce, Drafts::Skip] {
+    for drafter in [
+        Drafts::Model,
+        Drafts::SomeTokens,
+        Drafts::Medusa,
+        Drafts::Eagle,
+        Drafts::AtOnce,
+        Drafts::Skip,
+    ] {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);

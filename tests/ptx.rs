@@ -21,7 +21,7 @@ use spec_core::runtime::{Options, Prefill, Request, Runtime, TARGET_FILE};
 use spec_core::testing::cuda::{Gpu, Model, OnHost};
 use spec_emu::{Emulator, Schedule};
 use spec_emu_ptx::{Device, Kernels};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
@@ -148,6 +148,23 @@ fn requests() -> Vec<Request> {
     sampling.iter().enumerate().map(request).collect()
 }
 
+/// Runs requests with each launch compared, and counts the launches by kernel.
+fn run_compared(
+    engine: &Engine,
+    kernels: &Arc<Kernels>,
+    requests: &[Request],
+) -> (Vec<Done>, BTreeMap<String, usize>) {
+    let counted = device(NEW, kernels, 1);
+    let counts = counted.counts();
+    let device = std::sync::Mutex::new(Some(counted));
+    let open = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
+    let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
+    let mut runtime = Runtime::load_on(engine, &options, &open).expect("loads");
+    let done = running::run(&mut runtime, requests);
+    let counts = counts.lock().unwrap().clone();
+    (done, counts)
+}
+
 #[test]
 fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
     let Some(kernels) = kernels(NEW) else { return };
@@ -156,19 +173,18 @@ fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
     tiny::write_sized(&path("big"), 2, 1, &SMALL);
     tiny::write_sized(&path("small"), 1, 1, &SMALL);
     let recipe = Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16);
-    recipe.on("cuda:sm_90a").build(&path("built"));
-    let engine = open(dir.path(), "built");
-    let counted = device(NEW, &kernels, 1);
-    let counts = counted.counts();
-    let device = std::sync::Mutex::new(Some(counted));
-    let open = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
-    let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
-    let mut runtime = Runtime::load_on(&engine, &options, &open).expect("loads");
-    let done: Vec<Done> = running::run(&mut runtime, &requests());
-    assert!(done.iter().any(|done| done.counters.accepted > 0), "{done:?}");
-    let counts = counts.lock().unwrap();
-    for name in ["rows", "sample", "accept"] {
-        assert!(counts.contains_key(name), "{counts:?}");
+    let recipe = recipe.on("cuda:sm_90a");
+    recipe.build(&path("all"));
+    // Half of the tokens are drafted.
+    recipe.with_draft_vocab("32").build(&path("some"));
+    for (built, requests) in [("all", requests()), ("some", requests()[..3].to_vec())] {
+        let engine = open(dir.path(), built);
+        let (done, counts) = run_compared(&engine, &kernels, &requests);
+        assert!(done.iter().any(|done| done.counters.accepted > 0), "{built}: {done:?}");
+        for name in ["rows", "sample", "accept"] {
+            assert!(counts.contains_key(name), "{built}: {counts:?}");
+        }
+        assert_eq!(counts.contains_key("spread"), built == "some", "{counts:?}");
     }
 }
 
@@ -192,15 +208,8 @@ fn heads_leave_the_bytes_of_the_emulator() {
         let recipe = Recipe::model(path("model"), dtype, path("head"), dtype);
         recipe.on("cuda:sm_90a").build(&path("built"));
         let engine = open(dir.path(), "built");
-        let counted = device(NEW, &kernels, 1);
-        let counts = counted.counts();
-        let device = std::sync::Mutex::new(Some(counted));
-        let opened = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
-        let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
-        let mut runtime = Runtime::load_on(&engine, &options, &opened).expect("loads");
-        let done: Vec<Done> = running::run(&mut runtime, &requests()[..3]);
+        let (done, counts) = run_compared(&engine, &kernels, &requests()[..3]);
         assert!(done.iter().all(|done| done.counters.drafted > 0), "{done:?}");
-        let counts = counts.lock().unwrap();
         let has = |part: &str| counts.keys().any(|name| name.contains(part));
         // In the graph of a step, which the host has no part in.
         let launched = ["join", "WINDOW", "sample", "accept"].iter().all(|part| has(part));

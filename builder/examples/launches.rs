@@ -112,6 +112,10 @@ fn opened(name: &str) -> Result<Model> {
         Some(format) => (format, true),
         None => (format, false),
     };
+    let (format, drafted) = match format.split_once("-vocab") {
+        Some((format, tokens)) => (format, Some(tokens.parse().context("-vocab: how many?")?)),
+        None => (format, None),
+    };
     let (weights, head) = match format {
         "fp8" => (Dtype::Fp8, Dtype::Fp16),
         "fp8-head" => (Dtype::Fp8, Dtype::Fp8),
@@ -120,7 +124,11 @@ fn opened(name: &str) -> Result<Model> {
         other => bail!("format {other}: expected fp8, fp8-head, fp16 or fp16-fp8-head"),
     };
     let path = if Path::new(model).exists() { model.into() } else { format!("random:{model}") };
-    let config = Checkpoint::open(Path::new(&path))?.config;
+    let mut checkpoint = Checkpoint::open(Path::new(&path))?;
+    if let Some(drafted) = drafted {
+        checkpoint.draft_only((0..drafted).collect())?;
+    }
+    let config = checkpoint.config;
     if is_head {
         let precision = Precision { weights, head, kv: Dtype::Fp16 };
         return Ok(Model { config: eagle(config), precision });

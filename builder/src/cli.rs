@@ -1,6 +1,7 @@
 //! The command line of `spec-build`.
 
 use crate::calibrate::Calibration;
+use crate::draft_vocab::DraftVocab;
 use crate::skip::SkipSource;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
@@ -109,6 +110,11 @@ pub struct ModelArgs {
     /// The same for the drafter: half as many bytes cost a drafter's head few drafts [default: that of the target].
     #[arg(long, value_parser = parse_dtype)]
     pub draft_head_dtype: Option<Dtype>,
+    /// Have a drafting model propose so many tokens of its vocabulary alone: its head becomes as much smaller. Those that stand most
+    /// often in a text, or in the answers of a folder that `collect` has filled; without either those with the lowest
+    /// numbers. A text is the same whatever drafts [default: all].
+    #[arg(long, value_name = "N[:FILE|DIR]")]
+    pub draft_vocab: Option<DraftVocab>,
     /// Number format of keys and values; those of a head stay fp16 where this is fp8 [default: fp16; fp32 for fp32].
     #[arg(long, value_parser = parse_dtype)]
     pub kv_dtype: Option<Dtype>,
@@ -301,6 +307,11 @@ pub struct DraftArgs {
     /// Number format of the drafter's embedding and head [default: that of the target].
     #[arg(long, value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
+    /// Have a drafting model propose so many tokens of its vocabulary alone: its head becomes as much smaller. Those that stand most
+    /// often in a text, or in the answers of a folder that `collect` has filled; without either those with the lowest
+    /// numbers. A text is the same whatever drafts [default: all].
+    #[arg(long, value_name = "N[:FILE|DIR]")]
+    pub draft_vocab: Option<DraftVocab>,
     /// What the scales of FP8 keys and values are found with: a file of prompts as `collect` takes, or `none` for scales of 1
     /// [default: those of the checkpoint, or found with built-in prompts].
     #[arg(long, value_name = "FILE|none", value_parser = OsStringValueParser::new().map(Calibration::parse))]

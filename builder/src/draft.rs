@@ -15,7 +15,7 @@ use crate::staging::Staging;
 use anyhow::{Context, Result, ensure};
 use spec_core::engine::{DrafterKind, Limits, Manifest, Precision, Role, commit_pair};
 use spec_core::model::Dtype;
-use spec_core::runtime::ModelFolder;
+use spec_core::runtime::{DRAFT_FILE, ModelFolder};
 use std::fs;
 
 /// Runs the command.
@@ -32,7 +32,7 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
     let target = BuiltTarget::of(&folder.target, &folder.path);
     let draft_device = args.draft_device.as_deref().map(device::parse).transpose()?;
     let draft_device = draft_device.unwrap_or_else(|| old.device.clone());
-    let draft = match &args.draft {
+    let mut draft = match &args.draft {
         DraftSource::Model(path) => {
             let shares = draft_device == old.device;
             Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
@@ -43,6 +43,10 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
         | DraftSource::Skip(_) => None,
     };
     skip::check(&args.skip, &args.draft)?;
+    let kept = folder::draft_only(args.draft_vocab.as_ref(), draft.as_mut())?;
+    if let (Some(kept), false) = (kept, args.quiet) {
+        eprintln!("{DRAFT_FILE}: {kept}");
+    }
     let limits = limits(args, old, draft.as_ref())?;
     let config = fs::read_to_string(model_dir.join("config.pbtxt"))
         .with_context(|| format!("reading {}", model_dir.join("config.pbtxt").display()))?;

@@ -9,6 +9,7 @@ use crate::cli::{BuildArgs, DraftSource, ModelArgs};
 use crate::compile::compile;
 use crate::cuda::{Cache, Code, Compiler};
 use crate::device;
+use crate::draft_vocab::{DraftVocab, Kept};
 use crate::pair::check_pair;
 use crate::pbtxt::ModelConfigText;
 use crate::progress::Progress;
@@ -41,6 +42,9 @@ pub fn build(args: &BuildArgs) -> Result<()> {
     let staging = Staging::create(&args.output)?;
     let tokenizer = write_tokenizer(&plan.target.tokenizer, staging.path())
         .context("tokenizer of the target")?;
+    if let (Some(kept), false) = (&plan.kept, args.quiet) {
+        eprintln!("{DRAFT_FILE}: {kept}");
+    }
     if let Some(draft) = &plan.draft {
         check_drafter(&tokenizer, plan.target.config.vocab_size, draft, staging.path())?;
     }
@@ -157,6 +161,8 @@ pub struct Plan {
     pub target: Checkpoint,
     /// The drafter's, if it is a model.
     pub draft: Option<Checkpoint>,
+    /// The tokens that it drafts, where those are not all.
+    pub kept: Option<Kept>,
     /// Where draft tokens come from.
     pub drafter: DrafterKind,
     /// What the engines are built for.
@@ -178,7 +184,7 @@ impl Plan {
         let draft_device = args.draft_device.as_deref().map(device::parse).transpose()?;
         let draft_device = draft_device.unwrap_or_else(|| device.clone());
         let target = Checkpoint::open(&args.target).context("target")?;
-        let draft = match &args.draft {
+        let mut draft = match &args.draft {
             DraftSource::Model(path) => {
                 let shares = device == draft_device;
                 Some(Checkpoint::open_draft(path, &target, shares).context("draft")?)
@@ -189,6 +195,7 @@ impl Plan {
             | DraftSource::Skip(_) => None,
         };
         skip::check(&args.skip, &args.draft)?;
+        let kept = draft_only(args.draft_vocab.as_ref(), draft.as_mut())?;
         let drafter = drafter(&args.draft);
         let limits = limits(args, &target, draft.as_ref())?;
         let draft_dtype = args.draft_dtype.unwrap_or(args.dtype);
@@ -220,6 +227,7 @@ impl Plan {
             draft_precision,
             target,
             draft,
+            kept,
             drafter,
             limits,
             device,
@@ -280,6 +288,16 @@ pub(crate) fn manifest(
         costs: None,
         sections: Vec::new(),
     }
+}
+
+/// Has a drafting model draft some tokens alone, where that was asked for.
+pub(crate) fn draft_only(
+    vocab: Option<&DraftVocab>,
+    draft: Option<&mut Checkpoint>,
+) -> Result<Option<Kept>> {
+    let Some(vocab) = vocab else { return Ok(None) };
+    let draft = draft.context("--draft-vocab: no model drafts")?;
+    vocab.apply(draft).map(Some)
 }
 
 /// What a target's manifest says of a drafter. A model's identity is not known yet, nor are layers to skip.

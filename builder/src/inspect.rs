@@ -247,9 +247,13 @@ fn shape(manifest: &Manifest) -> String {
     if model.medusa().is_some() {
         return format!("{} wide, vocabulary {}", model.hidden_size, model.vocab_size);
     }
-    let tied = if model.tied_head { "tied" } else { "untied" };
+    let head = match (model.draft_vocab, model.tied_head) {
+        (Some(drafted), _) => format!("drafts {drafted} of them"),
+        (None, true) => "tied head".into(),
+        (None, false) => "untied head".into(),
+    };
     format!(
-        "{:?}: {} layers of {} (mlp {}), {} heads of {} over {}, vocabulary {} ({tied} head), {} positions",
+        "{:?}: {} layers of {} (mlp {}), {} heads of {} over {}, vocabulary {} ({head}), {} positions",
         model.family,
         model.num_layers,
         model.hidden_size,

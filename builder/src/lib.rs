@@ -10,6 +10,7 @@ mod copy;
 pub mod cuda;
 pub mod device;
 pub mod draft;
+pub mod draft_vocab;
 pub mod export;
 pub mod folder;
 pub mod generate;

@@ -61,6 +61,42 @@ fn a_drafters_head_may_have_a_format_of_its_own() {
 }
 
 #[test]
+fn a_drafter_may_draft_some_tokens_alone() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let path = |name: &str| dir.path().join(name);
+    let (checkpoint, model) = (path("checkpoint"), path("model"));
+    let draft = checkpoint.to_str().unwrap();
+    succeeds(&build_args(&checkpoint, &path("with"), &["--draft", draft, "--draft-vocab", "9"]));
+    succeeds(&args(&model, draft, &["--draft-vocab", "9"]));
+    assert!(engines(&model) == engines(&path("with")));
+    for (file, has) in [("target.engine", false), ("draft.engine", true)] {
+        let shown = succeeds(&["inspect".as_ref(), model.join("1").join(file).as_os_str()]);
+        assert_eq!(shown.contains("drafts 9 of them"), has, "{file}: {shown}");
+    }
+    succeeds(&["verify".as_ref(), model.as_os_str()]);
+    succeeds(&["try", model.to_str().unwrap(), "--prompt-ids", "3,4,5", "--max-tokens", "9"]);
+
+    let text = path("text.txt");
+    fs::write(&text, "").unwrap();
+    let of_text = format!("9:{}", text.display());
+    fs::create_dir(path("answers")).unwrap();
+    fs::write(path("answers/samples.jsonl"), "{\"prompt_tokens\":1,\"token_ids\":[3,99999]}\n")
+        .unwrap();
+    let of_answers = format!("9:{}", path("answers").display());
+    for (drafter, vocab, parts) in [
+        (draft, "9999", &["--draft-vocab 9999", "expected 2 to"][..]),
+        (draft, "1", &["--draft-vocab 1", "expected 2 to"]),
+        (draft, of_text.as_str(), &["text.txt", "it has no token"]),
+        (draft, of_answers.as_str(), &["answers", "token 99999 of"]),
+        (draft, "9:nowhere", &["nowhere", "No such file"]),
+        ("ngram", "9", &["--draft-vocab", "no model drafts"]),
+    ] {
+        refused(&args(&model, drafter, &["--draft-vocab", vocab]), parts);
+    }
+    misused(&args(&model, draft, &["--draft-vocab", "many"]), &["no number of tokens"]);
+}
+
+#[test]
 fn what_its_owner_has_set_stays() {
     let dir = built(&Checkpoint::tiny(1), &[]);
     let model = dir.path().join("model");

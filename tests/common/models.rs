@@ -111,6 +111,8 @@ pub(crate) struct Recipe {
     pub(crate) head_dtype: Option<Dtype>,
     /// The same of the drafter.
     pub(crate) draft_head_dtype: Option<Dtype>,
+    /// The tokens that it drafts, as on the command line, if those are not all.
+    pub(crate) draft_vocab: Option<String>,
     /// Tokens of a sequence.
     pub(crate) max_seq_len: usize,
     /// Draft tokens in a step.
@@ -140,6 +142,7 @@ impl Recipe {
             kv_calibration: None,
             head_dtype,
             draft_head_dtype: None,
+            draft_vocab: None,
             max_seq_len,
             max_draft_len: MAX_DRAFT_LEN,
         }
@@ -168,6 +171,11 @@ impl Recipe {
     /// The same with another format of the drafter's embedding and head.
     pub(crate) fn with_draft_head(self, dtype: Dtype) -> Self {
         Self { draft_head_dtype: Some(dtype), ..self }
+    }
+
+    /// The same with a drafter of some tokens.
+    pub(crate) fn with_draft_vocab(self, vocab: &str) -> Self {
+        Self { draft_vocab: Some(vocab.into()), ..self }
     }
 
     /// The same with another format of keys and values.
@@ -205,6 +213,10 @@ impl Recipe {
             draft_dtype: Some(self.draft_dtype),
             head_dtype: self.head_dtype,
             draft_head_dtype: self.draft_head_dtype,
+            draft_vocab: self
+                .draft_vocab
+                .as_deref()
+                .map(|vocab| vocab.parse().expect("a vocabulary")),
             kv_dtype: self.kv_dtype,
             kv_calibration: self.kv_calibration.clone(),
             device: self.device.clone(),

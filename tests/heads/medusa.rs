@@ -156,6 +156,7 @@ fn drafts_are_no_longer_than_there_are_heads() {
         draft_dtype: None,
         head_dtype: None,
         draft_head_dtype: None,
+        draft_vocab: None,
         kv_dtype: None,
         kv_calibration: None,
         device: "cpu".into(),

@@ -280,6 +280,7 @@ pub(crate) fn assert_can_be_built_later(case: &str) {
             target: later.clone(),
             draft: DraftSource::Model(head),
             skip: SkipArgs::default(),
+            draft_vocab: None,
             max_draft_len: Some(limits.manifest().limits.max_draft_len),
             draft_dtype: None,
             head_dtype: None,

@@ -35,6 +35,7 @@ fn model(sizes: [usize; 6], qk_norm: bool) -> ModelConfig {
         mlp_bias: false,
         qk_norm,
         mask_token: None,
+        draft_vocab: None,
         draft_head: None,
     }
 }

@@ -26,6 +26,7 @@ def server(serve, engine):
         Model("whole", engine, decoupled=False, parameters=pool),
         Model("tight", short, parameters=tight),
         Model("skipping", skipping(), parameters={**pool, "draft_len": 4, "lookup": "off"}),
+        Model("small-draft", small_draft(), parameters={**pool, "draft_len": 4, "lookup": "off"}),
         Model("suffix", engine, parameters={**pool, "lookup": "suffix", "draft_len": 8}),
     ], gates=True)
 
@@ -36,6 +37,12 @@ def skipping():
     places.CACHE.mkdir(parents=True, exist_ok=True)
     layers.write_text(json.dumps({"attention": [], "mlp": [2, 5, 7, 12, 16, 20, 24]}))
     return places.engine("skipping", max_seq_len=1024, draft=f"skip:{layers}")
+
+
+def small_draft():
+    """The small model, whose drafter is itself in 4 bits and with a third of its tokens."""
+    options = ["--draft-dtype=int4", "--draft-head-dtype=int4", "--draft-vocab=16384"]
+    return places.engine("small-draft", max_seq_len=1024, draft=places.checkpoint(), options=options)
 
 
 def doors():
@@ -75,11 +82,12 @@ def test_the_draft_length_changes_no_text(server, reference, draft_len):
         assert answer.text == reference.text(**case[1])
 
 
-def test_a_target_that_drafts_without_some_layers_gives_the_text_of_try(server, reference):
+@pytest.mark.parametrize("model", ["skipping", "small-draft"])
+def test_drafts_of_a_smaller_model_change_no_text(server, reference, model):
     asked = [dict(text_input=SYSTEM + question, max_tokens=24, return_perf_metrics=True) for question in QUESTIONS]
     asked += [{**one, "temperature": 0.8, "seed": 4} for one in asked]
     with ThreadPoolExecutor(len(asked)) as pool:
-        answers = list(pool.map(lambda one: client.grpc_stream(server, "skipping", one).good(), asked))
+        answers = list(pool.map(lambda one: client.grpc_stream(server, model, one).good(), asked))
     for one, answer in zip(asked, answers):
         plain = {key: value for key, value in one.items() if key != "return_perf_metrics"}
         assert answer.text == reference.text(**plain)

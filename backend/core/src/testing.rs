@@ -3,6 +3,7 @@
 //! on, and nothing here stays as it is for anybody.
 
 pub use crate::exec::host::Host;
+pub use crate::exec::vocab_map::of as vocab_map;
 pub use crate::pages::{PageId, PageKey};
 pub use crate::sequence::Shares;
 pub use crate::tokenizer::decode::Detokenizer;

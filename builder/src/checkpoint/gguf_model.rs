@@ -134,6 +134,7 @@ fn model_config(fields: &Fields<'_>, stock: &BTreeMap<String, Stored>) -> Result
         mlp_bias: has(first_bias(Role::Gate)),
         qk_norm: fields.row.qk_norm,
         mask_token: None,
+        draft_vocab: None,
         draft_head: None,
     };
     config.validate()?;

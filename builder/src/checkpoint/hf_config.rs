@@ -52,6 +52,7 @@ pub(super) fn model_config(config: &Object, has: impl Fn(&str) -> bool) -> Resul
         mlp_bias,
         qk_norm: row.qk_norm,
         mask_token: super::eagle::mask_token(config, &["pard_token", "ptd_token_id"])?,
+        draft_vocab: None,
         draft_head: None,
     };
     model.validate()?;

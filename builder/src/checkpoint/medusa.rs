@@ -67,6 +67,7 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
         num_layers: 0,
         tied_head: false,
         mask_token: None,
+        draft_vocab: None,
         draft_head: Some(DraftHead::Medusa(medusa)),
         ..theirs.clone()
     };

@@ -4,6 +4,7 @@
 
 mod bounded;
 mod dequant;
+mod draft_vocab;
 mod eagle;
 mod encoding;
 pub(crate) mod family;

@@ -77,6 +77,13 @@ pub(super) enum Source {
     Constant(f32),
     /// Made when the checkpoint was opened: f32.
     Values(Arc<[f32]>),
+    /// Some rows of another tensor: f32.
+    Rows {
+        /// The other one.
+        of: Box<Tensor>,
+        /// Their numbers there.
+        rows: Arc<[u32]>,
+    },
 }
 
 /// A tensor of a checkpoint.
@@ -131,6 +138,9 @@ impl Tensor {
             Source::Values(values) => {
                 let row = self.row_len();
                 Source::Values(values[rows.start * row..rows.end * row].into())
+            }
+            Source::Rows { of, rows: all } => {
+                Source::Rows { of: of.clone(), rows: all[rows.clone()].into() }
             }
         };
         let shape = [&[rows.len()], &self.shape[1..]].concat();
@@ -191,6 +201,16 @@ impl Tensor {
                 let (out, _) = out.as_chunks_mut();
                 for (out, value) in out.iter_mut().zip(&values[start as usize / 4..]) {
                     *out = value.to_le_bytes();
+                }
+            }
+            Source::Rows { of, rows } => {
+                let mut values = vec![0.0; of.row_len()];
+                let outs = out.chunks_mut(self.row_bytes().max(1));
+                for (&row, out) in rows[stored_row..].iter().zip(outs) {
+                    let row = row as usize;
+                    of.read(row..row + 1, &mut values)?;
+                    let (out, _) = out.as_chunks_mut();
+                    out.iter_mut().zip(&values).for_each(|(out, v)| *out = v.to_le_bytes());
                 }
             }
         }

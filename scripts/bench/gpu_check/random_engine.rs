@@ -129,6 +129,7 @@ impl Model {
             mlp_bias: false,
             qk_norm: false,
             mask_token: None,
+            draft_vocab: None,
             draft_head: None,
         }
     }

@@ -79,11 +79,11 @@ def _code():
     return digest.hexdigest()
 
 
-def engine(label, *, max_seq_len, max_batch_size=32, dtype="bf16", draft="ngram", max_draft_len=8, device="cpu"):
+def engine(label, *, max_seq_len, max_batch_size=32, dtype="bf16", draft="ngram", max_draft_len=8, device="cpu", options=()):
     """A model folder built from the small model, kept until the builder's source or the arguments change."""
     arguments = [
         f"--draft={draft}", f"--dtype={dtype}", f"--max-draft-len={max_draft_len}",
-        f"--max-seq-len={max_seq_len}", f"--max-batch-size={max_batch_size}", f"--device={device}",
+        f"--max-seq-len={max_seq_len}", f"--max-batch-size={max_batch_size}", f"--device={device}", *options,
     ]
     source = checkpoint()
     key = hashlib.sha256("\0".join([_code(), source.name, *arguments]).encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@
 //! tokens the head goes on with states of its own; whatever it has written there is overwritten once the target's are known.
 
 use super::head_states::HeadStates;
+use super::spread::Spread;
 use super::tree::{self, Rows, Trees};
 use super::{Cached, Drafter, Proposal, Verified};
 use crate::batch::{Entry, Logits, Segment};
@@ -132,14 +133,13 @@ impl<'a> Known<'a> {
 pub struct Eagle {
     head: Box<dyn Head>,
     states: HeadStates,
-    /// Logits of a row over the target's vocabulary.
-    spread: Vec<f32>,
+    spread: Spread,
 }
 
 impl Eagle {
     /// A drafter for a target of `vocab_size` tokens.
     pub fn new(head: Box<dyn Head>, vocab_size: usize) -> Self {
-        let spread = vec![f32::NEG_INFINITY; vocab_size];
+        let spread = Spread::new(head.vocab_map().map(<[u32]>::to_vec), vocab_size);
         let states = HeadStates::new(head.width());
         Self { head, states, spread }
     }
@@ -213,19 +213,6 @@ impl Eagle {
         });
         self.head.forward(&segments.collect::<Vec<_>>())
     }
-
-    /// A row's logits over the target's vocabulary: tokens that the head does not draft have none.
-    fn spread(&mut self, logits: &[f32]) -> &[f32] {
-        match self.head.vocab_map() {
-            Some(map) => {
-                for (&token, &logit) in map.iter().zip(logits) {
-                    self.spread[token as usize] = logit;
-                }
-            }
-            None => self.spread[..logits.len()].copy_from_slice(logits),
-        }
-        &self.spread
-    }
 }
 
 impl Drafter for Eagle {
@@ -237,7 +224,7 @@ impl Drafter for Eagle {
         let mut proposals = vec![Proposal::default(); entries.len()];
         let (mut drafting, mut pass) = self.read_known(entries, &mut proposals)?;
         if self.head.mask().is_some() {
-            let rows = |row: usize| self.spread(pass.logits.row(row)).to_vec();
+            let rows = |row: usize| self.spread.over_vocab(pass.logits.row(row)).to_vec();
             tree::draw_at_once(&drafting, entries, rows, &mut proposals);
             return Ok(proposals);
         }
@@ -250,7 +237,7 @@ impl Drafter for Eagle {
                 let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
                 let mut candidates = Vec::new();
                 for (end, &node) in trees.ends(idx).iter().enumerate() {
-                    let logits = self.spread(pass.logits.row(row));
+                    let logits = self.spread.over_vocab(pass.logits.row(row));
                     candidates.push(trees.candidates(idx, entry, proposal, end, logits));
                     handed_on[idx].insert(node, pass.states[row * width..][..width].to_vec());
                     row += 1;

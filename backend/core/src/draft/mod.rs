@@ -11,6 +11,7 @@ mod head_states;
 mod medusa;
 mod model;
 mod ngram;
+mod spread;
 mod suffix;
 mod text;
 mod tree;

@@ -3,6 +3,7 @@
 //! Or the target without some of its layers, on the target's own cache.
 
 use super::catch_up::{Cached, readable, rows_to_feed};
+use super::spread::Spread;
 use super::tree::{self, Rows, Trees};
 use super::{Drafter, Proposal};
 use crate::Result;
@@ -14,6 +15,7 @@ use std::ops::Range;
 /// Drafts with a model.
 pub struct Model {
     model: Box<dyn Forward>,
+    spread: Spread,
     /// Tokens that both models have; what lies behind in either is padding.
     vocab_size: usize,
     /// The token of the rows behind the first draft, if all drafts come from one pass: PARD.
@@ -25,7 +27,13 @@ pub struct Model {
 impl Model {
     /// A drafter over `model`. `vocab_size` is the smaller one of the two models' vocabularies.
     pub fn new(model: Box<dyn Forward>, vocab_size: usize) -> Self {
-        Self { model, vocab_size, mask_token: None, on_targets_cache: false }
+        let spread = Spread::new(None, vocab_size);
+        Self { model, spread, vocab_size, mask_token: None, on_targets_cache: false }
+    }
+
+    /// One whose rows have logits of these tokens.
+    pub fn of_tokens(self, vocab_map: Option<Vec<u32>>) -> Self {
+        Self { spread: Spread::new(vocab_map, self.vocab_size), ..self }
     }
 
     /// A drafter over a part of the target, which stores what it computes where the target does: that is stale once it has
@@ -116,7 +124,7 @@ impl Drafter for Model {
         };
         let mut drafting: Vec<usize> = (0..entries.len()).filter(asks).collect();
         if self.mask_token.is_some() {
-            let row = |row: usize| logits.row(row)[..self.vocab_size].to_vec();
+            let row = |row: usize| self.spread.over_vocab(logits.row(row)).to_vec();
             tree::draw_at_once(&drafting, entries, row, &mut proposals);
             return Ok(proposals);
         }
@@ -125,10 +133,13 @@ impl Drafter for Model {
             let mut row = 0;
             for &idx in &drafting {
                 let (entry, proposal) = (&entries[idx], &mut proposals[idx]);
-                let first_row = row;
-                row += trees.ends(idx).len();
-                let of_end = |end: usize| &logits.row(first_row + end)[..self.vocab_size];
-                trees.draw(idx, entry, proposal, of_end);
+                let mut candidates = Vec::new();
+                for end in 0..trees.ends(idx).len() {
+                    let logits = self.spread.over_vocab(logits.row(row));
+                    candidates.push(trees.candidates(idx, entry, proposal, end, logits));
+                    row += 1;
+                }
+                trees.grow(idx, entry, &candidates, proposal);
             }
             drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
             let rows =

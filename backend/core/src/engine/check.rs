@@ -41,6 +41,10 @@ pub(super) fn manifest(manifest: &Manifest) -> Result<()> {
     kv_scales.as_ref().map_or(Ok(()), |scales| check_kv_scales(scales, model, precision))?;
     check_limits(limits, model)?;
     check_peers(*role, drafter, target.as_ref(), limits)?;
+    if let (Role::Target, Some(drafted)) = (role, model.draft_vocab) {
+        let all = model.vocab_size;
+        return Err(format!("a target has logits of {drafted} tokens, expected all {all}"));
+    }
     check_skip(drafter, model)?;
     check_hash("tokenizer", tokenizer)?;
     check_tokens(end_tokens.iter().chain(bos_token), model)?;

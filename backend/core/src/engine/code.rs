@@ -106,6 +106,7 @@ fn of_model(kernels: &Kernels<'_>, rows: &[usize]) -> Vec<Variant> {
     variants.extend([kernels.unpack(), Variant::plain("normalise")]);
     variants.extend(kernels.quantise());
     variants.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
+    variants.extend(kernels.model.draft_vocab.map(|_| Variant::plain("spread")));
     variants
 }
 

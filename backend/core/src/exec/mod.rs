@@ -5,7 +5,7 @@
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod host;
-mod vocab_map;
+pub(crate) mod vocab_map;
 
 pub use cpu::roofline::{multiply_rates, product_seconds, read_bandwidth};
 pub use cpu::{Agreement, Pool, SkipTrial, Written, kv_peaks};

@@ -1,9 +1,20 @@
-//! The tokens that a head drafts, where it does not draft all.
+//! The tokens that a head has logits of, where those are not all.
 
 use crate::engine::Engine;
 use crate::{Error, Result};
 
-/// The target's token of each row of a head, as the engine has them.
+/// Those of an engine's head, one a row; none where they are the first ones of the vocabulary.
+pub fn of(engine: &Engine) -> Result<Option<Vec<u32>>> {
+    if !engine.manifest().model.maps_vocab() {
+        return Ok(None);
+    }
+    let reader = engine.reader()?;
+    let map = reader.section("vocab_map").floats()?;
+    reader.finish()?;
+    tokens(engine, &map).map(Some)
+}
+
+/// The same of a section that was read.
 pub(super) fn tokens(engine: &Engine, map: &[f32]) -> Result<Vec<u32>> {
     let vocab_size = engine.manifest().model.vocab_size;
     let token = |(row, &value): (usize, &f32)| {

@@ -84,6 +84,9 @@ pub struct ModelConfig {
     /// one that drafts in parallel, PARD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask_token: Option<u32>,
+    /// Tokens that its head has logits of, where that is not all of the vocabulary: of a model that drafts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_vocab: Option<usize>,
     /// What it is besides, where it is no model of its own but a head on another one's hidden states.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_head: Option<DraftHead>,
@@ -109,6 +112,17 @@ impl ModelConfig {
     /// Whether all that it drafts comes from one pass: of a model made for that, or a head.
     pub fn drafts_at_once(&self) -> bool {
         self.mask_token.or(self.eagle().and_then(|eagle| eagle.mask_token)).is_some()
+    }
+
+    /// Logits of a row.
+    pub fn num_logits(&self) -> usize {
+        let of_head = self.eagle().map(|eagle| eagle.draft_vocab);
+        self.draft_vocab.or(of_head).unwrap_or(self.vocab_size)
+    }
+
+    /// Whether the tokens that it has logits of are not the first ones of the vocabulary.
+    pub(crate) fn maps_vocab(&self) -> bool {
+        self.draft_vocab.is_some() || self.eagle().is_some_and(|eagle| eagle.maps_vocab)
     }
 
     /// Tokens that it can draft in a step, where that is limited.
@@ -160,6 +174,9 @@ impl ModelConfig {
             let all = self.vocab_size;
             return Err(bad(format!("its mask token is {mask}, expected one of {all}")));
         }
+        if let Some(drafted) = self.draft_vocab {
+            self.validate_draft_vocab(drafted)?;
+        }
         if !self.head_dim.is_multiple_of(2) {
             return Err(bad(format!("head_dim {} is odd", self.head_dim)));
         }
@@ -193,6 +210,19 @@ impl ModelConfig {
             }
             Some(scaling) => Err(bad(format!("rope_scaling is out of range: {scaling:?}"))),
         }
+    }
+
+    fn validate_draft_vocab(&self, drafted: usize) -> Result<()> {
+        if drafted == 0 || drafted > self.vocab_size {
+            let all = self.vocab_size;
+            return Err(bad(format!("draft_vocab is {drafted}, expected 1 to {all}")));
+        }
+        if self.tied_head || self.draft_head.is_some() {
+            return Err(bad(format!(
+                "draft_vocab is {drafted}, expected none but of a model with a head of its own"
+            )));
+        }
+        Ok(())
     }
 }
 

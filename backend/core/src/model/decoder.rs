@@ -48,7 +48,7 @@ pub enum TensorRole {
     Fc,
     /// Norm of the state beside the token, before the first layer's attention.
     HiddenNorm,
-    /// The target's token of each row of the head.
+    /// The token of each row of the head of a drafter.
     VocabMap,
     /// Hidden states of all layers that stand in for the target's where there are none yet.
     MaskHidden,
@@ -155,6 +155,8 @@ pub(crate) struct Decoder<M, V> {
     pub final_norm: V,
     /// None where the table of token vectors is the head.
     head: Option<M>,
+    /// The token of each row of the head, as a number; none where it has a row for each.
+    pub vocab_map: Option<V>,
 }
 
 /// `residual += attention(norm(residual)); residual += mlp(residual)`.
@@ -226,19 +228,25 @@ impl Decoder<Linear, Vector> {
     /// The parts of a model. No size overflows: [`ModelConfig::validate`] bounds them.
     pub(crate) fn of(config: &ModelConfig) -> Self {
         let hidden = config.hidden_size;
-        let table = |name: &str, kind, role| Linear {
+        let table = |name: &str, kind, role, rows| Linear {
             name: name.into(),
             kind,
-            sources: vec![(TensorId { role, layer: None }, config.vocab_size)],
+            sources: vec![(TensorId { role, layer: None }, rows)],
             k: hidden,
             has_bias: false,
         };
-        let final_norm = TensorId { role: TensorRole::FinalNorm, layer: None };
+        let vector = |name: &str, role, len| {
+            let source = TensorId { role, layer: None };
+            Vector { name: name.into(), source, len }
+        };
+        let head = || table("head", MatrixKind::Head, TensorRole::Head, config.num_logits());
+        let map = |drafted| vector("vocab_map", TensorRole::VocabMap, drafted);
         Self {
-            embed: table("embed", MatrixKind::Embed, TensorRole::Embed),
+            embed: table("embed", MatrixKind::Embed, TensorRole::Embed, config.vocab_size),
             layers: (0..config.num_layers).map(|idx| Layer::of(config, idx)).collect(),
-            final_norm: Vector { name: "final_norm".into(), source: final_norm, len: hidden },
-            head: (!config.tied_head).then(|| table("head", MatrixKind::Head, TensorRole::Head)),
+            final_norm: vector("final_norm", TensorRole::FinalNorm, hidden),
+            head: (!config.tied_head).then(head),
+            vocab_map: config.draft_vocab.map(map),
         }
     }
 
@@ -249,6 +257,7 @@ impl Decoder<Linear, Vector> {
             layers: self.layers.iter().map(|layer| layer.load(loader)).collect::<Result<_>>()?,
             final_norm: loader.vector(&self.final_norm)?,
             head: self.head.as_ref().map(|head| loader.matrix(head)).transpose()?,
+            vocab_map: optional(loader, self.vocab_map.as_ref())?,
         })
     }
 }
@@ -415,6 +424,25 @@ mod tests {
         let expected: Vec<_> =
             expected.iter().map(|(name, roles)| (name.to_string(), roles.to_vec())).collect();
         assert_eq!(names(&config), expected);
+    }
+
+    #[test]
+    fn a_drafter_may_have_a_head_over_some_tokens() {
+        let config = ModelConfig { tied_head: false, draft_vocab: Some(7), ..small_llama() };
+        config.validate().unwrap();
+        let decoder = Decoder::of(&config);
+        assert_eq!(decoder.head().shape(), [7, config.hidden_size]);
+        assert_eq!(decoder.embed.n(), config.vocab_size);
+        assert_eq!(decoder.vocab_map.map(|map| map.len), Some(7));
+        assert_eq!(names(&config).last().unwrap().1, [TensorRole::VocabMap]);
+        for wrong in [
+            ModelConfig { draft_vocab: Some(0), ..config.clone() },
+            ModelConfig { draft_vocab: Some(config.vocab_size + 1), ..config.clone() },
+            ModelConfig { tied_head: true, ..config.clone() },
+        ] {
+            let message = wrong.validate().unwrap_err().to_string();
+            assert!(message.contains("draft_vocab is"), "{message}");
+        }
     }
 
     #[test]

@@ -86,6 +86,7 @@ mod tests {
             mlp_bias: false,
             qk_norm: false,
             mask_token: None,
+            draft_vocab: None,
             draft_head: None,
         }
     }

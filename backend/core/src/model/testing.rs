@@ -23,6 +23,7 @@ pub(crate) fn small_llama() -> ModelConfig {
         mlp_bias: false,
         qk_norm: false,
         mask_token: None,
+        draft_vocab: None,
         draft_head: None,
     }
 }

@@ -15,6 +15,7 @@ use crate::exec::cuda::{
     self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, OnHost, PartOfTarget,
     Uploaded,
 };
+use crate::exec::vocab_map;
 use crate::model::{DraftHead, LayerSkip};
 use crate::pages::PageId;
 use crate::{Error, Result};
@@ -95,7 +96,7 @@ impl Loader<'_> {
 
         let head = draft.as_ref().and_then(|draft| draft.head_beside(&target));
         let is_told_states = head.is_some();
-        let draft = draft.map(|draft| draft.drafter(placement, is_told_states));
+        let draft = draft.map(|draft| draft.drafter(placement, is_told_states)).transpose()?;
         let drafter: Option<Box<dyn Drafter>> = match (lookup, draft) {
             (Some(lookup), Some(next)) => Some(Box::new(draft::Combined::new(lookup, next))),
             (lookup, draft) => lookup.or(draft),
@@ -118,15 +119,19 @@ impl Loader<'_> {
     /// What whole steps on a GPU take: the target is there, and so is the drafter, if it is a model.
     fn steps(&self, target: &Model, draft: Option<&Model>) -> Result<Option<cuda::OnGpu>> {
         let Model::Gpu(target, number, gpu) = target else { return Ok(None) };
+        let limits = &self.placement.engines[0].0.manifest().limits;
+        let limits = cuda::step_limits(limits, self.placement.draft_branches);
         let drafter: Option<Box<dyn GraphDrafter>> = match draft {
             None => None,
             Some(Model::Gpu(model, at, _)) if at == number => {
+                let vocab_map = vocab_map::of(self.placement.engines[1].0)?;
+                let (model, vocab_map) = (Arc::clone(model), vocab_map.as_deref());
                 let vocab_size = self.placement.shared_vocab();
-                Some(Box::new(DraftModel { model: Arc::clone(model), vocab_size }))
+                let device = &mut **gpu.lock();
+                let drafter = DraftModel::new(model, vocab_size, vocab_map, &limits, device)?;
+                Some(Box::new(drafter))
             }
             Some(Model::EagleOnGpu(head, at, _)) if at == number => {
-                let limits = &self.placement.engines[0].0.manifest().limits;
-                let limits = cuda::step_limits(limits, self.placement.draft_branches);
                 let head = Arc::clone(head);
                 Some(Box::new(HeadDrafter::new(head, &limits, &mut **gpu.lock())?))
             }
@@ -309,28 +314,27 @@ impl Model {
     }
 
     /// To draft with; where its target makes a head's states, that `is_told_states`.
-    fn drafter(self, placement: &Placement<'_>, is_told_states: bool) -> Box<dyn Drafter> {
-        let model = match self {
-            Self::Eagle(head) => {
-                return Box::new(draft::Eagle::new(head, placement.bounds.vocab_size));
-            }
+    fn drafter(self, placement: &Placement<'_>, is_told_states: bool) -> Result<Box<dyn Drafter>> {
+        let vocab_size = placement.bounds.vocab_size;
+        let second = |model: Box<dyn Forward>| -> Result<draft::Model> {
+            let vocab_map = vocab_map::of(placement.engines[1].0)?;
+            Ok(draft::Model::new(model, placement.shared_vocab()).of_tokens(vocab_map))
+        };
+        Ok(match self {
+            Self::Eagle(head) => Box::new(draft::Eagle::new(head, vocab_size)),
             Self::EagleOnGpu(head, _, gpu) => {
                 let head = HeadOnHost::new(head, gpu);
                 let head = if is_told_states { head.told_states() } else { head };
-                return Box::new(draft::Eagle::new(Box::new(head), placement.bounds.vocab_size));
+                Box::new(draft::Eagle::new(Box::new(head), vocab_size))
             }
-            Self::Medusa(heads) => return Box::new(draft::Medusa::new(heads)),
-            Self::Part(part, _) => {
-                return Box::new(draft::Model::of_target(part, placement.bounds.vocab_size));
-            }
+            Self::Medusa(heads) => Box::new(draft::Medusa::new(heads)),
+            Self::Part(part, _) => Box::new(draft::Model::of_target(part, vocab_size)),
             Self::Cpu(model) => {
                 let mask_token = placement.engines[1].0.manifest().model.mask_token;
-                let drafter = draft::Model::new(model, placement.shared_vocab());
-                return Box::new(drafter.at_once(mask_token));
+                Box::new(second(model)?.at_once(mask_token))
             }
-            Self::Gpu(model, _, gpu) => OnHost::new(model, gpu),
-        };
-        Box::new(draft::Model::new(Box::new(model), placement.shared_vocab()))
+            Self::Gpu(model, _, gpu) => Box::new(second(Box::new(OnHost::new(model, gpu)))?),
+        })
     }
 
     /// Its cache, where that is in the machine's memory.

@@ -238,7 +238,7 @@ impl<'a> Placement<'a> {
         let beside = match self.engines.get(1) {
             Some((drafter, at)) if idx == 0 => {
                 let is_here = at.number() == place.number();
-                beside_head(manifest, drafter.manifest(), self.prefill, branches, is_here)
+                beside_drafter(manifest, drafter.manifest(), self.prefill, branches, is_here)
             }
             _ => 0,
         };
@@ -371,7 +371,7 @@ impl Footprint {
                 let vocab_on_gpu = bounds.draft_vocab.min(target.model.vocab_size);
                 let steps = cuda::Steps::bytes(target, vocab_on_gpu, 1);
                 let beside = draft.map_or(0, |draft| {
-                    beside_head(target, draft, prefill, 1, draft.device != Built::Cpu)
+                    beside_drafter(target, draft, prefill, 1, draft.device != Built::Cpu)
                 });
                 Self {
                     working_bytes: steps + beside + passes.sum::<usize>(),
@@ -403,18 +403,25 @@ fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
     Prefill::CublasLt
 }
 
-/// Bytes that a target on a GPU takes for a drafter that is a head on its hidden states: what passes keep of these, and what
-/// steps on the device need where the head is there too.
-fn beside_head(
+/// Bytes that a target on a GPU takes for its drafter: for a head what passes keep of their hidden states, and for what drafts on
+/// the same GPU what steps there need.
+fn beside_drafter(
     target: &Manifest,
     draft: &Manifest,
     prefill: Prefill,
     branches: usize,
     is_here: bool,
 ) -> usize {
-    let Some(eagle) = draft.model.eagle() else { return 0 };
-    let vocab_size = target.model.vocab_size;
     let limits = cuda::step_limits(&target.limits, branches);
+    let vocab_size = target.model.vocab_size;
+    let Some(eagle) = draft.model.eagle() else {
+        let vocab_size = vocab_size.min(draft.model.vocab_size);
+        return if is_here {
+            cuda::DraftModel::bytes(&draft.model, vocab_size, &limits)
+        } else {
+            0
+        };
+    };
     let steps = cuda::HeadDrafter::bytes(eagle, vocab_size, &limits);
     OnHost::tap_bytes(target, prefill, eagle) + if is_here { steps } else { 0 }
 }

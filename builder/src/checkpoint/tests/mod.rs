@@ -1,6 +1,7 @@
 //! Tests of whole checkpoints, and of the block decoders.
 
 mod blocks;
+mod draft_vocab;
 mod eagle;
 mod export;
 mod fp8;

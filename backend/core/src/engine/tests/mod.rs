@@ -47,6 +47,7 @@ pub(super) fn tiny_manifest() -> Manifest {
             mlp_bias: false,
             qk_norm: false,
             mask_token: None,
+            draft_vocab: None,
             draft_head: None,
         },
         precision: Precision { weights: Dtype::Bf16, head: Dtype::Fp16, kv: Dtype::Fp16 },

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::commit_pair;
+use crate::exec::vocab_map;
 use crate::model::{DraftHead, MedusaConfig};
 
 fn manifests() -> (Manifest, Manifest) {
@@ -29,6 +30,20 @@ fn written(folder: &Path, salt: u8) -> (Manifest, Manifest) {
     let target = Engine::open(folder.join("target.engine")).unwrap();
     let draft = target.open_drafter().unwrap().unwrap();
     (target.manifest().clone(), draft.manifest().clone())
+}
+
+#[test]
+fn a_drafters_tokens_are_those_of_its_vocabulary() {
+    let folder = TempDir::new().unwrap();
+    let (target, mut draft) = manifests();
+    (draft.model.tied_head, draft.model.draft_vocab) = (false, Some(3));
+    let target = seal(&folder.path().join("target.engine"), target, 0);
+    // What is written here is hashes, which as numbers are hardly ever tokens.
+    commit_pair(target, seal(&folder.path().join("draft.engine"), draft, 0)).unwrap();
+    let target = Engine::open(folder.path().join("target.engine")).unwrap();
+    assert_eq!(vocab_map::of(&target).unwrap(), None);
+    let error = vocab_map::of(&target.open_drafter().unwrap().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("row 0 of its head is token") && error.ends_with("of 10"), "{error}");
 }
 
 #[test]

@@ -97,6 +97,10 @@ fn what_would_not_open_is_not_written() {
     let mut manifest = tiny_manifest();
     manifest.model.vocab_size = usize::MAX;
     EngineWriter::create(&path, manifest).unwrap_err();
+    let mut manifest = tiny_manifest();
+    (manifest.model.tied_head, manifest.model.draft_vocab) = (false, Some(3));
+    let error = EngineWriter::create(&path, manifest).unwrap_err().to_string();
+    assert!(error.ends_with("a target has logits of 3 tokens, expected all 8"), "{error}");
     let error = EngineWriter::create(folder.path(), tiny_manifest()).unwrap_err().to_string();
     assert_eq!(error, format!("{}: is a directory", folder.path().display()));
     let absent = folder.path().join("absent/x");

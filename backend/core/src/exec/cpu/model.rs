@@ -266,7 +266,9 @@ impl Forward for Model {
         let num_pages = inputs.place(self.kv.num_pages());
         self.kv.reserve_branches(num_pages, &mut self.branches)?;
         let num_logits = inputs.rows.iter().filter(|input| input.has_logits).count();
-        let mut logits = Logits { vocab_size, values: Vec::with_capacity(num_logits * vocab_size) };
+        let width = self.config.num_logits();
+        let values = Vec::with_capacity(num_logits * width);
+        let mut logits = Logits { vocab_size: width, values };
         self.taps.values.clear();
         let turn = Arc::clone(&self.turn);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);

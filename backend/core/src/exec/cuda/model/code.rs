@@ -29,6 +29,8 @@ pub(super) struct EndCode {
     /// Token rows.
     pub(super) embed: Kernel,
     pub(super) head: ByRows,
+    /// Logits over the whole vocabulary, where the head has those of some tokens.
+    pub(super) spread: Option<Kernel>,
 }
 
 /// The kernels of decoder layers.
@@ -93,7 +95,10 @@ impl EndCode {
     /// Those of a model.
     pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
         let decoder = Decoder::of(&ModelConfig { num_layers: 1, ..kernels.model.clone() });
+        let maps_vocab = kernels.model.draft_vocab.is_some();
+        let spread = maps_vocab.then(|| loader.load(&Variant::plain("spread"), 0));
         Ok(Self {
+            spread: spread.transpose()?,
             embed: loader.load(&kernels.embed(), 0)?,
             head: by_rows(loader, kernels, decoder.head())?,
         })

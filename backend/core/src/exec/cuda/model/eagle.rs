@@ -5,7 +5,7 @@
 use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
-use super::params::{JoinParams, MOST_PIECES, NOT_DRAFTED, Piece, Scaling};
+use super::params::{JoinParams, MOST_PIECES, Piece, Scaling};
 use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
@@ -102,14 +102,7 @@ impl Eagle {
                 "it leaves matrices to its target: run both on one GPU (`draft_gpu`)",
             ));
         }
-        let vocab_map = match &parts.vocab_map {
-            Some(_) => {
-                let reader = engine.reader()?;
-                let map = vocab_map::tokens(engine, &reader.section("vocab_map").floats()?)?;
-                Some(map)
-            }
-            None => None,
-        };
+        let vocab_map = vocab_map::of(engine)?;
         let capacity = Capacity::of(manifest, Prefill::Exact);
         let (layer_code, code) = code::load(engine, device, |kernels, loader| {
             Ok((LayerCode::of(kernels, loader)?, HeadCode::of(kernels, &eagle, loader)?))
@@ -205,19 +198,13 @@ impl Eagle {
     }
 
     /// The target's token of each of its own; none where they are the same.
-    pub(super) fn vocab_map(&self) -> Option<&[u32]> {
+    pub(crate) fn vocab_map(&self) -> Option<&[u32]> {
         self.vocab_map.as_deref()
     }
 
-    /// What spreads logits over the target's vocabulary, and for each of its tokens which of the drafted ones it is; nothing
-    /// where the first ones are drafted.
-    pub(crate) fn spread(&self) -> Option<(Kernel, Vec<u32>)> {
-        let (code, map) = self.code.spread.zip(self.vocab_map.as_ref())?;
-        let mut row_of = vec![NOT_DRAFTED; self.vocab_size()];
-        for (row, &token) in map.iter().enumerate() {
-            row_of[token as usize] = row as u32;
-        }
-        Some((code, row_of))
+    /// What spreads logits over the target's vocabulary; none where the first tokens are drafted.
+    pub(crate) fn spread_code(&self) -> Option<Kernel> {
+        self.code.spread
     }
 
     /// f32 `[rows][width]`: what the rows of a pass come with, and what `fuse` makes.

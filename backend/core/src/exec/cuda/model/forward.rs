@@ -111,16 +111,17 @@ impl Forward for OnHost {
             let message = format!("token {token} is outside of the vocabulary of {vocab_size}");
             return Err(Error::bad_request("input_ids", message));
         }
+        let width = self.model.config().num_logits();
         self.chains = Chains::new(segments, self.scratch.clone())?;
         self.copy_pages(&self.chains.copies)?;
         self.tapped.clear();
         let chains = self.chains.segments(segments);
-        let mut logits = Logits { vocab_size, values: Vec::new() };
+        let mut logits = Logits { vocab_size: width, values: Vec::new() };
         let mut device = self.gpu.lock();
         for tables in passes(&chains, &self.model.bounds()) {
             let part = DecoderPart { taps: self.taps.as_ref(), skip: self.skip.as_ref() };
             self.model.issue(&tables, part, &mut **device)?;
-            let count = tables.logit_rows.len() * vocab_size;
+            let count = tables.logit_rows.len() * width;
             download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;
             if let Some(taps) = &self.taps {
                 let num_rows = tables.rows.len();
@@ -137,8 +138,7 @@ impl Forward for OnHost {
                 .iter()
                 .flat_map(|s| (0..s.tokens.len()).map(|row| s.tokens.len() - row <= s.num_logits));
             let wants: Vec<bool> = wants.collect();
-            logits.values =
-                pick(&logits.values, vocab_size, logit_order(&self.chains.order, &wants));
+            logits.values = pick(&logits.values, width, logit_order(&self.chains.order, &wants));
             if !self.tapped.is_empty() {
                 let width = self.tapped.len() / wants.len();
                 self.tapped = pick(&self.tapped, width, self.chains.order.iter().copied());

@@ -36,7 +36,7 @@ pub(crate) use workspace::{Capacity, Workspace};
 use crate::batch::{PromptBlocks, Segment};
 use crate::engine::{Engine, Manifest};
 use crate::exec::cuda::device::pod::bytes_of;
-use crate::exec::cuda::device::{Address, Description, Device, Op};
+use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op};
 use crate::model::decoder::Decoder;
 use crate::model::{Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
@@ -127,6 +127,11 @@ impl Model {
     /// Where the tables of a pass go, and its results come from.
     pub fn workspace(&self) -> &Workspace {
         &self.layers.workspace
+    }
+
+    /// What spreads logits over the whole vocabulary, where it has those of some tokens.
+    pub(crate) fn spread_code(&self) -> Option<Kernel> {
+        self.ends.spread
     }
 
     pub(crate) fn capacity(&self) -> &Capacity {

@@ -133,6 +133,16 @@ impl Outline {
         passes
     }
 
+    /// Whether it has logits of some tokens alone.
+    pub(in crate::exec::cuda) fn maps_vocab(&self) -> bool {
+        self.model.config().draft_vocab.is_some()
+    }
+
+    /// Tokens that it reads.
+    pub(in crate::exec::cuda) fn vocab_size(&self) -> usize {
+        self.model.config().vocab_size
+    }
+
     /// The kernels that passes launch.
     pub fn variants(&self) -> &[Variant] {
         &self.variants

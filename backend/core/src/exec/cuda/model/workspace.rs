@@ -115,7 +115,7 @@ impl Workspace {
         let Description { num_sms, capability, .. } = *device;
         let grid = num_sms as usize;
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
-        let num_logits = model.eagle().map_or(model.vocab_size, |eagle| eagle.draft_vocab);
+        let num_logits = model.num_logits();
         let vocab_tiles = num_logits.div_ceil(shape::TILE_OUTPUTS);
         let is_raw = model.qk_norm || model.draft_head.is_some();
         let shapes = shared_tiles(model);

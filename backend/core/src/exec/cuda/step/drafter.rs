@@ -1,14 +1,16 @@
 //! Drafters inside of a step's graph.
 
-use super::graph::{Shape, StepGraph};
+use super::graph::{ModelPass, Shape, StepGraph};
 use super::head::HeadDrafter;
 use super::params::MAX_FED;
+use super::spread::Spread;
 use crate::Result;
 use crate::batch::{Entry, Segment};
 use crate::draft::catch_up::{self, readable};
+use crate::engine::Limits;
 use crate::exec::cuda::device::{Device, Op};
 use crate::exec::cuda::model::{DecoderPart, Model};
-use crate::model::LayerSkip;
+use crate::model::{LayerSkip, ModelConfig};
 use crate::pages::PageId;
 use std::ops::Range;
 use std::sync::Arc;
@@ -49,9 +51,34 @@ pub(crate) trait GraphDrafter: Send {
 /// A second, smaller model as the drafter: it proposes a chain, one pass a token.
 pub(crate) struct DraftModel {
     /// On the same GPU as the target.
-    pub model: Arc<Model>,
+    model: Arc<Model>,
     /// Tokens that both models have.
-    pub vocab_size: usize,
+    vocab_size: usize,
+    /// Where it has logits of some of them.
+    spread: Option<Spread>,
+}
+
+impl DraftModel {
+    /// A model whose head has logits of the tokens of `vocab_map`, or of all.
+    pub(crate) fn new(
+        model: Arc<Model>,
+        vocab_size: usize,
+        vocab_map: Option<&[u32]>,
+        limits: &Limits,
+        device: &mut dyn Device,
+    ) -> Result<Self> {
+        let sequences = limits.max_batch_size;
+        let spread = model
+            .spread_code()
+            .zip(vocab_map)
+            .map(|(code, map)| Spread::alloc(code, map, vocab_size, sequences, device));
+        Ok(Self { spread: spread.transpose()?, model, vocab_size })
+    }
+
+    /// Bytes that `new` takes on the device.
+    pub(crate) fn bytes(draft: &ModelConfig, vocab_size: usize, limits: &Limits) -> usize {
+        draft.draft_vocab.map_or(0, |_| Spread::bytes(vocab_size, limits.max_batch_size))
+    }
 }
 
 impl GraphDrafter for DraftModel {
@@ -77,7 +104,8 @@ impl GraphDrafter for DraftModel {
     }
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
-        passes(&self.model, DecoderPart::default(), shape, step)
+        let (model, spread) = (&self.model, self.spread.as_ref());
+        passes(&ModelPass { model, part: DecoderPart::default(), spread }, shape, step)
     }
 }
 
@@ -121,16 +149,16 @@ impl GraphDrafter for PartOfTarget {
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
         let part = DecoderPart { skip: Some(&self.skip), ..DecoderPart::default() };
-        passes(&self.target, part, shape, step)
+        passes(&ModelPass { model: &self.target, part, spread: None }, shape, step)
     }
 }
 
 /// One pass a draft, the first one with places for all known tokens that a model may have to read.
-fn passes(model: &Model, part: DecoderPart<'_>, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
+fn passes(of: &ModelPass<'_>, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
     let mut ops = Vec::new();
     for pass in 0..shape.passes {
         let places = if pass == 0 { MAX_FED } else { 1 };
-        step.pass(model, shape, pass as u32, places, part, &mut ops);
+        step.pass(of, shape, pass as u32, places, &mut ops);
     }
     ops
 }

@@ -8,6 +8,7 @@ use super::params::{
     AcceptParams, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS,
     SampleParams, VERIFY,
 };
+use super::spread::Spread;
 use crate::exec::cuda::device::{Address, Launch, Op};
 use crate::exec::cuda::model::shape::Tiling;
 use crate::exec::cuda::model::{DecoderPart, Model, Pass, Workspace};
@@ -55,6 +56,14 @@ pub(super) struct StepLogits {
     pub(super) stride: usize,
 }
 
+/// Who runs a pass.
+pub(super) struct ModelPass<'a> {
+    pub(super) model: &'a Model,
+    pub(super) part: DecoderPart<'a>,
+    /// Where it has logits of some tokens.
+    pub(super) spread: Option<&'a Spread>,
+}
+
 /// What a step is made of.
 pub(crate) struct StepGraph<'a> {
     pub(super) target: &'a Model,
@@ -85,7 +94,8 @@ impl StepGraph<'_> {
         let taps = head.map(HeadDrafter::taps);
         let mut ops = Vec::new();
         let whole = DecoderPart { taps, ..DecoderPart::default() };
-        self.pass(self.target, shape, VERIFY, shape.drafts + 1, whole, &mut ops);
+        let target = ModelPass { model: self.target, part: whole, spread: None };
+        self.pass(&target, shape, VERIFY, shape.drafts + 1, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
         ops.extend(head.into_iter().flat_map(|head| head.ops_behind(shape)));
         ops
@@ -94,20 +104,20 @@ impl StepGraph<'_> {
     /// One forward pass of `places` rows a sequence, with its tables before and its decisions after it.
     pub(super) fn pass(
         &self,
-        model: &Model,
+        of: &ModelPass<'_>,
         shape: Shape,
         pass: u32,
         places: usize,
-        part: DecoderPart<'_>,
         ops: &mut Vec<Op>,
     ) {
+        let &ModelPass { model, part, spread } = of;
         let config = model.config();
         let group = config.num_heads / config.num_kv_heads;
         let tiling = Tiling::of(shape.sequences, places, group);
         let tile_rows = tiling.rows(group);
         let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
-        let (work, vocab) = (model.workspace(), model.config().vocab_size);
-        ops.push(Op::Launch(self.rows(work, vocab, 0, shape, pass, tile_rows)));
+        let work = model.workspace();
+        ops.push(Op::Launch(self.rows(work, config.vocab_size, 0, shape, pass, tile_rows)));
         let pass_of_rows = Pass {
             num_rows: shape.sequences * places,
             num_tiles: shape.sequences * places.div_ceil(tile_rows),
@@ -117,7 +127,11 @@ impl StepGraph<'_> {
             max_pages: self.max_pages,
         };
         ops.extend(model.pass_of(&pass_of_rows, part));
-        let logits = StepLogits { values: work.logits, best: work.best, stride: vocab };
+        let stride = config.num_logits();
+        let mut logits = StepLogits { values: work.logits, best: work.best, stride };
+        if let Some(spread) = spread {
+            logits = spread.run(logits, num_logits, ops);
+        }
         ops.push(Op::Launch(self.sample(logits, shape, pass, num_logits)));
     }
 

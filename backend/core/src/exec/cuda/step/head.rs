@@ -6,13 +6,14 @@
 
 use super::drafter::GraphDrafter;
 use super::graph::{Shape, StepGraph, StepLogits};
+use super::spread::Spread;
 use crate::batch::Segment;
 use crate::draft::HeadSegment;
 use crate::engine::Limits;
 use crate::exec::cuda::device::pod::bytes_of_mut;
-use crate::exec::cuda::device::{Address, Device, Kernel, Launch, Op, arrays, upload};
-use crate::exec::cuda::model::params::{Best, NO_SEQUENCE, Row, SpreadParams, Tile};
-use crate::exec::cuda::model::shape::{ROW_THREADS, TILE_OUTPUTS, Tiling};
+use crate::exec::cuda::device::{Device, Op, upload};
+use crate::exec::cuda::model::params::{NO_SEQUENCE, Row, Tile};
+use crate::exec::cuda::model::shape::Tiling;
 use crate::exec::cuda::model::{Eagle, Pass, Taps};
 use crate::model::EagleConfig;
 use crate::pages::PageId;
@@ -28,33 +29,6 @@ pub(crate) struct HeadDrafter {
     spread: Option<Spread>,
 }
 
-/// Logits over the target's vocabulary.
-struct Spread {
-    code: Kernel,
-    /// u32 a token.
-    row_of: Address,
-    /// f32 `[sequences][vocab]`.
-    logits: Address,
-    /// [`Best`] `[sequences][tiles]`.
-    best: Address,
-}
-
-/// Bytes of the arrays for spreading.
-fn spread_sizes(vocab_size: usize, sequences: usize) -> [usize; 3] {
-    let tiles = vocab_size.div_ceil(TILE_OUTPUTS);
-    [
-        vocab_size * size_of::<u32>(),
-        sequences * vocab_size * size_of::<f32>(),
-        sequences * tiles * size_of::<Best>(),
-    ]
-}
-
-/// Blocks that spread a row a sequence, a warp for each tile.
-pub(super) fn spread_blocks(sequences: usize, vocab_size: usize) -> u32 {
-    let warps = sequences * vocab_size.div_ceil(TILE_OUTPUTS);
-    warps.div_ceil(ROW_THREADS as usize / 32) as u32
-}
-
 /// Rows that a step verifies at most.
 fn most_rows(limits: &Limits) -> usize {
     limits.max_batch_size * (limits.max_draft_len + 1)
@@ -65,22 +39,17 @@ impl HeadDrafter {
         let EagleConfig { taps, target_hidden, .. } = head.config();
         let taps = Taps::alloc(taps, most_rows(limits), *target_hidden, device)?;
         let taps = taps.copied_by(head.join_code());
-        let spread = match head.spread() {
-            None => None,
-            Some((code, rows)) => {
-                let sizes = spread_sizes(head.vocab_size(), limits.max_batch_size);
-                let [row_of, logits, best] = arrays::alloc(sizes, device)?;
-                upload(device, row_of, &rows)?;
-                Some(Spread { code, row_of, logits, best })
-            }
-        };
+        let spread = head.spread_code().zip(head.vocab_map()).map(|(code, map)| {
+            Spread::alloc(code, map, head.vocab_size(), limits.max_batch_size, device)
+        });
+        let spread = spread.transpose()?;
         Ok(Self { head, taps, spread })
     }
 
     /// Bytes that `new` takes on the device.
     pub(crate) fn bytes(eagle: &EagleConfig, vocab_size: usize, limits: &Limits) -> usize {
         let taps = Taps::bytes(eagle.taps.len(), most_rows(limits), eagle.target_hidden);
-        let spread = arrays::total(&spread_sizes(vocab_size, limits.max_batch_size));
+        let spread = Spread::bytes(vocab_size, limits.max_batch_size);
         taps + if eagle.maps_vocab { spread } else { 0 }
     }
 
@@ -178,20 +147,7 @@ impl HeadDrafter {
         let (work, drafted) = (self.head.workspace(), self.head.config().draft_vocab);
         let mut logits = StepLogits { values: work.logits, best: work.best, stride: drafted };
         if let Some(spread) = &self.spread {
-            let vocab = self.head.vocab_size();
-            let params = SpreadParams {
-                logits: work.logits,
-                row_of: spread.row_of,
-                output: spread.logits,
-                best: spread.best,
-                num_rows: shape.sequences as u32,
-                drafted: drafted as u32,
-                vocab: vocab as u32,
-                unused: 0,
-            };
-            let grid = spread_blocks(shape.sequences, vocab);
-            ops.push(Op::Launch(Launch::new(spread.code, grid, ROW_THREADS, 0, params)));
-            logits = StepLogits { values: spread.logits, best: spread.best, stride: vocab };
+            logits = spread.run(logits, shape.sequences, ops);
         }
         ops.push(Op::Launch(step.sample(logits, shape, pass, shape.sequences)));
     }

@@ -21,6 +21,7 @@ mod outline;
 mod page_table;
 pub mod params;
 mod runners_up;
+mod spread;
 mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, PromptBlocks, Stepped, Unwanted, WANTED};

@@ -1,7 +1,7 @@
 //! What steps launch, without anything on a GPU: for predictions.
 
-use super::head;
 use super::params::{ROWS_THREADS, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS};
+use super::spread;
 use crate::exec::cuda::model::shape::ROW_THREADS;
 use crate::exec::cuda::model::{HeadOutline, Outline, Planned};
 use spec_kernels::Variant;
@@ -17,7 +17,12 @@ impl Outline {
 
     /// A drafter's pass of one row a sequence.
     pub fn draft(&self, sequences: usize) -> Vec<Planned> {
-        self.decided(sequences, 1, sequences)
+        let mut operations = self.decided(sequences, 1, sequences);
+        if self.maps_vocab() {
+            let sampled = operations.len() - 1;
+            operations.insert(sampled, spread(sequences, self.vocab_size()));
+        }
+        operations
     }
 
     /// A pass with its tables before and its decisions after it.
@@ -34,8 +39,7 @@ impl HeadOutline {
     pub fn first_draft(&self, sequences: usize, known: usize) -> Vec<Planned> {
         let mut operations = self.pass(sequences, known);
         if self.maps_vocab() {
-            let grid = head::spread_blocks(sequences, self.vocab_size());
-            operations.push(plain("spread", grid, ROW_THREADS, 0, sequences));
+            operations.push(spread(sequences, self.vocab_size()));
         }
         operations.push(sampled(sequences));
         operations
@@ -46,6 +50,10 @@ impl HeadOutline {
         let tables = plain("rows", 1, ROWS_THREADS, 0, sequences);
         [vec![tables], self.first_draft(sequences, 1)].concat()
     }
+}
+
+fn spread(sequences: usize, vocab_size: usize) -> Planned {
+    plain("spread", spread::blocks(sequences, vocab_size), ROW_THREADS, 0, sequences)
 }
 
 /// What decides by so many rows of logits.
