@@ -68,6 +68,19 @@ fn a_pair_gets_the_times_of_both_and_stays_what_it_was() {
     assert!(inspected.contains("ms for 1 row(s), "), "{inspected}");
 }
 
+/// What 16 sequences draft is compared with verification of as many rows, which nothing else measures.
+#[test]
+fn drafts_of_many_sequences_have_their_times() {
+    let dir = built(&Checkpoint::tiny(1), &[]);
+    let (checkpoint, model) = (dir.path().join("checkpoint"), dir.path().join("model"));
+    let draft = checkpoint.to_str().unwrap();
+    succeeds(&build_args(&checkpoint, &model, &["--draft", draft, "--max-batch-size", "16"]));
+    succeeds(&["profile".as_ref(), model.as_os_str(), "--rounds".as_ref(), "1".as_ref()]);
+    let engines = ["target.engine", "draft.engine"].map(|name| model.join("1").join(name));
+    assert_eq!(measured_rows(&engines[0]).last(), Some(&80));
+    assert_eq!(measured_rows(&engines[1]), [1, 4, 16]);
+}
+
 #[test]
 fn what_drafts_without_passes_has_a_table_of_rows_alone() {
     let dir = built(
