@@ -161,7 +161,9 @@ fn texts_are_those_of_the_emulator_and_everything_is_freed() {
         let expected = running::run(&mut expected, &requests());
         let found = running::run(&mut found, &requests());
         assert_eq!(texts(&found), texts(&expected), "{policy:?}");
-        assert!(found.iter().any(|done| done.counters.accepted > 0), "drafts engage");
+        // What adapts may find that drafts do not pay here.
+        let accepts = found.iter().any(|done| done.counters.accepted > 0);
+        assert!(accepts || policy == Adaptive, "drafts engage");
     }
 }
 

@@ -256,7 +256,9 @@ fn texts_do_not_depend_on_when_a_head_is_asked() {
         for round in [1, 2] {
             let done = running::run(&mut runtime, &requests);
             assert_eq!(texts(&done), alone, "round {round} of {options:?}");
-            assert!(totals(&done).0 > 0, "{options:?}");
+            // What adapts may find that drafts do not pay here.
+            let drafts = totals(&done).0 > 0 || options.draft_policy == Adaptive;
+            assert!(drafts, "round {round} of {options:?}");
         }
     }
     // Pages are few: sequences lose theirs, and begin anew.

@@ -271,7 +271,9 @@ fn texts_are_the_same_with_a_drafter_elsewhere() {
             let done = running::run(&mut runtime, &requests);
             assert_eq!(texts(&done), alone, "{drafts:?}, {policy:?}");
             let (drafted, accepted) = totals(&done);
-            assert!(drafted > accepted && accepted > 0, "{drafts:?}: {accepted} of {drafted}");
+            // What adapts may find that drafts do not pay here.
+            let engaged = policy == Adaptive || drafted > accepted && accepted > 0;
+            assert!(engaged, "{drafts:?}: {accepted} of {drafted}");
         }
     }
 }
