@@ -3,18 +3,19 @@
 
 use crate::checkpoint::{Checkpoint, TokenizerFiles, TokenizerSource};
 use crate::tokenizer::GgufTokenizer;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde::Deserialize;
 use spec_core::tokenizer::Tokenizer;
 use std::fmt;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// What `collect` lists its samples in.
 const SAMPLES: &str = "samples.jsonl";
 
-/// Bytes of a text that are tokenised at a time, up to the end of a line.
+/// Bytes of a text that are tokenised at a time: up to the end of a line, or to as many bytes again.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// How many tokens are drafted, and where their frequencies come from.
@@ -118,33 +119,48 @@ fn counts(path: &Path, tokenizer: &TokenizerSource, vocab_size: usize) -> Result
         Ok(())
     };
     if path.is_dir() {
-        let text = fs::read_to_string(path.join(SAMPLES)).context(SAMPLES)?;
-        for (idx, line) in text.lines().enumerate() {
-            let read = || -> Result<Sample> { Ok(serde_json::from_str(line)?) };
+        let samples = BufReader::new(File::open(path.join(SAMPLES)).context(SAMPLES)?);
+        for (idx, line) in samples.lines().enumerate() {
+            let read = || -> Result<Sample> { Ok(serde_json::from_str(&line?)?) };
             let sample = read().with_context(|| format!("{SAMPLES} line {}", idx + 1))?;
             count(sample.token_ids.get(sample.prompt_tokens..).unwrap_or_default())?;
         }
     } else {
-        let text = fs::read_to_string(path)?;
+        let mut text = BufReader::new(File::open(path)?);
         let tokenizer = open(tokenizer)?;
-        for piece in pieces(&text) {
+        let mut num_read = 0;
+        loop {
+            let piece = next_piece(&mut text)?;
+            if piece.is_empty() {
+                break;
+            }
+            let piece = std::str::from_utf8(&piece)
+                .map_err(|error| anyhow!("byte {}: no UTF-8", num_read + error.valid_up_to()))?;
             count(&tokenizer.encode(piece, false)?)?;
+            num_read += piece.len();
         }
     }
     ensure!(counts.iter().any(|&count| count > 0), "it has no token");
     Ok(counts)
 }
 
-/// A text in pieces that end with a line, of at least [`PIECE_BYTES`] but for the last one.
-fn pieces(mut text: &str) -> impl Iterator<Item = &str> {
-    std::iter::from_fn(move || {
-        let bytes = text.as_bytes().get(PIECE_BYTES..).unwrap_or_default();
-        let newline = bytes.iter().position(|&byte| byte == b'\n');
-        let end = newline.map_or(text.len(), |at| PIECE_BYTES + at + 1);
-        let (piece, rest) = text.split_at(end);
-        text = rest;
-        (!piece.is_empty()).then_some(piece)
-    })
+/// What a text goes on with: at least [`PIECE_BYTES`] but at its end, where nothing is left. Ends with a line, or, where that is
+/// long, with a whole character.
+fn next_piece(text: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut piece = Vec::new();
+    text.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece)?;
+    if piece.len() < PIECE_BYTES || piece.ends_with(b"\n") {
+        return Ok(piece);
+    }
+    text.by_ref().take(PIECE_BYTES as u64).read_until(b'\n', &mut piece)?;
+    // A character has up to three bytes behind its first one.
+    for _ in 0..3 {
+        let next = text.fill_buf()?.first().copied();
+        let Some(byte) = next.filter(|byte| byte & 0xC0 == 0x80) else { break };
+        piece.push(byte);
+        text.consume(1);
+    }
+    Ok(piece)
 }
 
 fn open(source: &TokenizerSource) -> Result<Tokenizer> {
@@ -188,10 +204,29 @@ mod tests {
     fn a_text_is_cut_behind_lines() {
         let line = "é".repeat(PIECE_BYTES / 4) + "\n";
         let text = line.repeat(7) + "end";
-        let found: Vec<&str> = pieces(&text).collect();
+        let found = pieces(&text);
         assert_eq!(found.concat(), text);
         assert!(found.len() > 2 && found.iter().rev().skip(1).all(|piece| piece.ends_with('\n')));
-        assert_eq!(pieces("").count(), 0);
-        assert_eq!(pieces("a").collect::<Vec<_>>(), ["a"]);
+        assert_eq!(pieces(""), [""; 0]);
+        assert_eq!(pieces("a"), ["a"]);
+    }
+
+    #[test]
+    fn a_text_of_one_line_is_cut_between_characters() {
+        // At an odd place, so that the bytes that are read at a time end inside of one.
+        let text = "a".to_owned() + &"é".repeat(3 * PIECE_BYTES);
+        let found = pieces(&text);
+        assert_eq!(found.concat(), text);
+        assert!(found.iter().all(|piece| piece.len() <= 2 * PIECE_BYTES + 1), "{}", found.len());
+    }
+
+    /// Read a few bytes at a time.
+    fn pieces(text: &str) -> Vec<String> {
+        let mut reader = BufReader::with_capacity(7, text.as_bytes());
+        let next = || {
+            let piece = next_piece(&mut reader).expect("reads");
+            (!piece.is_empty()).then(|| String::from_utf8(piece).expect("whole characters"))
+        };
+        std::iter::from_fn(next).collect()
     }
 }
