@@ -23,6 +23,9 @@ const STEPS: [(usize, usize); 8] =
 /// Prompts, in tokens.
 const PROMPTS: [usize; 3] = [512, 2048, 8192];
 
+/// Drafts of a model that makes all of them in one pass.
+const DRAFTS_AT_ONCE: usize = 8;
+
 /// Passes of a head that are told of: sequences, and known tokens of each.
 const HEAD_PASSES: [(usize, usize); 5] = [(1, 1), (1, 5), (4, 5), (16, 1), (16, 5)];
 /// Tokens that a head drafts.
@@ -112,6 +115,10 @@ fn opened(name: &str) -> Result<Model> {
         Some(format) => (format, true),
         None => (format, false),
     };
+    let (format, is_masked) = match format.strip_suffix("-pard") {
+        Some(format) => (format, true),
+        None => (format, false),
+    };
     let (format, drafted) = match format.split_once("-vocab") {
         Some((format, tokens)) => (format, Some(tokens.parse().context("-vocab: how many?")?)),
         None => (format, None),
@@ -128,7 +135,8 @@ fn opened(name: &str) -> Result<Model> {
     if let Some(drafted) = drafted {
         checkpoint.draft_only((0..drafted).collect())?;
     }
-    let config = checkpoint.config;
+    let mut config = checkpoint.config;
+    config.mask_token = is_masked.then_some(0);
     if is_head {
         let precision = Precision { weights, head, kv: Dtype::Fp16 };
         return Ok(Model { config: eagle(config), precision });
@@ -197,6 +205,11 @@ fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Resu
         });
         json!({ "way": way, "tokens": len, "passes": passes.collect::<Vec<_>>() })
     };
+    let (draft_rows, draft) = match config.mask_token {
+        None => (1, exact.draft(1)),
+        Some(_) => (2 * DRAFTS_AT_ONCE, exact.draft_at_once(1, DRAFTS_AT_ONCE)),
+    };
+    let draft = json!({ "sequences": 1, "rows": draft_rows, "operations": operations(&draft) });
     let ways = [("exact", &exact), ("cublaslt", &library)];
     let prompts = ways.into_iter().flat_map(|way| PROMPTS.map(|len| prompt(way, len)));
     Ok(json!({
@@ -205,7 +218,7 @@ fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Resu
         "precision": precision,
         "steps": STEPS.map(step),
         "verify": args.verify.iter().map(|&rows| step((1, rows - 1))).collect::<Vec<_>>(),
-        "draft": { "sequences": 1, "rows": 1, "operations": operations(&exact.draft(1)) },
+        "draft": draft,
         "prompts": prompts.collect::<Vec<_>>(),
     }))
 }

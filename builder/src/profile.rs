@@ -81,7 +81,7 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
     };
     let at_once = draft.as_ref().is_some_and(|draft| {
         let Manifest { model, device, .. } = draft.manifest();
-        *device == Device::Cpu && model.drafts_at_once()
+        model.drafts_at_once(*device != Device::Cpu)
     });
     let skips = matches!(folder.target.manifest().drafter, DrafterKind::Skip { .. });
     let cases = cases(&folder.target, draft.is_some() || skips);

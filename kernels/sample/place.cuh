@@ -57,12 +57,13 @@ DEVICE Place place_of(const SampleParams& params, uint64_t row, uint32_t sequenc
     float* scores = params.scores + row * stride;
     float* weights = params.pass == VERIFY ? params.target_weights + row * scores_len
                                            : draft_weights(params, sequence, idx);
+    const uint64_t logits_row = row * params.row_step;
     return {context,
             sequence,
             idx,
             params.vocab,
-            params.logits + row * params.logits_stride,
-            params.best + row * divide_up(params.logits_stride, BEST_TILE),
+            params.logits + logits_row * params.logits_stride,
+            params.best + logits_row * divide_up(params.logits_stride, BEST_TILE),
             edits(context) || params.logits_stride % 4 != 0,
             scores,
             reinterpret_cast<Best*>(scores + scores_len),

@@ -15,16 +15,17 @@ DEVICE uint32_t num_accepted(const Choice* choices, uint32_t drafted) {
 }
 
 // Positions whose drafter KV is valid: the last draft was never fed, what follows a rejected one is stale. Of
-// given drafts the drafter has seen nothing. On the target's cache all that was kept is valid, and must not be
-// written by a drafter again.
+// given drafts the drafter has seen nothing, of its own neither where they come from masks. On the target's cache all that
+// was kept is valid, and must not be written by a drafter again.
 DEVICE uint32_t draft_computed(const AcceptParams& params, const StepSequence& s, uint32_t drafted, uint32_t accepted) {
-    if (params.on_targets_cache != 0) {
+    if (params.draft_cache == CACHE_OF_TARGET) {
         return s.len + accepted;
     }
     if (s.num_fed == 0) {
         return s.draft_computed;
     }
-    const uint32_t fed = drafted == 0 || s.num_given > 0 ? 0 : drafted - 1;
+    const bool has_run_drafts = params.draft_cache == CACHE_OF_DRAFTS && s.num_given == 0 && drafted > 0;
+    const uint32_t fed = has_run_drafts ? drafted - 1 : 0;
     return s.len + minimum(fed, accepted);
 }
 
@@ -42,23 +43,32 @@ DEVICE Answer answer_of(const AcceptParams& params) {
             reinterpret_cast<uint32_t*>(answer + params.done_offset)};
 }
 
-// The sequence after `result`, whose last tokens are given. What it was given to edit logits with stays, so
+// Puts the kept drafts and the target's token behind the last known ones, as many as the next step may run. What was written
+// for the host is far away.
+DEVICE void append(const AcceptParams& params, uint32_t sequence, const uint32_t* drafts, uint32_t accepted,
+                   uint32_t token) {
+    uint32_t* last = params.last_tokens + sequence * params.last_len;
+    for (uint32_t idx = params.last_len - params.most_fed; idx < params.last_len; idx++) {
+        const uint32_t from = idx + accepted + 1;
+        const uint32_t draft = from - params.last_len;
+        last[idx] = from < params.last_len ? last[from] : draft < accepted ? drafts[draft] : token;
+    }
+}
+
+// The sequence after `result`. What it was given to edit logits with stays, so
 // the host has no sequence go on whose edits look at its newest tokens.
-DEVICE void advance(StepSequence& s, const StepResult& result, const uint32_t (&last)[MAX_FED]) {
+DEVICE void advance(const AcceptParams& params, StepSequence& s, const StepResult& result) {
     s.len += result.num_tokens;
     s.num_given = 0;
     s.draft_computed = result.draft_computed;
-    for (uint32_t idx = 0; idx < MAX_FED; idx++) {
-        s.last[idx] = last[idx];
-    }
     if (s.len >= s.max_len) {
         s.len = 0;
         return;
     }
     // The target adds a token to the drafts.
     s.draft_len = minimum(s.draft_len, s.max_len - s.len - 1);
-    // What the drafter has not seen: the last token, and the last draft where all were accepted.
-    s.num_fed = s.draft_len == 0 ? 0 : minimum(s.len - s.draft_computed, MAX_FED);
+    // What the drafter has not seen: the last token at least.
+    s.num_fed = s.draft_len == 0 ? 0 : minimum(s.len - s.draft_computed, params.most_fed);
 }
 
 DEVICE void settle(const AcceptParams& params, const Answer& answer, uint32_t sequence) {
@@ -80,8 +90,8 @@ DEVICE void settle(const AcceptParams& params, const Answer& answer, uint32_t se
     const StepResult result = {accepted + 1, drafted, accepted,
                                draft_computed(params, s, drafted, accepted)};
     answer.results[sequence] = result;
-    const uint32_t before = accepted == 0 ? s.last[MAX_FED - 1] : drafts[accepted - 1];
-    advance(s, result, {before, choices[accepted].token});
+    append(params, sequence, drafts, accepted, choices[accepted].token);
+    advance(params, s, result);
 }
 
 // One block.

@@ -20,9 +20,11 @@ DEVICE Places places_of(const RowsParams& params, uint32_t sequence) {
         return {params.max_drafts + 1, 0, s.len == 0 ? 0 : drafted + 1};
     }
     if (params.pass == 0) {
-        // The last known token always stands in the last place, which gets the logits.
+        // The last known token always stands in the same place, which gets logits, as the masks behind it do.
         const uint32_t fed = s.len == 0 ? 0 : s.num_fed;
-        return {MAX_FED, MAX_FED - fed, fed};
+        const uint32_t drafts = minimum(s.draft_len, params.num_masks + 1);
+        const uint32_t masks = fed == 0 || drafts == 0 ? 0 : drafts - 1;
+        return {params.most_fed + params.num_masks, params.most_fed - fed, fed + masks};
     }
     const bool is_going = s.len > 0 && params.drafting[sequence].is_going != 0;
     return {1, 0, is_going ? 1u : 0u};
@@ -36,21 +38,28 @@ DEVICE uint32_t first_seen(const RowsParams& params, uint32_t position) {
     return position >= params.window ? maximum(position + 1 - params.window, 1u) : 1;
 }
 
+// The token at a position, which so many drafts precede.
+DEVICE uint32_t token_at(const RowsParams& params, uint32_t sequence, uint32_t position, uint32_t draft) {
+    const uint32_t len = params.sequences[sequence].len;
+    if (position < len) {
+        return params.last_tokens[(sequence + 1) * params.last_len - (len - position)];
+    }
+    return params.pass == 0 ? params.mask_token : params.drafts[sequence * params.max_drafts + draft - 1];
+}
+
 // The token at a place, and its position.
 DEVICE Row row_at(const RowsParams& params, uint32_t sequence, uint32_t place) {
     const StepSequence& s = params.sequences[sequence];
     // Drafts follow the known tokens.
     uint32_t draft = place;
     if (params.pass == 0) {
-        draft = place + 1 - MAX_FED;
+        draft = place + 1 - params.most_fed;
     } else if (params.pass != VERIFY) {
         draft = params.pass;
     }
     // Here `draft` counts from the last known token, which is 0; the one before it wraps to -1.
     const uint32_t position = s.len - 1 + draft;
-    const bool is_known = position < s.len;
-    const uint32_t token = is_known ? s.last[MAX_FED - (s.len - position)]
-                                    : params.drafts[sequence * params.max_drafts + draft - 1];
+    const uint32_t token = token_at(params, sequence, position, draft);
     const uint32_t first = first_seen(params, position);
     return {token < params.vocab ? token : 0, position, position, position + 1, 0, sequence, first};
 }
@@ -89,11 +98,10 @@ KERNEL(rows, RowsParams, ROWS_THREADS, 1) {
         for (uint32_t tile = 0; tile * p.tile_rows < places.num; tile++) {
             write_tile(p, places, sequence, tile);
         }
-        const bool is_draft = p.pass != VERIFY;
-        for (uint32_t head = 0; head < (is_draft ? 1 : places.num); head++) {
-            const uint32_t place = is_draft ? places.num - 1 : head;
-            p.head_rows[is_draft ? sequence : sequence * places.num + head] =
-                sequence * places.num + place;
+        // When drafting the last ones: that of the last known token, and masks.
+        const uint32_t num_heads = p.pass == VERIFY ? places.num : p.pass == 0 ? p.num_masks + 1 : 1;
+        for (uint32_t head = 0; head < num_heads; head++) {
+            p.head_rows[sequence * num_heads + head] = (sequence + 1) * places.num - num_heads + head;
         }
     }
 }

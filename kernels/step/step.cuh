@@ -14,8 +14,14 @@ constexpr uint32_t VERIFY = 0xffffffffu;
 constexpr uint32_t PATH = 0;         // drafter and target draw with the same noise
 constexpr uint32_t INDEPENDENT = 1;  // with different noise: drafts are kept by rejection sampling
 
-// Known tokens that the drafter can catch up with in a step.
+// Known tokens that a model which drafts a token a pass can catch up with in a step: the last one, and a draft that it has
+// not run.
 constexpr uint32_t MAX_FED = 2;
+
+// What the drafter's cache is left with behind a step.
+constexpr uint32_t CACHE_OF_DRAFTS = 0;  // known tokens and all of its drafts but the last one
+constexpr uint32_t CACHE_OF_TARGET = 1;  // it is the target's: all that was kept
+constexpr uint32_t CACHE_OF_KNOWN = 2;   // known tokens: drafts come from the rows of masks
 
 // Answers that the host can read while later steps run.
 constexpr uint32_t ANSWERS = 2;
@@ -35,10 +41,8 @@ static_assert(sizeof(Span) == 8, "as on the host");
 struct StepSequence {
     uint64_t key;  // of the noise
     uint32_t len;  // known tokens: the prompt, then what was generated
-    // So many of the last known tokens go through the drafter: at most MAX_FED, of a head on hidden states any
-    // number; 0 if it is not kept in step or does not run at all.
+    // So many of the last known tokens go through the drafter; 0 if it is not kept in step or does not run at all.
     uint32_t num_fed;
-    uint32_t last[MAX_FED];   // the last known tokens, in order; the very last one is always given
     uint32_t draft_computed;  // reported as it is where num_fed is 0
     uint32_t draft_len;       // drafts at most
     float min_confidence;     // drafting goes on while the draft is held to be so likely; 0 is always
@@ -67,7 +71,7 @@ struct StepSequence {
     // branches of a draft. Of sequences that draw the drafts as the target draws its tokens.
     uint32_t rank;
 };
-static_assert(sizeof(StepSequence) == 120, "as on the host");
+static_assert(sizeof(StepSequence) == 112, "as on the host");
 
 // How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the
 // host where drafts are given.
@@ -104,32 +108,37 @@ struct StepResult {
 };
 static_assert(sizeof(StepResult) == 16, "as on the host");
 
-// Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens; of a head on hidden states
-// the host writes the tables of that pass), else 1; of the target's
-// pass max_drafts + 1. Each has as many tiles as its rows fill.
+// Of pass i of the drafter a sequence has most_fed + num_masks rows for i = 0 (the last known tokens, and a mask for each
+// draft but the first where all come from that pass; of a head on hidden states the host writes the tables of that pass),
+// else 1; of the target's pass max_drafts + 1. Each has as many tiles as its rows fill.
 struct RowsParams {
     const StepSequence* sequences;
+    const uint32_t* last_tokens;  // [sequence][last_len]: the last known tokens, in order
     const Drafting* drafting;
     const uint32_t* drafts;  // [sequence][max_drafts]
     Row* rows;
     Tile* tiles;
-    uint32_t* head_rows;  // rows that get logits: one a sequence when drafting, all for the target
+    uint32_t* head_rows;  // rows that get logits: those that drafts come from, all for the target
     uint32_t pass;
     uint32_t num_sequences;
     uint32_t max_drafts;
     uint32_t vocab;      // a token beyond is fed as 0
     uint32_t tile_rows;  // most rows of a tile
     uint32_t window;     // positions that a row of a head on hidden states sees; 0 of a model
+    uint32_t last_len;
+    uint32_t most_fed;   // places for known tokens
+    uint32_t num_masks;
+    uint32_t mask_token;
 };
-static_assert(sizeof(RowsParams) == 72, "as on the host");
+static_assert(sizeof(RowsParams) == 96, "as on the host");
 
-// SLICES blocks a row of logits: a sequence each when drafting, max_drafts + 1 each for the target. Rows of
+// SLICES blocks a row: a sequence each when drafting, max_drafts + 1 each for the target. Rows of
 // floats that are not the head's are padded to whole fours, as are the tiles of `scores`.
 struct SampleParams {
     const StepSequence* sequences;
     const uint32_t* words;  // what the Spans point into
-    const float* logits;    // [row][logits_stride]
-    const Best* best;       // [row][tiles of 64 logits]
+    const float* logits;    // [row * row_step][logits_stride]
+    const Best* best;       // [row * row_step][tiles of 64 logits]
     float* scores;          // [row][vocab, then a Best a tile], scratch
     // [sequence][max_drafts][draft_vocab] and [sequence][max_drafts]: from the drafter's passes to VERIFY.
     float* draft_weights;
@@ -144,12 +153,13 @@ struct SampleParams {
     uint32_t vocab;        // tokens of this pass's distributions: draft_vocab when drafting
     uint32_t draft_vocab;  // tokens that both models have
     uint32_t logits_stride;  // outputs of the head
-    uint32_t unused;
+    uint32_t row_step;       // rows of logits from one row to the next: more than 1 where a pass has those of several drafts
 };
 static_assert(sizeof(SampleParams) == 120, "as on the host");
 
 struct AcceptParams {
     StepSequence* sequences;
+    uint32_t* last_tokens;    // [sequence][last_len]
     const Drafting* drafting;
     const uint32_t* drafts;   // [sequence][max_drafts]
     const Choice* choices;    // [sequence][max_drafts + 1]
@@ -161,9 +171,11 @@ struct AcceptParams {
     uint32_t done_offset;     // u32, set to the step's number when everything else is written
     uint32_t num_sequences;
     uint32_t max_drafts;
-    uint32_t on_targets_cache;  // the drafter has no cache of its own: whatever was accepted, the target has computed
+    uint32_t last_len;
+    uint32_t most_fed;     // known tokens that the next step may run: the drafter's places, 1 at least for the target
+    uint32_t draft_cache;  // one of CACHE_OF_...
 };
-static_assert(sizeof(AcceptParams) == 72, "as on the host");
+static_assert(sizeof(AcceptParams) == 88, "as on the host");
 
 // Drafts that the target verifies.
 DEVICE uint32_t num_drafted(const Drafting* drafting, uint32_t sequence, uint32_t max_drafts) {

@@ -55,7 +55,16 @@ pub(crate) fn write_sized(dir: &Path, num_layers: usize, seed: u64, sizes: &Size
     tokenizer().build().expect("builds").write(dir).expect("writes");
 }
 
-/// The same without what some of its parts add to the residual stream.
+/// Makes a written model one whose rows of a token say what comes at their positions: PARD.
+pub(crate) fn mask_with(dir: &Path, token: u32) {
+    let path = dir.join("config.json");
+    let text = fs::read_to_string(&path).expect("a config");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    config["pard_token"] = token.into();
+    fs::write(&path, config.to_string()).expect("writes");
+}
+
+/// A model without what some of its parts add to the residual stream.
 pub(crate) fn write_silent(
     dir: &Path,
     num_layers: usize,

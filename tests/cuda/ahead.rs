@@ -92,7 +92,7 @@ fn common_steps_are_recorded_when_an_engine_is_loaded() {
 
 #[test]
 fn most_steps_begin_before_they_are_asked_for_and_nobody_sees_it() {
-    for drafts in [Drafts::Model, Drafts::None, Drafts::Skip] {
+    for drafts in [Drafts::Model, Drafts::AtOnce, Drafts::None, Drafts::Skip] {
         let (_dir, engine) = target(drafts);
         let requests = simple_requests_to(drafts);
         let (expected, none) = run(&engine, asleep(), &requests);

@@ -88,7 +88,7 @@ fn assert_branches_pay(drafts: Drafts) {
 /// reads all of the text now.
 #[test]
 fn drafts_do_not_depend_on_branches_before_them() {
-    for drafts in [Drafts::Model, Drafts::Head] {
+    for drafts in [Drafts::Model, Drafts::AtOnce, Drafts::Head] {
         let (_dir, engine) = target(drafts);
         let options = Options { draft_branches: 3, ..running::options(Fixed) };
         let request = Request { max_tokens: 24, draft_len: Some(3), ..requests()[1].clone() };

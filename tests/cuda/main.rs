@@ -119,6 +119,8 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
 enum Drafts {
     /// Half of the target's layers, with the same weights.
     Model,
+    /// The same, with all drafts from one pass.
+    AtOnce,
     Lookup,
     None,
     /// The same model, on the CPU.
@@ -141,6 +143,10 @@ fn target(drafts: Drafts) -> (TempDir, Engine) {
     let recipe = match drafts {
         Drafts::Model => Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16)
             .with_draft_head(Dtype::Fp8),
+        Drafts::AtOnce => {
+            tiny::mask_with(&path("small"), 5);
+            Recipe::model(path("big"), Dtype::Fp8, path("small"), Dtype::Fp16)
+        }
         Drafts::Lookup => Recipe::ngram(path("big"), Dtype::Fp8),
         Drafts::None => Recipe::plain(path("big"), Dtype::Fp8),
         Drafts::ModelOnCpu => {
@@ -202,7 +208,7 @@ fn texts(done: &[Done]) -> Vec<Vec<u32>> {
 
 #[test]
 fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
-    for drafts in [Drafts::Model, Drafts::Lookup, Drafts::Skip] {
+    for drafts in [Drafts::Model, Drafts::AtOnce, Drafts::Lookup, Drafts::Skip] {
         let (_dir, engine) = target(drafts);
         let requests = requests();
         let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &requests);
@@ -222,6 +228,37 @@ fn texts_are_the_same_with_any_speculation_and_in_any_batch() {
             }
         }
         assert!(engaged, "some drafts must be refused, and some of the model's kept");
+    }
+}
+
+/// Steps whose logits somebody wants to see are decided about on the host, with a drafter of its own.
+#[test]
+fn drafts_of_one_pass_are_those_of_the_host() {
+    let (_dir, engine) = target(Drafts::AtOnce);
+    let requests: Vec<Request> = requests_of_three_tokens()
+        .into_iter()
+        .zip(1..)
+        .map(|(request, idx)| Request { max_tokens: 30, draft_len: Some(1 + idx % 5), ..request })
+        .collect();
+    let telling = |request: &Request| {
+        let mut request = request.clone();
+        request.sampling.logprobs = Some(0);
+        request
+    };
+    let told: Vec<Request> = requests.iter().map(telling).collect();
+    for (draft_branches, most_num_tokens) in [(1, None), (1, Some(19)), (2, None)] {
+        let options =
+            Options { draft_branches, max_num_tokens: most_num_tokens, ..running::options(Fixed) };
+        let run = |requests: &[Request]| {
+            running::run(&mut load_with(&engine, options.clone(), Schedule::PLAIN), requests)
+        };
+        let (on_host, found) = (run(&told), run(&requests));
+        assert_eq!(texts(&found), texts(&on_host), "{options:?}");
+        let [of_host, of_graph] = [&on_host, &found].map(|done| totals(done));
+        let (drafted, accepted) = of_graph;
+        assert!(drafted > accepted && accepted > 40, "{accepted} of {drafted}");
+        // The host drafts chains.
+        assert_eq!(draft_branches == 1, of_graph == of_host, "{of_graph:?}, {of_host:?}");
     }
 }
 

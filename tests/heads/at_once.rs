@@ -16,7 +16,6 @@ use spec_core::testing::batch::{Branching, DraftLens, Entry};
 use spec_core::testing::cpu::{self, Resources, Weights};
 use spec_core::testing::draft::{self, Drafter, Head, HeadSegment};
 use spec_core::testing::sampling::{Coupling, Sampler};
-use std::path::Path;
 use std::sync::Arc;
 
 const CASE: &str = "peagle-d2t";
@@ -102,20 +101,11 @@ fn a_head_for_a_built_target_is_the_one_that_is_built_with_it() {
     assert_can_be_built_later(CASE);
 }
 
-/// A tiny model whose rows of token 5 say what comes at their positions.
-fn write_pard(dir: &Path) {
-    tiny::write(dir, 1, 1);
-    let path = dir.join("config.json");
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    config["pard_token"] = 5.into();
-    std::fs::write(&path, config.to_string()).unwrap();
-}
-
 #[test]
 fn a_model_that_drafts_in_one_pass_says_what_its_rows_of_masks_say() {
     let dir = tempfile::tempdir().unwrap();
-    write_pard(&dir.path().join("hf"));
+    tiny::write(&dir.path().join("hf"), 1, 1);
+    tiny::mask_with(&dir.path().join("hf"), 5);
     Recipe::plain(dir.path().join("hf"), Dtype::Fp32).build(&dir.path().join("built"));
     let engine = Engine::open(dir.path().join("built").join("1").join(TARGET_FILE)).unwrap();
     assert_eq!(engine.manifest().model.mask_token, Some(5));

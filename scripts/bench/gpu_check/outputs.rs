@@ -117,6 +117,7 @@ fn of_step(kernel: &str) -> Option<Vec<Array>> {
         ],
         "accept" => vec![
             ("sequences", offset_of!(AcceptParams, sequences), COUNTS),
+            ("last_tokens", offset_of!(AcceptParams, last_tokens), COUNTS),
             ("drafting", offset_of!(AcceptParams, drafting), DRAFTINGS),
             ("step", offset_of!(AcceptParams, step), COUNTS),
             ("answers", offset_of!(AcceptParams, answers), COUNTS),

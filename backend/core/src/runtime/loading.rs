@@ -316,9 +316,11 @@ impl Model {
     /// To draft with; where its target makes a head's states, that `is_told_states`.
     fn drafter(self, placement: &Placement<'_>, is_told_states: bool) -> Result<Box<dyn Drafter>> {
         let vocab_size = placement.bounds.vocab_size;
-        let second = |model: Box<dyn Forward>| -> Result<draft::Model> {
-            let vocab_map = vocab_map::of(placement.engines[1].0)?;
-            Ok(draft::Model::new(model, placement.shared_vocab()).of_tokens(vocab_map))
+        let second = |model: Box<dyn Forward>| -> Result<Box<dyn Drafter>> {
+            let engine = placement.engines[1].0;
+            let drafter = draft::Model::new(model, placement.shared_vocab());
+            let drafter = drafter.of_tokens(vocab_map::of(engine)?);
+            Ok(Box::new(drafter.at_once(engine.manifest().model.mask_token)))
         };
         Ok(match self {
             Self::Eagle(head) => Box::new(draft::Eagle::new(head, vocab_size)),
@@ -329,11 +331,8 @@ impl Model {
             }
             Self::Medusa(heads) => Box::new(draft::Medusa::new(heads)),
             Self::Part(part, _) => Box::new(draft::Model::of_target(part, vocab_size)),
-            Self::Cpu(model) => {
-                let mask_token = placement.engines[1].0.manifest().model.mask_token;
-                Box::new(second(model)?.at_once(mask_token))
-            }
-            Self::Gpu(model, _, gpu) => Box::new(second(Box::new(OnHost::new(model, gpu)))?),
+            Self::Cpu(model) => second(model)?,
+            Self::Gpu(model, _, gpu) => second(Box::new(OnHost::new(model, gpu)))?,
         })
     }
 

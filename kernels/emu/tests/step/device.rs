@@ -93,6 +93,7 @@ struct Device<'a> {
     arena: Arena,
     places: usize,
     sequences: u64,
+    last_tokens: u64,
     words: u64,
     drafting: u64,
     drafts: u64,
@@ -130,6 +131,7 @@ impl<'a> Device<'a> {
             run,
             places,
             sequences: arena.put(bytes_of(&input.sequences)),
+            last_tokens: arena.put(bytes_of(&input.last_tokens)),
             words: arena.put(bytes_of(&input.words)),
             drafting: arena.put(bytes_of(&given.drafting)),
             drafts: arena.put(bytes_of(&given.drafts)),
@@ -175,8 +177,9 @@ impl<'a> Device<'a> {
     }
 
     fn tables(&self, pass: u32) -> Tables {
+        let num_masks = self.num_masks();
         let (per_sequence, heads_each) = match pass {
-            0 => (MAX_FED, 1),
+            0 => (self.world.most_fed() + num_masks, num_masks + 1),
             VERIFY => (self.world.max_drafts + 1, self.world.max_drafts + 1),
             _ => (1, 1),
         };
@@ -198,6 +201,7 @@ impl<'a> Device<'a> {
         };
         let params = RowsParams {
             sequences: self.sequences,
+            last_tokens: self.last_tokens,
             drafting: self.drafting,
             drafts: self.drafts,
             rows: tables.rows,
@@ -209,6 +213,10 @@ impl<'a> Device<'a> {
             vocab: vocab as u32,
             tile_rows: TILE_ROWS as u32,
             window: window(tables.pass),
+            last_len: last_len(self.world) as u32,
+            most_fed: self.world.most_fed() as u32,
+            num_masks: self.num_masks() as u32,
+            mask_token: self.world.mask.unwrap_or(0),
         };
         job("rows", 2, ROWS_THREADS, params)
     }
@@ -252,8 +260,8 @@ impl<'a> Device<'a> {
         heads.iter().map(|row| answer(row).ok_or_else(|| format!("logits of row {row}"))).collect()
     }
 
-    /// `sample` on logits; rows without any hold garbage.
-    fn sample(&self, pass: u32, logits: &[Option<Vec<f32>>]) -> Job {
+    /// `sample` on the logits of a pass, once a draft; rows without any hold garbage.
+    fn sample(&self, pass: u32, logits: &[Option<Vec<f32>>]) -> Vec<Job> {
         let (stride, vocab) = match pass {
             VERIFY => (self.world.target_vocab, self.world.target_vocab),
             _ => (self.world.drafter_vocab, self.world.shared_vocab()),
@@ -263,33 +271,44 @@ impl<'a> Device<'a> {
             logits.iter().map(|row| row.as_deref().unwrap_or(&garbage)).collect();
         let tiles = rows.iter().flat_map(|row| row.chunks(BEST_TILE).zip(0..));
         let best: Vec<Best> = tiles.map(best).collect();
-        let params = SampleParams {
+        let logits = self.arena.put(bytes_of(&rows.concat()));
+        let best = self.arena.put(bytes_of(&best));
+        let num_drafts = if pass == 0 { self.num_masks() + 1 } else { 1 };
+        let num_rows = rows.len() / num_drafts;
+        let params = |draft: usize| SampleParams {
             sequences: self.sequences,
             words: self.words,
-            logits: self.arena.put(bytes_of(&rows.concat())),
-            best: self.arena.put(bytes_of(&best)),
-            scores: self.arena.alloc(4 * rows.len() * scores_len(vocab)),
+            logits: logits + (draft * stride * size_of::<f32>()) as u64,
+            best: best + (draft * stride.div_ceil(BEST_TILE) * size_of::<Best>()) as u64,
+            scores: self.arena.alloc(4 * num_rows * scores_len(vocab)),
             draft_weights: self.draft_weights,
             draft_distributions: self.draft_distributions,
-            target_weights: self.arena.alloc(4 * rows.len() * weights_len(vocab)),
+            target_weights: self.arena.alloc(4 * num_rows * weights_len(vocab)),
             drafting: self.drafting,
             drafts: self.drafts,
             choices: self.choices,
             parts: self.parts,
-            pass,
+            pass: pass.wrapping_add(draft as u32),
             max_drafts: self.world.max_drafts as u32,
             vocab: vocab as u32,
             draft_vocab: self.world.shared_vocab() as u32,
             logits_stride: stride as u32,
-            unused: 0,
+            row_step: num_drafts as u32,
         };
         let (variant, threads, slices) = self.run.sample;
-        job(variant, rows.len() as u32 * slices, threads, params)
+        let sample = |draft| job(variant, num_rows as u32 * slices, threads, params(draft));
+        (0..num_drafts).map(sample).collect()
+    }
+
+    /// Rows of masks in the drafter's first pass.
+    fn num_masks(&self) -> usize {
+        self.world.mask.map_or(0, |_| self.world.max_drafts.saturating_sub(1))
     }
 
     fn accept(&self) -> Job {
         let params = AcceptParams {
             sequences: self.sequences,
+            last_tokens: self.last_tokens,
             drafting: self.drafting,
             drafts: self.drafts,
             choices: self.choices,
@@ -300,7 +319,13 @@ impl<'a> Device<'a> {
             done_offset: self.answer.done as u32,
             num_sequences: self.places as u32,
             max_drafts: self.world.max_drafts as u32,
-            on_targets_cache: self.world.on_targets_cache.into(),
+            last_len: last_len(self.world) as u32,
+            most_fed: self.world.most_fed() as u32,
+            draft_cache: match (self.world.on_targets_cache, self.world.mask) {
+                (true, _) => CACHE_OF_TARGET,
+                (false, Some(_)) => CACHE_OF_KNOWN,
+                (false, None) => CACHE_OF_DRAFTS,
+            },
         };
         job("accept", 1, ROWS_THREADS, params)
     }
@@ -314,10 +339,14 @@ impl<'a> Device<'a> {
         for (&pass, &next) in passes.iter().zip(&passes[1..]) {
             let logits = self.forward(&self.world.drafter, &mut fed_drafter, &tables)?;
             tables = self.tables(next);
-            self.launch(&[self.sample(pass, &logits), self.rows(&tables)])?;
+            let mut jobs = self.sample(pass, &logits);
+            jobs.push(self.rows(&tables));
+            self.launch(&jobs)?;
         }
         let logits = self.forward(&self.world.target, &mut fed_target, &tables)?;
-        self.launch(&[self.sample(VERIFY, &logits), self.accept()])?;
+        let mut jobs = self.sample(VERIFY, &logits);
+        jobs.push(self.accept());
+        self.launch(&jobs)?;
         self.outcomes()
     }
 
@@ -327,6 +356,7 @@ impl<'a> Device<'a> {
         for pass in self.passes() {
             let (model, rows) = match pass {
                 VERIFY => (&self.world.target, self.world.max_drafts + 1),
+                0 => (&self.world.drafter, self.num_masks() + 1),
                 _ => (&self.world.drafter, 1),
             };
             let first = if pass == VERIFY { 0 } else { pass as usize };
@@ -337,7 +367,8 @@ impl<'a> Device<'a> {
                     Some(model(place, &vec![0; sequence.tokens.len() + first + row]))
                 })
                 .collect();
-            jobs.extend([self.rows(&self.tables(pass)), self.sample(pass, &logits)]);
+            jobs.push(self.rows(&self.tables(pass)));
+            jobs.extend(self.sample(pass, &logits));
         }
         jobs.push(self.accept());
         self.launch(&jobs)?;
@@ -345,8 +376,12 @@ impl<'a> Device<'a> {
     }
 
     fn passes(&self) -> Vec<u32> {
-        let drafter = if self.world.drafting { self.world.max_drafts as u32 } else { 0 };
-        (0..drafter).chain([VERIFY]).collect()
+        let passes = match (self.world.drafting, self.world.mask) {
+            (false, _) => 0,
+            (true, None) => self.world.max_drafts as u32,
+            (true, Some(_)) => 1,
+        };
+        (0..passes).chain([VERIFY]).collect()
     }
 
     fn outcomes(&self) -> Result<Vec<Outcome>, String> {
@@ -413,12 +448,18 @@ fn check_tiles(rows: &[Row], per_sequence: usize, tiles: &[Tile]) -> Result<(), 
     Ok(())
 }
 
-/// The sequence is left as the host would tell the next step of it.
+/// Known tokens of a sequence that the device has: more than are ever fed.
+fn last_len(world: &World) -> usize {
+    world.max_drafts + 3
+}
+
+/// The sequence is left as the host would tell the next step of it, with the last known tokens.
 fn check_next(
+    world: &World,
     entry: &Entry<'_>,
     outcome: &Outcome,
     before: &StepSequence,
-    found: &StepSequence,
+    (found, last_tokens): (&StepSequence, &[u32]),
 ) -> Result<(), String> {
     let tokens = [entry.tokens, &outcome.tokens[..]].concat();
     let left = entry.max_len.saturating_sub(tokens.len());
@@ -433,9 +474,12 @@ fn check_next(
         num_given: 0,
         branch: None,
     };
-    let mut input = StepInput::default();
+    let mut input = StepInput::new(world.most_fed());
     input.push(&next, planned);
     let told = input.sequences[0];
+    let last_tokens = &last_tokens[last_tokens.len() - world.most_fed()..];
+    let is_known = left == 0 || last_tokens == input.last_tokens;
+    ensure(is_known, || format!("{last_tokens:?} known, not {:?}", input.last_tokens))?;
     // What edits logits stays as it was uploaded; places that have come to their end stay unused.
     let expected = StepSequence {
         history: before.history,
@@ -457,7 +501,7 @@ pub(crate) fn step(
     sequences: &[Sequence],
     run: Run<'_>,
 ) -> Result<Vec<Outcome>, String> {
-    let mut input = StepInput::default();
+    let mut input = StepInput::new(last_len(world));
     for (idx, sequence) in sequences.iter().enumerate() {
         let entry = sequence.entry(idx);
         let unseen = entry.tokens.len() - entry.draft_computed;
@@ -477,8 +521,11 @@ pub(crate) fn step(
     let step = if world.blind { Device::step_at_once } else { Device::step };
     let mut outcomes = step(&device, sequences)?;
     let after = device.read::<StepSequence>(device.sequences, input.sequences.len());
-    for (idx, (sequence, outcome)) in sequences.iter().zip(&outcomes).enumerate() {
-        check_next(&sequence.entry(idx), outcome, &input.sequences[idx], &after[idx])?;
+    let last_tokens = device.read::<u32>(device.last_tokens, input.last_tokens.len());
+    let after = after.iter().zip(last_tokens.chunks(last_len(world)));
+    for ((idx, sequence), after) in sequences.iter().enumerate().zip(after) {
+        let (entry, before) = (sequence.entry(idx), &input.sequences[idx]);
+        check_next(world, &entry, &outcomes[idx], before, after)?;
     }
     let unused = outcomes.split_off(sequences.len());
     ensure(unused.iter().all(|place| *place == Outcome::default()), || format!("{unused:?}"))?;

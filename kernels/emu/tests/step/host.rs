@@ -119,7 +119,7 @@ pub(crate) fn step(world: &World, sequences: &[Sequence]) -> Vec<Outcome> {
         Scripted { model: world.target.clone(), vocab: world.target_vocab, fed: fed_target };
     let drafter =
         Scripted { model: world.drafter.clone(), vocab: world.drafter_vocab, fed: fed_drafter };
-    let inner = draft::Model::new(Box::new(drafter), world.shared_vocab());
+    let inner = draft::Model::new(Box::new(drafter), world.shared_vocab()).at_once(world.mask);
     let drafter = Branching { inner, world: world.clone(), sequences: sequences.to_vec() };
     let mut host = Host::new(Box::new(target), Some(Box::new(drafter))).unwrap();
     let pages: Vec<[PageId; 1]> = (0..sequences.len()).map(|idx| [idx as PageId]).collect();

@@ -46,6 +46,7 @@ impl Pair {
             max_drafts: DRAFT_LEN,
             drafting: true,
             on_targets_cache: false,
+            mask: None,
             blind: false,
         }
     }

@@ -77,6 +77,8 @@ fn unchecked_short_cuts_are_noticed() {
         ("sample/sample.cu", "if (drawn[idx] == id)", "if (drawn[idx] == id + 1)"),
         ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
         ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
+        // What masks left in the drafter's cache is no draft's.
+        ("step/accept.cu", "params.draft_cache == CACHE_OF_DRAFTS && s", "s"),
     ];
     for (file, text, replacement) in checks {
         let options = Options { tsan: false, mutation: Some(Mutation { file, text, replacement }) };

@@ -3,6 +3,7 @@
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::Shares;
 use spec_core::testing::batch::{Branching, DraftLens, Entry};
+use spec_core::testing::cuda::step::params::MAX_FED;
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub(crate) struct World {
     pub(crate) drafting: bool,
     /// Whether the drafter is a part of the target, on its cache.
     pub(crate) on_targets_cache: bool,
+    /// The token behind which all drafts but the first come from the pass of the first, if they do.
+    pub(crate) mask: Option<u32>,
     /// Whether the models look at nothing but the number of tokens: then no kernel waits for them.
     pub(crate) blind: bool,
 }
@@ -29,6 +32,11 @@ impl World {
     /// Tokens that both models have.
     pub(crate) fn shared_vocab(&self) -> usize {
         self.target_vocab.min(self.drafter_vocab)
+    }
+
+    /// Known tokens that the drafter has room for in a step.
+    pub(crate) fn most_fed(&self) -> usize {
+        if self.mask.is_some() { self.max_drafts + 1 } else { MAX_FED }
     }
 }
 

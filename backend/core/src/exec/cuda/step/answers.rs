@@ -22,6 +22,8 @@ pub(super) struct Answers {
     pub(super) tokens: Vec<u32>,
     /// Tokens of a place.
     pub(super) width: usize,
+    /// Whether all drafts of the graph come from one pass.
+    pub(super) at_once: bool,
 }
 
 impl Answers {
@@ -41,13 +43,14 @@ impl Answers {
     pub(super) fn outcome(&self, settled: &Settled, given: usize) -> Outcome {
         let Settled { place, drafted, depth, .. } = *settled;
         let result = &self.results[place];
+        let from_graph = depth - given.min(depth);
         Outcome {
             tokens: self.tokens(place),
             drafted,
             draft_depth: depth,
             accepted: result.accepted as usize,
             prompt: Vec::new(),
-            draft_passes: depth - given.min(depth),
+            draft_passes: if self.at_once { from_graph.min(1) } else { from_graph },
             draft_computed: result.draft_computed as usize,
         }
     }

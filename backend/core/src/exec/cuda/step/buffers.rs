@@ -2,7 +2,7 @@
 
 use super::branches::step_limits;
 use super::params::{
-    ANSWERS, Choice, Distribution, Drafting, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
+    ANSWERS, Choice, Distribution, Drafting, MAX_FED, SAMPLE_PARTS_BYTES, StepResult, StepSequence,
     scores_len, weights_len,
 };
 use crate::Result;
@@ -42,13 +42,21 @@ impl StepCapacity {
             draft_vocab,
         }
     }
+
+    /// Known tokens of a sequence that a drafter may have to run in a step: all that the step before has brought, or
+    /// [`MAX_FED`].
+    pub(super) fn last_len(&self) -> usize {
+        MAX_FED.max(self.drafts + 1)
+    }
 }
 
-/// Arrays on the device. The host uploads the first seven.
+/// Arrays on the device. The host uploads the first eight.
 #[derive(Clone)]
 pub(super) struct StepBuffers {
     /// [`StepSequence`] a place.
     pub(super) sequences: Address,
+    /// u32 `[sequences][last_len]`.
+    pub(super) last_tokens: Address,
     /// [`Drafting`] a place.
     pub(super) drafting: Address,
     /// u32 `[sequences][drafts]`.
@@ -78,7 +86,7 @@ pub(super) struct StepBuffers {
 }
 
 /// Arrays that are uploaded, the first ones.
-const UPLOADED: usize = 7;
+const UPLOADED: usize = 8;
 
 impl StepBuffers {
     /// Bytes on the device.
@@ -97,6 +105,7 @@ impl StepBuffers {
     pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
         let [
             sequences,
+            last_tokens,
             drafting,
             drafts,
             draft_distributions,
@@ -113,6 +122,7 @@ impl StepBuffers {
         let answers = device.alloc_shared(ANSWERS * answer.bytes)?;
         Ok(Self {
             sequences,
+            last_tokens,
             drafting,
             drafts,
             draft_distributions,
@@ -131,11 +141,12 @@ impl StepBuffers {
 }
 
 /// Bytes of the arrays on the device, in the order of the fields.
-fn sizes(capacity: &StepCapacity) -> [usize; 12] {
+fn sizes(capacity: &StepCapacity) -> [usize; 13] {
     let StepCapacity { sequences, drafts, max_pages, vocab_size, draft_vocab } = *capacity;
     let rows = sequences * (drafts + 1);
     [
         sequences * size_of::<StepSequence>(),
+        sequences * capacity.last_len() * size_of::<u32>(),
         sequences * size_of::<Drafting>(),
         sequences * drafts * size_of::<u32>(),
         sequences * drafts * size_of::<Distribution>(),

@@ -1,8 +1,8 @@
 //! Drafters inside of a step's graph.
 
-use super::graph::{ModelPass, Shape, StepGraph};
+use super::graph::{FirstRows, ModelPass, Shape, StepGraph};
 use super::head::HeadDrafter;
-use super::params::MAX_FED;
+use super::params::{CACHE_OF_DRAFTS, CACHE_OF_KNOWN, CACHE_OF_TARGET, MAX_FED};
 use super::spread::Spread;
 use crate::Result;
 use crate::batch::{Entry, Segment};
@@ -28,8 +28,18 @@ pub(crate) trait GraphDrafter: Send {
         catch_up::rows_to_feed(entry)
     }
 
-    /// Whether its cache is the target's.
-    fn is_on_targets_cache(&self) -> bool {
+    /// Known tokens of a sequence that a step has room for.
+    fn most_fed(&self, _: Shape) -> usize {
+        MAX_FED
+    }
+
+    /// What its cache is left with behind a step, as the kernels are told.
+    fn cache(&self) -> u32 {
+        CACHE_OF_DRAFTS
+    }
+
+    /// Whether all drafts come from one pass.
+    fn drafts_at_once(&self) -> bool {
         false
     }
 
@@ -48,7 +58,8 @@ pub(crate) trait GraphDrafter: Send {
     }
 }
 
-/// A second, smaller model as the drafter: it proposes a chain, one pass a token.
+/// A second, smaller model as the drafter: it proposes a chain, one pass a token, or all of it in one pass, if it was made for
+/// that.
 pub(crate) struct DraftModel {
     /// On the same GPU as the target.
     model: Arc<Model>,
@@ -56,6 +67,13 @@ pub(crate) struct DraftModel {
     vocab_size: usize,
     /// Where it has logits of some of them.
     spread: Option<Spread>,
+    /// The token of the rows behind the first draft, if all drafts come from one pass: PARD.
+    mask_token: Option<u32>,
+}
+
+/// Rows that a model has logits of in a pass, at most.
+fn most_logits(draft: &ModelConfig, limits: &Limits) -> usize {
+    limits.max_batch_size * if draft.mask_token.is_some() { limits.max_draft_len } else { 1 }
 }
 
 impl DraftModel {
@@ -67,17 +85,27 @@ impl DraftModel {
         limits: &Limits,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let sequences = limits.max_batch_size;
+        let num_rows = most_logits(model.config(), limits);
         let spread = model
             .spread_code()
             .zip(vocab_map)
-            .map(|(code, map)| Spread::alloc(code, map, vocab_size, sequences, device));
-        Ok(Self { spread: spread.transpose()?, model, vocab_size })
+            .map(|(code, map)| Spread::alloc(code, map, vocab_size, num_rows, device));
+        let mask_token = model.config().mask_token;
+        Ok(Self { spread: spread.transpose()?, model, vocab_size, mask_token })
     }
 
     /// Bytes that `new` takes on the device.
     pub(crate) fn bytes(draft: &ModelConfig, vocab_size: usize, limits: &Limits) -> usize {
-        draft.draft_vocab.map_or(0, |_| Spread::bytes(vocab_size, limits.max_batch_size))
+        let num_rows = most_logits(draft, limits);
+        draft.draft_vocab.map_or(0, |_| Spread::bytes(vocab_size, num_rows))
+    }
+
+    fn first_rows(&self, shape: Shape) -> FirstRows {
+        let most_fed = self.most_fed(shape);
+        let Some(mask_token) = self.mask_token else {
+            return FirstRows { most_fed, ..FirstRows::default() };
+        };
+        FirstRows { most_fed, num_masks: shape.from_graph.saturating_sub(1), mask_token }
     }
 }
 
@@ -87,7 +115,20 @@ impl GraphDrafter for DraftModel {
     }
 
     fn holds(&self, shape: Shape) -> bool {
-        self.model.holds(shape.sequences, MAX_FED)
+        self.model.holds(shape.sequences, self.first_rows(shape).places())
+    }
+
+    fn most_fed(&self, shape: Shape) -> usize {
+        // Of its own drafts it has run none.
+        if self.drafts_at_once() { shape.drafts + 1 } else { MAX_FED }
+    }
+
+    fn cache(&self) -> u32 {
+        if self.drafts_at_once() { CACHE_OF_KNOWN } else { CACHE_OF_DRAFTS }
+    }
+
+    fn drafts_at_once(&self) -> bool {
+        self.mask_token.is_some()
     }
 
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
@@ -104,8 +145,8 @@ impl GraphDrafter for DraftModel {
     }
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
-        let (model, spread) = (&self.model, self.spread.as_ref());
-        passes(&ModelPass { model, part: DecoderPart::default(), spread }, shape, step)
+        let (model, spread, first) = (&self.model, self.spread.as_ref(), self.first_rows(shape));
+        passes(&ModelPass { model, part: DecoderPart::default(), spread, first }, shape, step)
     }
 }
 
@@ -133,8 +174,8 @@ impl GraphDrafter for PartOfTarget {
         if drafts { end - 1..end } else { end..end }
     }
 
-    fn is_on_targets_cache(&self) -> bool {
-        true
+    fn cache(&self) -> u32 {
+        CACHE_OF_TARGET
     }
 
     fn copy_page(&self, _: PageId, _: PageId, _: &mut dyn Device) -> Result<()> {
@@ -149,16 +190,16 @@ impl GraphDrafter for PartOfTarget {
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
         let part = DecoderPart { skip: Some(&self.skip), ..DecoderPart::default() };
-        passes(&ModelPass { model: &self.target, part, spread: None }, shape, step)
+        let first = FirstRows { most_fed: MAX_FED, ..FirstRows::default() };
+        passes(&ModelPass { model: &self.target, part, spread: None, first }, shape, step)
     }
 }
 
-/// One pass a draft, the first one with places for all known tokens that a model may have to read.
+/// One pass a draft, but for those that come from masks in the first one.
 fn passes(of: &ModelPass<'_>, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
     let mut ops = Vec::new();
-    for pass in 0..shape.passes {
-        let places = if pass == 0 { MAX_FED } else { 1 };
-        step.pass(of, shape, pass as u32, places, &mut ops);
+    for pass in 0..shape.from_graph - of.first.num_masks {
+        step.pass(of, shape, pass as u32, &mut ops);
     }
     ops
 }

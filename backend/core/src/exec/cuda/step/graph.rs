@@ -5,12 +5,12 @@ use super::code::StepCode;
 use super::drafter::GraphDrafter;
 use super::head::HeadDrafter;
 use super::params::{
-    AcceptParams, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES, SAMPLE_SLICES, SAMPLE_THREADS,
-    SampleParams, VERIFY,
+    AcceptParams, Best, CACHE_OF_DRAFTS, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES,
+    SAMPLE_SLICES, SAMPLE_THREADS, SampleParams, VERIFY,
 };
 use super::spread::Spread;
 use crate::exec::cuda::device::{Address, Launch, Op};
-use crate::exec::cuda::model::shape::Tiling;
+use crate::exec::cuda::model::shape::{TILE_OUTPUTS, Tiling};
 use crate::exec::cuda::model::{DecoderPart, Model, Pass, Workspace};
 
 /// What a recorded step is for.
@@ -20,9 +20,8 @@ pub(crate) struct Shape {
     pub sequences: usize,
     /// Drafts of each.
     pub drafts: usize,
-    /// Passes of a drafter in the graph, which proposes so many of them at most. Fewer than `drafts` where the host has
-    /// found longer ones.
-    pub passes: usize,
+    /// Those that a drafter in the graph proposes, at most. Fewer than `drafts` where the host has found longer ones.
+    pub from_graph: usize,
 }
 
 /// Sequences and drafts of the steps that are recorded when an engine is loaded, at most: what servers see most of the time.
@@ -38,8 +37,8 @@ impl Shape {
         let places: Vec<usize> = powers.take_while(|&places| places < most).chain([most]).collect();
         let drafts = 0..=capacity.drafts.min(RECORDED_DRAFTS);
         let of_drafts = |drafts| {
-            let passes = if has_drafter { drafts } else { 0 };
-            places.iter().map(move |&sequences| Self { sequences, drafts, passes })
+            let from_graph = if has_drafter { drafts } else { 0 };
+            places.iter().map(move |&sequences| Self { sequences, drafts, from_graph })
         };
         drafts.flat_map(of_drafts).collect()
     }
@@ -54,6 +53,49 @@ pub(super) struct StepLogits {
     pub(super) best: Address,
     /// Tokens of a row.
     pub(super) stride: usize,
+    /// Rows of a sequence.
+    pub(super) rows_each: usize,
+}
+
+impl StepLogits {
+    /// Those that a later draft of each sequence comes from.
+    fn of_draft(self, draft: usize) -> Self {
+        let tiles = self.stride.div_ceil(TILE_OUTPUTS);
+        Self {
+            values: self.values + (draft * self.stride * size_of::<f32>()) as Address,
+            best: self.best + (draft * tiles * size_of::<Best>()) as Address,
+            ..self
+        }
+    }
+}
+
+/// Rows of a sequence in a drafter's first pass.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FirstRows {
+    /// Places for known tokens.
+    pub(super) most_fed: usize,
+    /// Rows of masks behind them, a draft each: all drafts but the first come from these, if there are any.
+    pub(super) num_masks: usize,
+    /// What stands there.
+    pub(super) mask_token: u32,
+}
+
+impl FirstRows {
+    pub(super) fn places(&self) -> usize {
+        self.most_fed + self.num_masks
+    }
+}
+
+/// Whose rows the tables of a pass are for.
+pub(super) struct TablesOf<'a> {
+    pub(super) work: &'a Workspace,
+    /// A token beyond is fed as 0.
+    pub(super) vocab: usize,
+    /// Positions that a row of a head on hidden states sees; 0 of a model.
+    pub(super) window: u32,
+    /// Most rows of a tile.
+    pub(super) tile_rows: usize,
+    pub(super) first: FirstRows,
 }
 
 /// Who runs a pass.
@@ -62,6 +104,8 @@ pub(super) struct ModelPass<'a> {
     pub(super) part: DecoderPart<'a>,
     /// Where it has logits of some tokens.
     pub(super) spread: Option<&'a Spread>,
+    /// Of a drafter.
+    pub(super) first: FirstRows,
 }
 
 /// What a step is made of.
@@ -73,6 +117,8 @@ pub(crate) struct StepGraph<'a> {
     pub(super) code: &'a StepCode,
     pub(super) buffers: &'a StepBuffers,
     pub(super) max_pages: usize,
+    /// Known tokens of a sequence that the device has.
+    pub(super) last_len: usize,
 }
 
 impl StepGraph<'_> {
@@ -84,7 +130,7 @@ impl StepGraph<'_> {
 
     fn draft(&self, shape: Shape) -> Vec<Op> {
         match self.drafter {
-            Some(drafter) if shape.passes > 0 => drafter.ops(shape, self),
+            Some(drafter) if shape.from_graph > 0 => drafter.ops(shape, self),
             _ => Vec::new(),
         }
     }
@@ -94,30 +140,30 @@ impl StepGraph<'_> {
         let taps = head.map(HeadDrafter::taps);
         let mut ops = Vec::new();
         let whole = DecoderPart { taps, ..DecoderPart::default() };
-        let target = ModelPass { model: self.target, part: whole, spread: None };
-        self.pass(&target, shape, VERIFY, shape.drafts + 1, &mut ops);
+        let first = FirstRows::default();
+        let target = ModelPass { model: self.target, part: whole, spread: None, first };
+        self.pass(&target, shape, VERIFY, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
         ops.extend(head.into_iter().flat_map(|head| head.ops_behind(shape)));
         ops
     }
 
-    /// One forward pass of `places` rows a sequence, with its tables before and its decisions after it.
-    pub(super) fn pass(
-        &self,
-        of: &ModelPass<'_>,
-        shape: Shape,
-        pass: u32,
-        places: usize,
-        ops: &mut Vec<Op>,
-    ) {
-        let &ModelPass { model, part, spread } = of;
+    /// One forward pass, with its tables before and its decisions after it.
+    pub(super) fn pass(&self, of: &ModelPass<'_>, shape: Shape, pass: u32, ops: &mut Vec<Op>) {
+        let &ModelPass { model, part, spread, first } = of;
+        let (places, rows_each) = match pass {
+            VERIFY => (shape.drafts + 1, shape.drafts + 1),
+            0 => (first.places(), first.num_masks + 1),
+            _ => (1, 1),
+        };
         let config = model.config();
         let group = config.num_heads / config.num_kv_heads;
         let tiling = Tiling::of(shape.sequences, places, group);
         let tile_rows = tiling.rows(group);
-        let num_logits = if pass == VERIFY { shape.sequences * places } else { shape.sequences };
+        let num_logits = shape.sequences * rows_each;
         let work = model.workspace();
-        ops.push(Op::Launch(self.rows(work, config.vocab_size, 0, shape, pass, tile_rows)));
+        let tables = TablesOf { work, vocab: config.vocab_size, window: 0, tile_rows, first };
+        ops.push(Op::Launch(self.rows(&tables, shape, pass)));
         let pass_of_rows = Pass {
             num_rows: shape.sequences * places,
             num_tiles: shape.sequences * places.div_ceil(tile_rows),
@@ -128,26 +174,29 @@ impl StepGraph<'_> {
         };
         ops.extend(model.pass_of(&pass_of_rows, part));
         let stride = config.num_logits();
-        let mut logits = StepLogits { values: work.logits, best: work.best, stride };
+        let mut logits = StepLogits { values: work.logits, best: work.best, stride, rows_each };
         if let Some(spread) = spread {
             logits = spread.run(logits, num_logits, ops);
         }
-        ops.push(Op::Launch(self.sample(logits, shape, pass, num_logits)));
+        if pass == VERIFY {
+            let logits = StepLogits { rows_each: 1, ..logits };
+            ops.push(Op::Launch(self.sample(logits, shape, VERIFY, num_logits)));
+            return;
+        }
+        for draft in 0..rows_each {
+            let pass = pass + draft as u32;
+            let logits = logits.of_draft(draft);
+            ops.push(Op::Launch(self.sample(logits, shape, pass, shape.sequences)));
+        }
     }
 
-    /// The tables of a pass, of a model where `window` is 0, else of a head whose rows see so many positions.
-    pub(super) fn rows(
-        &self,
-        work: &Workspace,
-        vocab: usize,
-        window: u32,
-        shape: Shape,
-        pass: u32,
-        tile_rows: usize,
-    ) -> Launch {
+    /// The tables of a pass.
+    pub(super) fn rows(&self, of: &TablesOf<'_>, shape: Shape, pass: u32) -> Launch {
         let buffers = self.buffers;
+        let &TablesOf { work, vocab, window, tile_rows, first } = of;
         let params = RowsParams {
             sequences: buffers.sequences,
+            last_tokens: buffers.last_tokens,
             drafting: buffers.drafting,
             drafts: buffers.drafts,
             rows: work.rows,
@@ -159,11 +208,15 @@ impl StepGraph<'_> {
             vocab: vocab as u32,
             tile_rows: tile_rows as u32,
             window,
+            last_len: self.last_len as u32,
+            most_fed: first.most_fed as u32,
+            num_masks: first.num_masks as u32,
+            mask_token: first.mask_token,
         };
         Launch::new(self.code.rows, 1, ROWS_THREADS, 0, params)
     }
 
-    /// What decides by the logits of a pass.
+    /// What decides by the logits of a pass, or by those of one draft of it.
     pub(super) fn sample(
         &self,
         logits: StepLogits,
@@ -192,7 +245,7 @@ impl StepGraph<'_> {
             vocab: if pass == VERIFY { logits_stride } else { draft_vocab },
             draft_vocab,
             logits_stride,
-            unused: 0,
+            row_step: logits.rows_each as u32,
         };
         let grid = num_rows as u32 * SAMPLE_SLICES;
         Launch::new(self.code.sample, grid, SAMPLE_THREADS, SAMPLE_SHARED_BYTES, params)
@@ -201,8 +254,10 @@ impl StepGraph<'_> {
     fn accept(&self, shape: Shape) -> Launch {
         let buffers = self.buffers;
         let answer = buffers.answer;
+        let drafter = self.drafter;
         let params = AcceptParams {
             sequences: buffers.sequences,
+            last_tokens: buffers.last_tokens,
             drafting: buffers.drafting,
             drafts: buffers.drafts,
             choices: buffers.choices,
@@ -213,10 +268,10 @@ impl StepGraph<'_> {
             done_offset: answer.done as u32,
             num_sequences: shape.sequences as u32,
             max_drafts: shape.drafts as u32,
-            on_targets_cache: self
-                .drafter
-                .is_some_and(|drafter| drafter.is_on_targets_cache())
-                .into(),
+            last_len: self.last_len as u32,
+            // The target runs the last one.
+            most_fed: drafter.map_or(1, |drafter| drafter.most_fed(shape)) as u32,
+            draft_cache: drafter.map_or(CACHE_OF_DRAFTS, |drafter| drafter.cache()),
         };
         Launch::new(self.code.accept, 1, ROWS_THREADS, 0, params)
     }
@@ -230,7 +285,9 @@ mod tests {
         let capacity =
             StepCapacity { sequences, drafts, max_pages: 1, vocab_size: 1, draft_vocab: 1 };
         let shapes = Shape::recorded(&capacity, has_drafter).into_iter();
-        shapes.map(|Shape { sequences, drafts, passes }| (sequences, drafts, passes)).collect()
+        shapes
+            .map(|Shape { sequences, drafts, from_graph }| (sequences, drafts, from_graph))
+            .collect()
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! (`draft/head_states.rs`): it alone knows which of them are needed, so no step is launched ahead.
 
 use super::drafter::GraphDrafter;
-use super::graph::{Shape, StepGraph, StepLogits};
+use super::graph::{FirstRows, Shape, StepGraph, StepLogits, TablesOf};
 use super::spread::Spread;
 use crate::batch::Segment;
 use crate::draft::HeadSegment;
@@ -58,11 +58,6 @@ impl HeadDrafter {
         &self.taps
     }
 
-    /// Rows of a sequence that the graph's first pass has room for.
-    pub(super) fn places(shape: Shape) -> usize {
-        shape.drafts + 1
-    }
-
     fn tiling(&self, sequences: usize, places: usize) -> (Tiling, usize) {
         let group = self.head.group();
         let tiling = Tiling::of(sequences, places, group);
@@ -82,7 +77,7 @@ impl HeadDrafter {
         fed: &[HeadSegment<'_>],
         device: &mut dyn Device,
     ) -> Result<()> {
-        let (places, width) = (Self::places(shape), self.head.width());
+        let (places, width) = (self.most_fed(shape), self.head.width());
         let (_, tile_rows) = self.tiling(shape.sequences, places);
         let nothing = Row { sequence: NO_SEQUENCE, ..Row::default() };
         let mut rows = vec![nothing; shape.sequences * places];
@@ -145,7 +140,8 @@ impl HeadDrafter {
     /// Decides by what a pass has left.
     fn decide(&self, shape: Shape, pass: u32, step: &StepGraph<'_>, ops: &mut Vec<Op>) {
         let (work, drafted) = (self.head.workspace(), self.head.config().draft_vocab);
-        let mut logits = StepLogits { values: work.logits, best: work.best, stride: drafted };
+        let (values, best) = (work.logits, work.best);
+        let mut logits = StepLogits { values, best, stride: drafted, rows_each: 1 };
         if let Some(spread) = &self.spread {
             logits = spread.run(logits, shape.sequences, ops);
         }
@@ -162,7 +158,12 @@ impl GraphDrafter for HeadDrafter {
     }
 
     fn holds(&self, shape: Shape) -> bool {
-        self.head.holds(shape.sequences, Self::places(shape))
+        self.head.holds(shape.sequences, self.most_fed(shape))
+    }
+
+    fn most_fed(&self, shape: Shape) -> usize {
+        // All that the step before has brought.
+        shape.drafts + 1
     }
 
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
@@ -175,13 +176,14 @@ impl GraphDrafter for HeadDrafter {
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
         let mut ops = Vec::new();
-        for pass in 0..shape.passes as u32 {
-            let places = if pass == 0 { Self::places(shape) } else { 1 };
+        for pass in 0..shape.from_graph as u32 {
+            let places = if pass == 0 { self.most_fed(shape) } else { 1 };
             let (tiling, tile_rows) = self.tiling(shape.sequences, places);
             if pass > 0 {
                 let (work, vocab) = (self.head.workspace(), self.head.vocab_size());
-                let rows = step.rows(work, vocab, self.window(), shape, pass, tile_rows);
-                ops.push(Op::Launch(rows));
+                let (window, first) = (self.window(), FirstRows::default());
+                let tables = TablesOf { work, vocab, window, tile_rows, first };
+                ops.push(Op::Launch(step.rows(&tables, shape, pass)));
             }
             let of_rows = Pass {
                 num_rows: shape.sequences * places,

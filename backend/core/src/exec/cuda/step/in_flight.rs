@@ -143,7 +143,7 @@ mod tests {
     fn flight() -> InFlight {
         let place =
             Place { id: 5, len: 30, draft_len: DRAFTS, min_confidence: 0.5, is_given: false };
-        let shape = Shape { sequences: 1, drafts: DRAFTS, passes: DRAFTS };
+        let shape = Shape { sequences: 1, drafts: DRAFTS, from_graph: DRAFTS };
         InFlight { number: 1, shape, places: vec![place] }
     }
 

@@ -5,10 +5,14 @@ use crate::batch::Entry;
 use crate::sampling::{Coupling, SamplingParams};
 
 /// The input of one step, place by place.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct StepInput {
     /// One a place of the batch.
     pub sequences: Vec<StepSequence>,
+    /// `[place][last_len]`: the last known tokens, the very last one behind all others.
+    pub last_tokens: Vec<u32>,
+    /// Tokens of a place there.
+    last_len: usize,
     /// What their spans point into.
     pub words: Vec<u32>,
 }
@@ -16,7 +20,7 @@ pub struct StepInput {
 /// What a sequence is to do in a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Planned {
-    /// So many of its last tokens go through the drafter: of a model at most [`MAX_FED`](super::params::MAX_FED).
+    /// So many of its last tokens go through the drafter.
     pub num_fed: usize,
     /// Positions that the drafter knows before that.
     pub draft_computed: usize,
@@ -34,6 +38,11 @@ pub(crate) fn looks_back(entry: &Entry<'_>) -> bool {
 }
 
 impl StepInput {
+    /// Of no sequence, with so many of the last known tokens of each.
+    pub fn new(last_len: usize) -> Self {
+        Self { sequences: Vec::new(), last_tokens: Vec::new(), last_len, words: Vec::new() }
+    }
+
     /// Adds a sequence.
     pub fn push(&mut self, entry: &Entry<'_>, plan: Planned) {
         let Planned { num_fed, draft_computed, draft_len, num_given, branch } = plan;
@@ -49,7 +58,6 @@ impl StepInput {
             key,
             len: word(len),
             num_fed: word(num_fed),
-            last: [len.checked_sub(2).map_or(0, |idx| entry.tokens[idx]), entry.tokens[len - 1]],
             draft_computed: word(draft_computed),
             draft_len: word(draft_len),
             min_confidence: entry.min_confidence,
@@ -72,11 +80,15 @@ impl StepInput {
             rank: word(branch.unwrap_or(0)),
         };
         self.sequences.push(sequence);
+        let last = &entry.tokens[len.saturating_sub(self.last_len)..];
+        self.last_tokens.extend(std::iter::repeat_n(0, self.last_len - last.len()));
+        self.last_tokens.extend(last);
     }
 
     /// Adds unused places up to `num_places`.
     pub fn pad(&mut self, num_places: usize) {
         self.sequences.resize(num_places, StepSequence::default());
+        self.last_tokens.resize(num_places * self.last_len, 0);
     }
 
     /// Words that a sequence takes at most.
@@ -176,7 +188,7 @@ mod tests {
     /// The words that one sequence's span points at.
     fn told(params: SamplingParams, span: fn(&StepSequence) -> Span, words_each: u32) -> Vec<u32> {
         let sampler = sampler(params);
-        let mut input = StepInput { words: vec![99], ..StepInput::default() };
+        let mut input = StepInput { words: vec![99], ..StepInput::new(2) };
         input.push(&entry(&sampler), Planned { num_fed: 2, draft_len: 4, ..Planned::default() });
         let Span { first, count } = span(&input.sequences[0]);
         input.words[first as usize..(first + count * words_each) as usize].to_vec()
@@ -221,7 +233,7 @@ mod tests {
     fn branches_draw_as_the_target_draws() {
         let sampler = sampler(SamplingParams::default());
         let told = |branch| {
-            let mut input = StepInput::default();
+            let mut input = StepInput::new(2);
             input.push(&entry(&sampler), Planned { branch, ..Planned::default() });
             let StepSequence { coupling, rank, key, .. } = input.sequences[0];
             (coupling, rank, key)
@@ -234,10 +246,12 @@ mod tests {
     #[test]
     fn places_beyond_the_sequences_are_unused() {
         let sampler = sampler(SamplingParams::default());
-        let mut input = StepInput::default();
+        let mut input = StepInput::new(7);
         input.push(&entry(&sampler), Planned { num_fed: 2, draft_len: 4, ..Planned::default() });
         input.pad(3);
         let lens: Vec<_> = input.sequences.iter().map(|sequence| sequence.len).collect();
         assert_eq!(lens, [5, 0, 0]);
+        assert_eq!(input.last_tokens[..7], [0, 0, 7, 8, 9, 10, 11], "the last one stands last");
+        assert_eq!(input.last_tokens[7..], [0; 14]);
     }
 }

@@ -8,7 +8,7 @@ use super::graph::{Shape, StepGraph};
 use super::head::HeadDrafter;
 use super::in_flight::{InFlight, Place};
 use super::input::StepInput;
-use super::params::{ANSWERS, Distribution, Drafting, MAX_FED, NO_TOKEN};
+use super::params::{ANSWERS, Distribution, Drafting, NO_TOKEN};
 use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
@@ -31,10 +31,9 @@ impl Steps {
     ) -> Result<Launched<'a>> {
         let mut parts = self.parts(entries);
         let shape = self.shape(&parts);
-        let most_fed = match shape.filter(|shape| shape.passes > 0) {
-            Some(shape) => self.head().map_or(MAX_FED, |_| HeadDrafter::places(shape)),
-            None => 0,
-        };
+        let drafts = shape.filter(|shape| shape.from_graph > 0);
+        let drafter = self.on.drafter.as_ref();
+        let most_fed = drafts.zip(drafter).map_or(0, |(shape, drafter)| drafter.most_fed(shape));
         for part in &mut parts {
             let reaches_end = part.drafter_rows.end == part.entry.tokens.len();
             let asks = part.entry.samples() && reaches_end;
@@ -119,7 +118,7 @@ impl Steps {
         Some(Shape {
             sequences: self.places_for(sequences),
             drafts: asked.max(given),
-            passes: asked,
+            from_graph: asked,
         })
     }
 
@@ -172,7 +171,7 @@ impl Steps {
     ) -> Result<()> {
         let Shape { sequences, drafts, .. } = shape;
         let mut told = StepData {
-            input: StepInput::default(),
+            input: StepInput::new(self.capacity.last_len()),
             drafting: vec![Drafting::default(); sequences],
             drafts: vec![0; sequences * drafts],
             distributions: vec![Distribution::certain(NO_TOKEN); sequences * drafts],
@@ -201,7 +200,7 @@ impl Steps {
     fn tell_head(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
         let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
         let Some((head, states)) = head.zip(self.host.head_states()) else { return Ok(()) };
-        if shape.passes == 0 {
+        if shape.from_graph == 0 {
             return Ok(());
         }
         let fed = branches(parts).map(|Branch { part, .. }| {
@@ -265,6 +264,7 @@ impl Steps {
             code: &self.code,
             buffers: &self.buffers,
             max_pages: self.capacity.max_pages,
+            last_len: self.capacity.last_len(),
         };
         let graph = self.on.gpu.lock().record(&parts.step(shape))?;
         self.graphs.insert(shape, graph);

@@ -324,6 +324,7 @@ impl Steps {
             results: vec![StepResult::default(); flight.shape.sequences],
             tokens: vec![0; flight.shape.sequences * width],
             width,
+            at_once: self.on.drafter.as_ref().is_some_and(|drafter| drafter.drafts_at_once()),
         };
         let StepBuffers { answers: shared, answer, .. } = &self.buffers;
         let first = slot(flight) * answer.bytes;

@@ -17,19 +17,35 @@ impl Outline {
 
     /// A drafter's pass of one row a sequence.
     pub fn draft(&self, sequences: usize) -> Vec<Planned> {
-        let mut operations = self.decided(sequences, 1, sequences);
+        let mut operations = self.tabled(sequences, 1, sequences);
         if self.maps_vocab() {
-            let sampled = operations.len() - 1;
-            operations.insert(sampled, spread(sequences, self.vocab_size()));
+            operations.push(spread(sequences, self.vocab_size()));
         }
+        operations.push(sampled(sequences));
+        operations
+    }
+
+    /// The only pass of a drafter that makes so many drafts of each sequence in it, behind as many known tokens and one more.
+    pub fn draft_at_once(&self, sequences: usize, drafts: usize) -> Vec<Planned> {
+        let mut operations = self.tabled(sequences, 2 * drafts, sequences * drafts);
+        if self.maps_vocab() {
+            operations.push(spread(sequences * drafts, self.vocab_size()));
+        }
+        operations.extend((0..drafts).map(|_| sampled(sequences)));
         operations
     }
 
     /// A pass with its tables before and its decisions after it.
     fn decided(&self, sequences: usize, places: usize, num_logits: usize) -> Vec<Planned> {
+        let mut operations = self.tabled(sequences, places, num_logits);
+        operations.push(sampled(num_logits));
+        operations
+    }
+
+    /// A pass with its tables before it.
+    fn tabled(&self, sequences: usize, places: usize, num_logits: usize) -> Vec<Planned> {
         let mut operations = vec![plain("rows", 1, ROWS_THREADS, 0, sequences * places)];
         operations.extend(self.pass(sequences, places, num_logits));
-        operations.push(sampled(num_logits));
         operations
     }
 }

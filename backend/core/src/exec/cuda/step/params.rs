@@ -17,8 +17,18 @@ pub const PATH: u32 = 0;
 /// They draw with different noise, and drafts are kept by rejection sampling.
 pub const INDEPENDENT: u32 = 1;
 
-/// Known tokens that the drafter can catch up with in a step.
+/// Known tokens that a model which drafts a token a pass can catch up with in a step: the last one, and a draft that it has not
+/// run.
 pub const MAX_FED: usize = 2;
+
+/// The drafter's cache is left with known tokens and all of its drafts but the last one.
+pub const CACHE_OF_DRAFTS: u32 = 0;
+
+/// It is the target's.
+pub const CACHE_OF_TARGET: u32 = 1;
+
+/// It is left with known tokens: drafts come from the rows of masks.
+pub const CACHE_OF_KNOWN: u32 = 2;
 
 /// Answers that the host can read while later steps run.
 pub const ANSWERS: usize = 2;
@@ -51,16 +61,13 @@ device_structs! {
     }
 
     /// One sequence of a step. The default is an unused place.
-    StepSequence is 120 bytes {
+    StepSequence is 112 bytes {
         /// Of the noise.
         key: u64,
         /// Known tokens: the prompt, then what was generated; 0 is an unused place.
         len: u32,
-        /// So many of the last known tokens go through the drafter: at most `MAX_FED`, of a head on hidden states any number;
-        /// 0 if it is not kept in step or does not run at all.
+        /// So many of the last known tokens go through the drafter; 0 if it is not kept in step or does not run at all.
         num_fed: u32,
-        /// The last known tokens, in order; the very last one is always given.
-        last: [u32; MAX_FED],
         /// Reported as it is where `num_fed` is 0.
         draft_computed: u32,
         /// Drafts at most.
@@ -146,12 +153,14 @@ device_structs! {
         draft_computed: u32,
     }
 
-    /// Arguments of `rows`. Of pass i of the drafter a sequence has 2 rows for i = 0 (the last known tokens; of a head on
-    /// hidden states the host writes the tables of that pass), else 1;
-    /// of the target's pass `max_drafts` + 1. Each has as many tiles as its rows fill.
-    RowsParams is 72 bytes {
+    /// Arguments of `rows`. Of pass i of the drafter a sequence has `most_fed` + `num_masks` rows for i = 0 (the last known
+    /// tokens, and a mask for each draft but the first where all come from that pass; of a head on hidden states the host writes
+    /// the tables of that pass), else 1; of the target's pass `max_drafts` + 1. Each has as many tiles as its rows fill.
+    RowsParams is 96 bytes {
         /// [`StepSequence`] each.
         sequences: u64,
+        /// `[sequence][last_len]`: the last known tokens, in order.
+        last_tokens: u64,
         /// [`Drafting`] each.
         drafting: u64,
         /// `[sequence][max_drafts]`.
@@ -160,7 +169,7 @@ device_structs! {
         rows: u64,
         /// [`Tile`]s to write.
         tiles: u64,
-        /// Indices of the rows that get logits, to write: one a sequence when drafting, all for the target.
+        /// Indices of the rows that get logits, to write: those that drafts come from, all for the target.
         head_rows: u64,
         /// Of the drafter, or `VERIFY`.
         pass: u32,
@@ -174,18 +183,26 @@ device_structs! {
         tile_rows: u32,
         /// Positions that a row of a head on hidden states sees; 0 of a model.
         window: u32,
+        /// Tokens of a sequence in `last_tokens`.
+        last_len: u32,
+        /// Places for known tokens.
+        most_fed: u32,
+        /// Rows behind them.
+        num_masks: u32,
+        /// What stands there.
+        mask_token: u32,
     }
 
-    /// Arguments of `sample`: `SAMPLE_SLICES` blocks a row of logits, which is a sequence each when drafting and
+    /// Arguments of `sample`: `SAMPLE_SLICES` blocks a row, which is a sequence each when drafting and
     /// `max_drafts` + 1 each for the target. Rows of its own have places for [`weights_len`] floats.
     SampleParams is 120 bytes {
         /// [`StepSequence`] each.
         sequences: u64,
         /// What the spans point into.
         words: u64,
-        /// `[row][logits_stride]`, f32.
+        /// `[row * row_step][logits_stride]`, f32.
         logits: u64,
-        /// `[row][tiles of 64 logits]`, [`Best`].
+        /// `[row * row_step][tiles of 64 logits]`, [`Best`].
         best: u64,
         /// `[row][scores_len(vocab)]`, f32: scratch.
         scores: u64,
@@ -213,14 +230,16 @@ device_structs! {
         draft_vocab: u32,
         /// Outputs of the head.
         logits_stride: u32,
-        /// 0.
-        unused: u32,
+        /// Rows of logits from one row to the next: more than 1 where a pass has those of several drafts.
+        row_step: u32,
     }
 
     /// Arguments of `accept`: one block.
-    AcceptParams is 72 bytes {
+    AcceptParams is 88 bytes {
         /// [`StepSequence`] each.
         sequences: u64,
+        /// `[sequence][last_len]`: the last known tokens, in order.
+        last_tokens: u64,
         /// [`Drafting`] each.
         drafting: u64,
         /// `[sequence][max_drafts]`.
@@ -241,8 +260,12 @@ device_structs! {
         num_sequences: u32,
         /// Drafts at most, of any sequence.
         max_drafts: u32,
-        /// 1 where the drafter is a part of the target, on its cache, else 0.
-        on_targets_cache: u32,
+        /// Tokens of a sequence in `last_tokens`.
+        last_len: u32,
+        /// Known tokens that the next step may run: as many as the drafter has room for, the last one at least.
+        most_fed: u32,
+        /// One of `CACHE_OF_...`.
+        draft_cache: u32,
     }
 }
 

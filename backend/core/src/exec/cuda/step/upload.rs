@@ -16,7 +16,7 @@ use std::ops::Range;
 const SLOTS: usize = 4;
 
 /// What a step is told.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct StepData {
     pub(super) input: StepInput,
     /// One a place.
@@ -65,6 +65,7 @@ impl Uploads {
         device: &mut dyn Device,
     ) -> Result<()> {
         self.put(buffers, buffers.sequences, &told.input.sequences);
+        self.put(buffers, buffers.last_tokens, &told.input.last_tokens);
         self.put(buffers, buffers.drafting, &told.drafting);
         self.put(buffers, buffers.drafts, &told.drafts);
         self.put(buffers, buffers.draft_distributions, &told.distributions);
