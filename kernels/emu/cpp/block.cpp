@@ -70,13 +70,17 @@ void prepare_warp(Block& block, uint32_t index) {
         thread.block = &block;
         thread.index = index * LANES + lane;
         thread.lane = lane;
+        thread.num_threads = block.grid->launch->block;
+        thread.block_index = block.index;
+        thread.num_blocks = block.grid->launch->grid;
+        thread.shared = block.shared;
         thread.call = "nothing";
         thread.open_group = 0;
         thread.num_issued = 0;
         thread.copies.clear();
         thread.polled = nullptr;
         thread.waited = false;
-        thread.race = race::create();
+        thread.strand = race::create({block.grid->launch->entry->name, block.index, thread.index, false});
     }
 }
 
@@ -123,7 +127,7 @@ void give_block(Block& block) {
     resident.erase(std::find(resident.begin(), resident.end(), &block));
     for (uint32_t w = 0; w < block.num_warps; w++) {
         for (Thread& thread : block.warps[w].lanes) {
-            race::destroy(thread.race);
+            race::destroy(thread.strand);
         }
     }
     // Where races are watched, memory of a block that ended must not look like memory of the next.

@@ -50,14 +50,14 @@ void land_copies(Thread& thread, Due due) {
     thread.copies.resize(kept);
 }
 
-// A race-watched copy is a thread of its own, ordered after what its issuer had done.
-void* copier() {
-    return race::create();
+// A copy goes on by itself, ordered after what its issuer had done.
+race::Strand* copier() {
+    return race::create({current->block->grid->launch->entry->name, current->block->index, current->index, true});
 }
 
 void land(Pending& pending) {
-    void* here = race::here();
-    race::go_to(pending.race);
+    race::Strand* here = race::here();
+    race::go_to(pending.strand);
     if (pending.bytes > 0) {
         race::reads(pending.global, pending.bytes);
         race::writes(pending.shared, pending.bytes);
@@ -72,7 +72,7 @@ void land(Pending& pending) {
     }
     race::release(&pending.mbar->race_sync);
     race::go_to(here);
-    race::destroy(pending.race);
+    race::destroy(pending.strand);
     pending.thread->block->copies_in_flight--;
     const uint32_t arrivals = pending.bytes > 0 ? 0 : 1;
     if (!count_arrival(*pending.mbar, arrivals, -static_cast<int64_t>(pending.bytes))) {
@@ -85,7 +85,6 @@ void issue(Pending pending) {
     if (machine->schedule->landing == Landing::AtOnce) {
         land(pending);
     } else {
-        const race::Unseen unseen;
         machine->pending.push_back(pending);
     }
     maybe_yield();
@@ -120,9 +119,12 @@ void async_copy(void* shared, const void* global) {
         move_lane_copy(copy);
     }
     if (!at_once || race::WATCHED) {
-        const race::Unseen unseen;
         current->copies.push_back(copy);
     }
+}
+
+void async_commit() {
+    current->open_group++;
 }
 
 void async_wait(uint32_t pending) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "machine.h"
-#include "race.h"
 
 namespace emu {
 
@@ -67,10 +66,6 @@ bool install() {
 }  // namespace
 
 void catch_crashes() {
-    if (race::WATCHED) {
-        // ThreadSanitizer has handlers of its own, and ends the process.
-        return;
-    }
     static const bool installed = install();
     static_cast<void>(installed);
     if (after_top) {

@@ -16,15 +16,13 @@
 namespace emu {
 
 __thread Thread* current = nullptr;
+__thread const KernelView* view = nullptr;
 __thread Machine* machine = nullptr;
 
 namespace {
 
 // Polls without any other event, for each thread, after which nobody is expected to move again.
 constexpr uint64_t MAX_IDLE_POLLS = 256;
-
-// ThreadSanitizer has room for 8128 fibers, of two grids at a time.
-constexpr uint32_t MAX_WATCHED_THREADS = 4000;
 
 uint32_t rotate_right(uint32_t bits, uint32_t count) {
     return count == 0 ? bits : bits >> count | bits << (LANES - count);
@@ -40,15 +38,22 @@ Thread* take_lane(Warp& warp) {
 
 void enqueue(Warp& warp) {
     if (!warp.queued) {
-        const race::Unseen unseen;
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
 }
 
 void to_scheduler(void** save) {
-    race::go_to(machine->race);
+    race::go_to(machine->strand);
     emu_switch(save, machine->stack_pointer);
+}
+
+// The same for a thread, which goes on as the current one.
+void to_thread(void** save, Thread* thread) {
+    current = thread;
+    view = thread;
+    race::go_to(thread->strand);
+    emu_switch(save, thread->stack_pointer);
 }
 
 std::string describe(const Thread& thread) {
@@ -78,7 +83,6 @@ void fail(const char* format, ...) {
 }
 
 void fail_for(const Thread& thread, const char* message) {
-    const race::Unseen unseen;
     set_failure(describe(thread) + ": " + message);
 }
 
@@ -91,10 +95,7 @@ void switch_away() {
     if (warp.ready == 0 || --warp.turns == 0) {
         to_scheduler(&self->stack_pointer);
     } else {
-        Thread* next = take_lane(warp);
-        current = next;
-        race::go_to(next->race);
-        emu_switch(&self->stack_pointer, next->stack_pointer);
+        to_thread(&self->stack_pointer, take_lane(warp));
     }
 }
 
@@ -144,7 +145,6 @@ void end_thread() {
     race::release(&block.grid->race_sync);
     if (block.threads_alive == 0) {
         check_ended(block);
-        const race::Unseen unseen;
         machine->ended_blocks.push_back(&block);
     }
     for (;;) {
@@ -220,10 +220,9 @@ void run_warp(Warp& warp) {
     warp.first_lane = disturbed ? random_below(LANES) : 0;
     warp.turns = disturbed ? 1 + random_below(2048) : ~0u;
     machine->tick++;
-    current = take_lane(warp);
-    race::go_to(current->race);
-    emu_switch(&machine->stack_pointer, current->stack_pointer);
+    to_thread(&machine->stack_pointer, take_lane(warp));
     current = nullptr;
+    view = nullptr;
     if (warp.ready) {
         enqueue(warp);
     }
@@ -302,10 +301,6 @@ std::string wrong(const Launch& launch) {
         return kernel + "launched with blocks of " + std::to_string(launch.block) +
                " threads, takes " + std::to_string(entry.num_threads);
     }
-    if (race::WATCHED && launch.grid * launch.block > MAX_WATCHED_THREADS) {
-        return kernel + "more than " + std::to_string(MAX_WATCHED_THREADS) +
-               " threads cannot be watched for races";
-    }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
     }
@@ -315,7 +310,7 @@ std::string wrong(const Launch& launch) {
 void prepare(const std::vector<Launch>& launches, const Schedule& schedule) {
     Machine& m = *machine;
     seed_schedule(schedule);
-    m.race = race::here();
+    m.strand = race::here();
     for (const Launch& launch : launches) {
         Grid grid;
         grid.launch = &launch;
@@ -352,12 +347,7 @@ std::string run(const std::vector<Launch>& launches, const Schedule& schedule) {
     }
     release_blocks();
     machine = nullptr;
-    const std::string failure = here->failure;
-    if (here->failed && race::WATCHED) {
-        // To free what stopped threads have used would look like a race.
-        here.release();
-    }
-    return failure;
+    return here->failure;
 }
 
 }  // namespace emu

@@ -1,7 +1,7 @@
 // The machine that kernels run on in tests: threads as fibers, blocks with poisoned shared memory,
 // and a seeded schedule that decides who goes on and when asynchronous copies land. What kernels
-// call is in prims_cpu.h; this header has the state behind it. Nothing here is seen by
-// ThreadSanitizer except through race.h. One machine belongs to one thread of the host.
+// call is in prims_cpu.h; this header has the state behind it. One machine belongs to one thread of
+// the host.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "kernel.h"
+#include "race.h"
+
 namespace emu {
 
 constexpr uint32_t LANES = 32;
@@ -18,14 +21,6 @@ constexpr uint32_t LANES = 32;
 struct Block;
 struct Grid;
 struct Warp;
-
-// What unit.cpp knows about one compiled kernel.
-struct Entry {
-    const char* name;
-    void (*invoke)(const void* params);
-    size_t params_bytes;
-    uint32_t num_threads;
-};
 
 // When asynchronous copies land.
 enum class Landing : uint8_t {
@@ -63,12 +58,10 @@ struct LaneCopy {
     uint32_t group;
 };
 
-struct Thread {
+struct Thread : KernelView {
     void* stack_pointer = nullptr;
     Warp* warp = nullptr;
     Block* block = nullptr;
-    uint32_t index = 0;
-    uint32_t lane = 0;
     Thread* next_waiting = nullptr;
     // What it waits for, for messages: the call and two numbers that belong to it.
     const char* call = "";
@@ -79,7 +72,7 @@ struct Thread {
     const void* polled = nullptr;
     // For the launch before.
     bool waited = false;
-    void* race = nullptr;
+    race::Strand* strand = nullptr;
     char race_sync = 0;
 };
 
@@ -199,7 +192,7 @@ struct Pending {
     const void* global;
     uint32_t bytes;
     uint32_t num_copies;
-    void* race;
+    race::Strand* strand;
 };
 
 struct Machine {
@@ -217,7 +210,7 @@ struct Machine {
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<Block*> idle_blocks;
     void* stack_pointer = nullptr;
-    void* race = nullptr;
+    race::Strand* strand = nullptr;
     bool failed = false;
     std::string failure;
 };

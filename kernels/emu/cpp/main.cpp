@@ -21,7 +21,7 @@ namespace {
 [[noreturn]] void stop(const std::string& message) {
     fprintf(stderr, "%s\n", message.c_str());
     fflush(stderr);
-    // Nothing is torn down: what a stopped machine leaves behind is no race of the kernel's.
+    // Nothing is torn down: a stopped machine is not whole.
     _exit(1);
 }
 

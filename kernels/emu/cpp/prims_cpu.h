@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "machine.h"
+#include "kernel.h"
 
 #ifndef EMU_ARCH
 #define EMU_ARCH 900
@@ -25,6 +25,7 @@ void mbar_arrive(uint64_t* mbar, uint32_t bytes);
 void mbar_wait(uint64_t* mbar, uint32_t parity);
 void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* mbar);
 void async_copy(void* shared, const void* global);
+void async_commit();
 void async_wait(uint32_t pending);
 void async_arrive(uint64_t* mbar);
 void grid_wait();
@@ -78,31 +79,31 @@ T from_bits(uint64_t bits) {
 #include "common/vector.cuh"
 
 DEVICE uint8_t* shared_memory() {
-    return emu::current->block->shared;
+    return emu::view->shared;
 }
 
 DEVICE uint32_t thread_index() {
-    return emu::current->index;
+    return emu::view->index;
 }
 
 DEVICE uint32_t num_threads() {
-    return emu::current->block->grid->launch->block;
+    return emu::view->num_threads;
 }
 
 DEVICE uint32_t block_index() {
-    return emu::current->block->index;
+    return emu::view->block_index;
 }
 
 DEVICE uint32_t num_blocks() {
-    return emu::current->block->grid->launch->grid;
+    return emu::view->num_blocks;
 }
 
 DEVICE uint32_t lane_index() {
-    return emu::current->lane;
+    return emu::view->lane;
 }
 
 DEVICE uint32_t warp_index() {
-    return emu::current->index / 32;
+    return emu::view->index / 32;
 }
 
 DEVICE uint32_t float_bits(float value) {
@@ -282,7 +283,7 @@ DEVICE void async_copy16_zero(void* shared, const void* global, bool valid) {
 }
 
 DEVICE void async_commit() {
-    emu::current->open_group++;
+    emu::async_commit();
 }
 
 template <int PENDING>

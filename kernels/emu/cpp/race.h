@@ -1,109 +1,59 @@
-// What ThreadSanitizer is told: each CUDA thread is a fiber of its own, and only what orders memory
-// on a GPU is an edge. Empty unless EMU_RACES is set; the machine itself is never instrumented.
+// Races between a kernel's threads: each CUDA thread, and each copy that goes on by itself, is a strand of its own, and only
+// what orders memory on a GPU is an edge. The kernels are compiled with the compiler's calls for ThreadSanitizer, which
+// race.cpp answers; what the machine does for them it says here. Empty unless EMU_RACES is set.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#ifdef EMU_RACES
-
-extern "C" {
-void* __tsan_get_current_fiber(void);
-void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void* fiber);
-void __tsan_switch_to_fiber(void* fiber, unsigned flags);
-void __tsan_acquire(void* address);
-void __tsan_release(void* address);
-void __tsan_read_range(void* address, unsigned long bytes);
-void __tsan_write_range(void* address, unsigned long bytes);
-void AnnotateIgnoreReadsBegin(const char* file, int line);
-void AnnotateIgnoreReadsEnd(const char* file, int line);
-void AnnotateIgnoreWritesBegin(const char* file, int line);
-void AnnotateIgnoreWritesEnd(const char* file, int line);
-int __tsan_atomic32_load(const volatile int* address, int order);
-void __tsan_atomic32_store(volatile int* address, int value, int order);
-int __tsan_atomic32_compare_exchange_val(volatile int* address, int expected, int value, int order,
-                                         int order_of_failure);
-}
-
 namespace emu::race {
+
+// Whose accesses a strand's are.
+struct Owner {
+    const char* kernel;
+    uint32_t block;
+    uint32_t thread;
+    bool is_copy;
+};
+
+struct Strand;
+
+#ifdef EMU_RACES
 
 constexpr bool WATCHED = true;
 
-// While it lives, what the machine allocates or copies for itself in a kernel's thread is not seen.
-struct Unseen {
-    Unseen() {
-        AnnotateIgnoreReadsBegin("", 0);
-        AnnotateIgnoreWritesBegin("", 0);
-    }
-    ~Unseen() {
-        AnnotateIgnoreWritesEnd("", 0);
-        AnnotateIgnoreReadsEnd("", 0);
-    }
-};
-
-inline void* here() {
-    return __tsan_get_current_fiber();
-}
-// Ordered after all that the running fiber has done so far.
-inline void* create() {
-    return __tsan_create_fiber(0);
-}
-inline void destroy(void* fiber) {
-    __tsan_destroy_fiber(fiber);
-}
+// The strand whose accesses are those to come.
+Strand* here();
+// Ordered after all that the strand here has done so far.
+Strand* create(const Owner& owner);
+void destroy(Strand* strand);
 // Without an edge.
-inline void go_to(void* fiber) {
-    __tsan_switch_to_fiber(fiber, 1);
-}
-inline void acquire(const void* address) {
-    __tsan_acquire(const_cast<void*>(address));
-}
-inline void release(const void* address) {
-    __tsan_release(const_cast<void*>(address));
-}
-inline void reads(const void* address, size_t bytes) {
-    __tsan_read_range(const_cast<void*>(address), bytes);
-}
-inline void writes(void* address, size_t bytes) {
-    __tsan_write_range(address, bytes);
-}
+void go_to(Strand* strand);
 
-inline uint32_t load(const uint32_t* address) {
-    return __tsan_atomic32_load(reinterpret_cast<const volatile int*>(address), __ATOMIC_RELAXED);
-}
-inline void store_release(uint32_t* address, uint32_t value) {
-    __tsan_atomic32_store(reinterpret_cast<volatile int*>(address), value, __ATOMIC_RELEASE);
-}
-// Exchanges a value that nothing can have changed since it was read: there is one host thread.
-inline uint32_t exchange(uint32_t* address, uint32_t value, bool ordered) {
-    const int order = ordered ? __ATOMIC_ACQ_REL : __ATOMIC_RELAXED;
-    const int failure = ordered ? __ATOMIC_ACQUIRE : __ATOMIC_RELAXED;
-    const int old = static_cast<int>(*address);
-    volatile int* place = reinterpret_cast<volatile int*>(address);
-    return __tsan_atomic32_compare_exchange_val(place, old, value, order, failure);
-}
+// What released an address before is ordered before what comes after acquiring it.
+void acquire(const void* address);
+void release(const void* address);
 
-}  // namespace emu::race
+void reads(const void* address, size_t bytes);
+void writes(void* address, size_t bytes);
+
+// Atomic accesses race with others alone.
+uint32_t load(const uint32_t* address);
+void store_release(uint32_t* address, uint32_t value);
+uint32_t exchange(uint32_t* address, uint32_t value, bool ordered);
 
 #else
 
-namespace emu::race {
-
 constexpr bool WATCHED = false;
 
-struct Unseen {
-    Unseen() {}
-};
-
-inline void* here() {
+inline Strand* here() {
     return nullptr;
 }
-inline void* create() {
+inline Strand* create(const Owner&) {
     return nullptr;
 }
-inline void destroy(void*) {}
-inline void go_to(void*) {}
+inline void destroy(Strand*) {}
+inline void go_to(Strand*) {}
 inline void acquire(const void*) {}
 inline void release(const void*) {}
 inline void reads(const void*, size_t) {}
@@ -121,6 +71,6 @@ inline uint32_t exchange(uint32_t* address, uint32_t value, bool) {
     return old;
 }
 
-}  // namespace emu::race
-
 #endif
+
+}  // namespace emu::race

@@ -64,7 +64,6 @@ void mbar_init(uint64_t* mbar, uint32_t count) {
     if (index == block.num_mbarriers) {
         block.num_mbarriers++;
         if (block.mbarriers.size() < block.num_mbarriers) {
-            const race::Unseen unseen;
             block.mbarriers.emplace_back();
         }
     } else if (block.mbarriers[index].waiting.head) {

@@ -174,7 +174,6 @@ void perform_oldest(WarpgroupShare& share, size_t count) {
     for (size_t i = 0; i < count; i++) {
         perform(share.products[i]);
     }
-    const race::Unseen unseen;
     share.products.erase(share.products.begin(), share.products.begin() + static_cast<long>(count));
 }
 
@@ -231,7 +230,6 @@ void issue(WgmmaArgument** lanes) {
     }
     share.num_issued++;
     {
-        const race::Unseen unseen;
         share.products.push_back(product);
     }
     progress(share);

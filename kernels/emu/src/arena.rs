@@ -20,7 +20,7 @@ const FENCE: u8 = 0xa5;
 /// What memory holds before anybody writes it: NaN in every float format.
 const POISON: u8 = 0xff;
 
-/// Where arenas are looked for: below where programs and libraries are, in what ThreadSanitizer lets use.
+/// Where arenas are looked for: below where programs and libraries are.
 const FIRST_PLACE: usize = 1 << 36;
 const PLACE_STEP: usize = 1 << 30;
 const LAST_PLACE: usize = 1 << 38;

@@ -1,7 +1,7 @@
 //! Compiles C++ to objects that are kept until a source, a header of it or the command changes. The
 //! build script includes this file too: what it does for the crate, tests do for programs of their own.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -97,16 +97,17 @@ impl Compiler {
         for folder in &self.folders {
             command.arg("-I").arg(folder);
         }
-        let mut files = BTreeSet::new();
+        let mut files = BTreeMap::new();
         self.collect(&source.file, &mut files);
         source.included.iter().for_each(|file| self.collect(file, &mut files));
         let path = self.find(&source.file).unwrap_or_else(|| source.file.clone().into());
         command.arg("-c").arg(path);
 
+        // Not where the folders are: what a mutated folder has as all others have is compiled once.
         let mut hasher = DefaultHasher::new();
-        format!("{command:?}").hash(&mut hasher);
-        for path in files {
-            fs::read(path).ok().hash(&mut hasher);
+        (&self.program, &self.flags, &source.flags).hash(&mut hasher);
+        for (name, path) in files {
+            (name, fs::read(path).ok()).hash(&mut hasher);
         }
         let object = self.out.join(format!("{}-{:016x}.o", source.name, hasher.finish()));
         (object, command)
@@ -116,11 +117,11 @@ impl Compiler {
         self.folders.iter().map(|folder| folder.join(file)).find(|path| path.exists())
     }
 
-    /// Adds `file` and all that it includes by name.
-    fn collect(&self, file: &str, files: &mut BTreeSet<PathBuf>) {
+    /// Adds `file` and all that it includes, by name.
+    fn collect(&self, file: &str, files: &mut BTreeMap<String, PathBuf>) {
         let Some(path) = self.find(file) else { return };
         let text = fs::read_to_string(&path).unwrap_or_default();
-        if files.insert(path) {
+        if files.insert(file.to_owned(), path).is_none() {
             let included = text.lines().filter_map(|line| line.trim().strip_prefix("#include \""));
             included.for_each(|rest| self.collect(rest.trim_end_matches('"'), files));
         }

@@ -1,8 +1,6 @@
-//! The machine as a process of its own: for kernels that are broken on purpose, and for ThreadSanitizer.
-#![allow(unsafe_code)]
+//! The machine as a process of its own: for kernels that are broken on purpose, and to watch kernels for races.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +16,7 @@ use crate::{Arena, Launch, Schedule};
 /// How long a program may run: only one that hangs outside the machine's view takes long.
 const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// What ThreadSanitizer ends a program with that has a race.
+/// What a program ends with whose kernels have a race.
 const RACE_EXIT: i32 = 66;
 
 /// A change to a source.
@@ -35,8 +33,8 @@ pub struct Mutation<'a> {
 /// How a program is built.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
-    /// Whether ThreadSanitizer watches the kernels.
-    pub tsan: bool,
+    /// Whether the kernels are watched for races.
+    pub races: bool,
     /// What is broken.
     pub mutation: Option<Mutation<'a>>,
 }
@@ -57,24 +55,24 @@ impl Program {
         let table = format!("table_{}", units.len());
         write_once(&out.join(format!("{table}.cpp")), &compile::table(units.len()))?;
 
-        let mut compiler = compiler(&folders, &out);
-        if options.tsan {
-            compiler.flags.push("-DEMU_RACES".into());
-        }
-        let machine: Vec<_> =
-            MACHINE.iter().chain(&["main", &table]).map(|file| Source::plain(file)).collect();
-        let mut objects = compiler.compile(&machine)?;
-        if options.tsan {
-            // The kernels alone: the machine says itself what orders memory.
-            compiler.flags.push("-fsanitize=thread".into());
+        let mut machine = compiler(&folders, &out, &["-O2"]);
+        let mut files = [&MACHINE[..], &["main", &table]].concat();
+        // The kernels alone are compiled with the calls that race.cpp answers, in place of the sanitizer's library: the machine
+        // says itself what it reads and writes, and what orders memory. Their lines are for its messages.
+        let mut kernels = compiler(&folders, &out, &["-O1"]);
+        if options.races {
+            machine.flags.push("-DEMU_RACES".into());
+            files.push("race");
+            kernels.flags.extend(["-fsanitize=thread", "-g1"].map(String::from));
         }
         if let Some(mutation) = &options.mutation {
-            compiler.folders = vec![folders[0].clone(), mutate(&folders, mutation, &out)?];
+            kernels.folders = vec![folders[0].clone(), mutate(&folders, mutation, &out)?];
         }
+        let files: Vec<_> = files.into_iter().map(Source::plain).collect();
         let units: Vec<_> = units.iter().enumerate().map(|(i, u)| Source::unit(i, u)).collect();
-        objects.extend(compiler.compile(&units)?);
+        let objects = [machine.compile(&files)?, kernels.compile(&units)?].concat();
         let path = out.join(unique("program"));
-        compiler.link(&objects, &path)?;
+        machine.link(&objects, &path)?;
         Ok(Self { path })
     }
 
@@ -105,12 +103,8 @@ impl Program {
     }
 
     fn start(&self, job: &Path) -> Result<Child, String> {
-        let options = format!("exitcode={RACE_EXIT} halt_on_error=1 report_bugs=1");
         let mut command = Command::new(&self.path);
-        command.arg(job).env("TSAN_OPTIONS", options);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // SAFETY: one system call, which may be made between fork and exec.
-        unsafe { command.pre_exec(keep_addresses) };
+        command.arg(job).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().map_err(|e| format!("starting {}: {e}", self.path.display()))
     }
 }
@@ -126,11 +120,11 @@ fn find<'a>(all: &'a [Unit], name: &str) -> Result<&'a Unit, String> {
     all.iter().find(|unit| unit.name == name).ok_or_else(|| format!("no kernel is called {name}"))
 }
 
-fn compiler(folders: &[PathBuf; 3], out: &Path) -> Compiler {
-    let flags = ["-std=c++17", "-O1", "-g", "-Wno-psabi"].map(String::from).into();
+fn compiler(folders: &[PathBuf; 3], out: &Path, flags: &[&str]) -> Compiler {
+    let flags = ["-std=c++17", "-Wno-psabi"].iter().chain(flags);
     Compiler {
         program: env!("EMU_COMPILER").into(),
-        flags,
+        flags: flags.map(|&flag| flag.into()).collect(),
         folders: [folders.as_slice(), &[out.to_path_buf()]].concat(),
         out: out.into(),
     }
@@ -191,14 +185,6 @@ fn replace_once(text: &str, mutation: &Mutation) -> Result<String, String> {
         return Err(format!("{} has {count} times, not once: {}", mutation.file, mutation.text));
     }
     Ok(text.replace(mutation.text, mutation.replacement))
-}
-
-/// ThreadSanitizer knows where memory may lie; where a system spreads addresses wider than that, it gives up. Where this
-/// is forbidden the program is started as it is.
-fn keep_addresses() -> std::io::Result<()> {
-    // SAFETY: changes nothing but this process, which is about to become the program.
-    unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
-    Ok(())
 }
 
 fn describe(launch: &Launch) -> String {

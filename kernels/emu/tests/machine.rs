@@ -102,6 +102,35 @@ fn handover(run: Runner, schedule: &Schedule) -> Result<bool, String> {
     Ok(right && read_words(&arena, arrivals, 1) == [0])
 }
 
+/// Whether many threads add right, one launch behind another.
+fn neighbours(run: Runner, schedule: &Schedule) -> Result<bool, String> {
+    const BLOCKS: usize = 70;
+    const LAUNCHES: usize = 3;
+    let arena = Arena::new(1 << 20);
+    let mut expected: Vec<u8> = (0..64 * BLOCKS).map(|i| (i * i) as u8).collect();
+    let bytes = arena.put(&expected);
+    let params = longs(&[bytes]);
+    let launch = Launch {
+        variant: "neighbours",
+        grid: BLOCKS as u32,
+        block: 64,
+        params: &params,
+        ..Launch::default()
+    };
+    run(&arena, &[launch; LAUNCHES], schedule)?;
+    for _ in 0..LAUNCHES {
+        for block in expected.chunks_exact_mut(64) {
+            let before = block.to_vec();
+            for (idx, byte) in block.iter_mut().enumerate() {
+                *byte = before[idx].wrapping_add(before[(idx + 1) % 64]).wrapping_add(2);
+            }
+        }
+    }
+    let mut found = vec![0; expected.len()];
+    arena.read(bytes, &mut found);
+    Ok(found == expected)
+}
+
 #[test]
 fn a_ring_gives_the_same_sums_under_every_schedule() {
     for variant in ["ring", "ring@sm_80"] {
@@ -315,8 +344,8 @@ fn signs(program: &Program, check: Check, num_seeds: u64) -> Vec<Sign> {
 
 /// What both kinds of programs of a kernel, with a change or none, give away under some schedules.
 fn found(variant: &str, check: Check, mutation: Option<Mutation>) -> Vec<Sign> {
-    let plain = Program::build(&[variant], &Options { tsan: false, mutation }).unwrap();
-    let watched = Program::build(&[variant], &Options { tsan: true, mutation }).unwrap();
+    let plain = Program::build(&[variant], &Options { races: false, mutation }).unwrap();
+    let watched = Program::build(&[variant], &Options { races: true, mutation }).unwrap();
     [signs(&plain, check, 18), signs(&watched, check, 3)].concat()
 }
 
@@ -337,6 +366,7 @@ fn right_kernels_give_no_sign() {
     }
     assert_eq!(found("shift", &shift, None), []);
     assert_eq!(found("handover", &handover, None), []);
+    assert_eq!(found("neighbours", &neighbours, None), []);
 }
 
 #[test]
@@ -378,4 +408,32 @@ fn a_broken_handover_gives_itself_away() {
         ("        *p.arrivals = 0;\n", "", &[Sign::Wrong]),
     ];
     expect("handover", &handover, "handover.cu", &broken);
+}
+
+#[test]
+fn neighbours_out_of_step_give_themselves_away() {
+    let barrier = "    barrier_all();\n";
+    let next = "    const uint8_t next = bytes[(thread_index() + 1) % NUM_THREADS];\n";
+    let (behind, before) = (format!("{barrier}{next}"), format!("{next}{barrier}"));
+    let broken: [(&str, &str, &[Sign]); 4] = [
+        (&behind, next, &[Sign::Wrong, Sign::Race]),
+        (&before, next, &[Sign::Wrong, Sign::Race]),
+        ("block_index() * NUM", "block_index() / 2 * NUM", &[Sign::Wrong, Sign::Race]),
+        ("bytes[thread_index()]++", "bytes[thread_index() / 2 * 2]++", &[Sign::Race]),
+    ];
+    expect("neighbours", &neighbours, "neighbours.cu", &broken);
+}
+
+#[test]
+fn a_race_is_told_with_both_threads_and_their_lines() {
+    let (text, replacement) = ("block_index() * NUM_THREADS", "0");
+    let mutation = Some(Mutation { file: "neighbours.cu", text, replacement });
+    let program = Program::build(&["neighbours"], &Options { races: true, mutation }).unwrap();
+    let run = |arena: &Arena, launches: &[Launch], schedule: &Schedule| {
+        program.run(arena, launches, schedule)
+    };
+    let message = neighbours(&run, &Schedule::PLAIN).unwrap_err();
+    for part in ["race: nothing orders", "wrote it at neighbours.cu:16; block"] {
+        assert!(message.contains(part), "no `{part}` in {message}");
+    }
 }

@@ -144,7 +144,7 @@ fn what_is_wrong_is_told_or_gives_other_sums() {
     let expected = problem.expected();
     for (text, replacement, message) in MUTANTS {
         let mutation = Some(Mutation { file: "warpgroup.cu", text, replacement });
-        let program = Program::build(&["warpgroup"], &Options { tsan: false, mutation }).unwrap();
+        let program = Program::build(&["warpgroup"], &Options { races: false, mutation }).unwrap();
         let there = |arena: &Arena, launches: &[Launch], schedule: &Schedule| {
             program.run(arena, launches, schedule)
         };

@@ -1,4 +1,4 @@
-//! What these tests would notice: the kernel broken in one place at a time, and ThreadSanitizer's word
+//! What these tests would notice: the kernel broken in one place at a time, and the race detector's word
 //! that the whole one has no race.
 
 use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule};
@@ -14,7 +14,7 @@ const NUM_SEEDS: u64 = 6;
 enum By {
     /// A result, a counter, or the machine.
     Result,
-    /// ThreadSanitizer.
+    /// The race detector.
     Race,
 }
 
@@ -368,14 +368,14 @@ fn examine(program: &Program, shape: Shape) -> Result<(), String> {
     })
 }
 
-fn build(shape: Shape, mutation: Option<Mutation>, tsan: bool) -> Program {
-    Program::build(&["refill", &shape.variant()], &Options { tsan, mutation })
+fn build(shape: Shape, mutation: Option<Mutation>, races: bool) -> Program {
+    Program::build(&["refill", &shape.variant()], &Options { races, mutation })
         .expect("the kernel compiles, and the text to change is there")
 }
 
 fn assert_whole(shape: Shape) {
-    for tsan in [false, true] {
-        assert_eq!(examine(&build(shape, None, tsan), shape), Ok(()), "tsan: {tsan}");
+    for races in [false, true] {
+        assert_eq!(examine(&build(shape, None, races), shape), Ok(()), "races: {races}");
     }
 }
 

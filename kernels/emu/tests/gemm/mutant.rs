@@ -7,7 +7,7 @@ pub(crate) enum Found {
     Wrong,
     /// The machine's message: threads that wait for ever, too many arrivals.
     Stopped,
-    /// ThreadSanitizer's.
+    /// The race detector's.
     Race,
 }
 

@@ -1,5 +1,5 @@
 //! Each thing that keeps the product's threads in order is needed: without it the results are wrong, the
-//! machine stops the kernel, or ThreadSanitizer finds a race. With all of them there is none.
+//! machine stops the kernel, or the race detector finds a race. With all of them there is none.
 
 use crate::chain::{Chain, Size};
 use crate::mutant::{
@@ -83,10 +83,10 @@ fn find(program: &Program, setup: Setup, kind: Kind, seeds: u64) -> Option<(Foun
 fn all_are_found(mutants: &[Mutant], kind: Kind, by: impl Fn(Found) -> bool) {
     for mutant in mutants.iter().filter(|mutant| by(mutant.found)) {
         let Mutant { name, setup, file, text, replacement, .. } = *mutant;
-        let tsan = mutant.found == Found::Race;
+        let races = mutant.found == Found::Race;
         let mutation = Some(Mutation { file, text, replacement });
-        let program = build(setup, kind, &Options { tsan, mutation });
-        let found = find(&program, setup, kind, if tsan { 3 } else { 30 });
+        let program = build(setup, kind, &Options { races, mutation });
+        let found = find(&program, setup, kind, if races { 3 } else { 30 });
         let way = found.as_ref().map(|(way, _)| *way);
         assert_eq!(way, Some(mutant.found), "{name}: {found:?}");
     }
@@ -123,7 +123,7 @@ fn what_rows_that_stream_in_need_is_needed() {
 }
 
 fn assert_no_race(kind: Kind) {
-    let options = Options { tsan: true, mutation: None };
+    let options = Options { races: true, mutation: None };
     for setup in [Setup::Short, Setup::Long, Setup::Sum, Setup::Head] {
         let found = find(&build(setup, kind, &options), setup, kind, 2);
         assert_eq!(found, None, "{setup:?}, {kind:?}");

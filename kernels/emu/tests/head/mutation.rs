@@ -1,4 +1,4 @@
-//! What these tests would notice: the kernel broken in one place at a time, and ThreadSanitizer's word that the whole one has
+//! What these tests would notice: the kernel broken in one place at a time, and the race detector's word that the whole one has
 //! no race.
 
 use crate::image::Random;
@@ -60,7 +60,7 @@ fn whole() -> Vec<u8> {
 /// What the first of some schedules says about a program.
 fn find(options: &Options<'_>, expected: &[u8]) -> Option<String> {
     let program = Program::build(&["join"], options).expect("builds");
-    (0..if options.tsan { 3 } else { 12 }).find_map(|seed| {
+    (0..if options.races { 3 } else { 12 }).find_map(|seed| {
         match run(&program, &Schedule::seeded(seed)) {
             Ok(found) if found == expected => None,
             Ok(_) => Some(format!("other results with seed {seed}")),
@@ -71,8 +71,8 @@ fn find(options: &Options<'_>, expected: &[u8]) -> Option<String> {
 
 #[test]
 fn the_kernel_as_it_is_has_no_race() {
-    for tsan in [false, true] {
-        assert_eq!(find(&Options { tsan, mutation: None }, &whole()), None, "tsan: {tsan}");
+    for races in [false, true] {
+        assert_eq!(find(&Options { races, mutation: None }, &whole()), None, "races: {races}");
     }
 }
 
@@ -98,7 +98,7 @@ fn what_keeps_threads_in_order_is_needed() {
         ("a square is left out", "warp < WARPS", "warp < WARPS - 1"),
     ] {
         let mutation = Some(Mutation { file: "head/join.cu", text, replacement });
-        let found = find(&Options { tsan: true, mutation }, &expected);
+        let found = find(&Options { races: true, mutation }, &expected);
         assert!(found.is_some(), "{name} is not found out");
     }
 }

@@ -1,5 +1,5 @@
 //! Each thing that keeps the threads of these kernels in order is needed: without it results are wrong, the machine
-//! stops the kernel, or ThreadSanitizer finds a race. With all of them there is none.
+//! stops the kernel, or the race detector finds a race. With all of them there is none.
 
 use crate::image::Random;
 use crate::run::{put, read};
@@ -114,7 +114,7 @@ fn one<P: Pod>(params: &P) -> &[u8] {
 /// What the first of some schedules says about a program.
 fn find(options: &Options<'_>, expected: &[u8]) -> Option<String> {
     let program = Program::build(&VARIANTS, options).expect("builds");
-    (0..if options.tsan { 3 } else { 12 }).find_map(|seed| {
+    (0..if options.races { 3 } else { 12 }).find_map(|seed| {
         match Chain::new().run(&program, &Schedule::seeded(seed)) {
             Ok(found) if found == expected => None,
             Ok(_) => Some(format!("other results with seed {seed}")),
@@ -130,8 +130,8 @@ fn expected() -> Vec<u8> {
 
 #[test]
 fn the_kernels_as_they_are_have_no_race() {
-    for tsan in [false, true] {
-        assert_eq!(find(&Options { tsan, mutation: None }, &expected()), None, "tsan: {tsan}");
+    for races in [false, true] {
+        assert_eq!(find(&Options { races, mutation: None }, &expected()), None, "races: {races}");
     }
 }
 
@@ -158,7 +158,7 @@ fn what_keeps_threads_in_order_is_needed() {
         ("a sum of squares lacks lanes", "common/squares.cuh", "LANES / 2", "LANES / 4"),
     ] {
         let mutation = Some(Mutation { file, text, replacement });
-        let found = find(&Options { tsan: true, mutation }, &expected);
+        let found = find(&Options { races: true, mutation }, &expected);
         assert!(found.is_some(), "{name} is not found out");
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels that are broken on purpose are noticed: missing barriers by ThreadSanitizer or by the machine,
+//! Kernels that are broken on purpose are noticed: missing barriers by the race detector or by the machine,
 //! wrong rules by the statistics that the right ones pass.
 
 use crate::chi_square::ALPHA;
@@ -8,7 +8,7 @@ use crate::lossless::unlike;
 use spec_core::sampling::SamplingParams;
 use spec_emu::{Mutation, Options, Program, Schedule};
 
-/// Sequences of a step: ThreadSanitizer watches 4000 threads at most.
+/// Sequences of a step.
 const BATCH: usize = 2;
 
 /// Steps in which a race must show.
@@ -36,7 +36,7 @@ const WAITS: [(&str, &str); 14] = [
 ];
 
 fn watched(mutation: Option<Mutation<'_>>) -> Program {
-    let options = Options { tsan: true, mutation };
+    let options = Options { races: true, mutation };
     Program::build(&["rows", "sample_small", "accept"], &options).unwrap()
 }
 
@@ -81,7 +81,8 @@ fn unchecked_short_cuts_are_noticed() {
         ("step/accept.cu", "params.draft_cache == CACHE_OF_DRAFTS && s", "s"),
     ];
     for (file, text, replacement) in checks {
-        let options = Options { tsan: false, mutation: Some(Mutation { file, text, replacement }) };
+        let options =
+            Options { races: false, mutation: Some(Mutation { file, text, replacement }) };
         let program = Program::build(&["rows", "sample_small", "accept"], &options).unwrap();
         let run = Run { program: Some(&program), ..Run::SMALL };
         let is_noticed = |seed| random_step(seed, &VOCABS[5..], 12, run).is_err();
@@ -93,7 +94,7 @@ fn unchecked_short_cuts_are_noticed() {
 fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     let params = SamplingParams { temperature: 1.0, ..Default::default() };
     let p_value = |mutation| {
-        let options = Options { tsan: false, mutation };
+        let options = Options { races: false, mutation };
         let program = Program::build(&["rows", "sample_warp", "accept"], &options).unwrap();
         let run = Run { program: Some(&program), ..Run::WARP };
         unlike(params.clone()).p_value(run, TRIALS)
