@@ -205,7 +205,12 @@ fn heads_leave_the_bytes_of_the_emulator() {
         norm_output: true,
         ..own
     };
-    for (sizes, kind, dtype) in [(&SMALL, own, Dtype::Fp8), (&NORMED, windowed, Dtype::Fp16)] {
+    let of_masks = HeadKind { mask_token: Some(9), ..windowed };
+    for (sizes, kind, dtype) in [
+        (&SMALL, own, Dtype::Fp8),
+        (&NORMED, windowed, Dtype::Fp16),
+        (&NORMED, of_masks, Dtype::Fp16),
+    ] {
         let dir = tempfile::tempdir().expect("a folder");
         let path = |name: &str| dir.path().join(name);
         tiny::write_sized(&path("model"), 2, 1, sizes);

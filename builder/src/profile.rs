@@ -15,7 +15,7 @@ use crate::staging::Staging;
 use crate::table::Table;
 use anyhow::{Context, Result, ensure};
 use spec_core::engine::{
-    CostTable, Device, DrafterKind, Engine, Manifest, Section, SectionKind, commit_pair,
+    CostTable, DrafterKind, Engine, Manifest, Section, SectionKind, commit_pair,
 };
 use spec_core::runtime::{
     Counters, DraftPolicy, ModelFolder, Options, PAGE_TOKENS, Request, Runtime, StepTime,
@@ -79,10 +79,7 @@ pub fn profile(args: &ProfileArgs) -> Result<()> {
         draft_policy: DraftPolicy::Fixed,
         ..Options::default()
     };
-    let at_once = draft.as_ref().is_some_and(|draft| {
-        let Manifest { model, device, .. } = draft.manifest();
-        model.drafts_at_once(*device != Device::Cpu)
-    });
+    let at_once = draft.as_ref().is_some_and(|draft| draft.manifest().model.drafts_at_once());
     let skips = matches!(folder.target.manifest().drafter, DrafterKind::Skip { .. });
     let cases = cases(&folder.target, draft.is_some() || skips);
     let (times, drafts) = {

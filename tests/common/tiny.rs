@@ -106,6 +106,8 @@ pub(crate) struct HeadKind {
     pub(crate) norm_output: bool,
     /// How far weights of norms are from 1.
     pub(crate) norm_spread: f64,
+    /// All drafts come from one pass: what stands in the rows behind the first one.
+    pub(crate) mask_token: Option<u32>,
 }
 
 /// An EAGLE-3 head for a model of these sizes whose last layers it reads. It drafts every token.
@@ -175,6 +177,10 @@ pub(crate) fn write_head_of(
     }
     if kind.own_embed {
         shapes.push(("embed_tokens.weight".into(), vec![VOCAB, hidden], 1.0));
+    }
+    if let Some(token) = kind.mask_token {
+        config["mask_token_id"] = token.into();
+        shapes.push(("mask_hidden".into(), vec![1, 1, 3 * hidden], 1.0));
     }
     let mut tensors = random(shapes, seed);
     if let Some(drafted) = kind.draft_vocab {

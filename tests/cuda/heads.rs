@@ -66,11 +66,12 @@ fn taps(rows: usize, sizes: &Sizes) -> Vec<f32> {
 }
 
 /// Logits and states of every row of a text, of which the first rows come with states of the target and the last ones with
-/// those of the head itself.
+/// those of the head itself, or that of masks.
 fn along_a_text(head: &mut dyn Head, sizes: &Sizes, tokens: &[u32], parts: &[usize]) -> HeadPass {
     let width = head.width();
     let known: usize = parts.iter().sum();
     let states = head.states(&taps(known, sizes)).unwrap();
+    let mask = head.mask().cloned();
     let (mut all, mut last) = (HeadPass::default(), HeadPass::default());
     let mut run = |tokens: &[u32], states: &[f32], first_position: usize, last: &mut HeadPass| {
         // One row after the other, so that each tells of itself.
@@ -88,7 +89,7 @@ fn along_a_text(head: &mut dyn Head, sizes: &Sizes, tokens: &[u32], parts: &[usi
         first += len;
     }
     for (position, &token) in tokens.iter().enumerate().skip(known + 1) {
-        let states = last.states.clone();
+        let states = mask.as_ref().map_or(last.states.clone(), |mask| mask.state.clone());
         run(&[token], &states, position, &mut last);
     }
     all
@@ -105,8 +106,11 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     assert!(worst < tolerance && typical < tolerance / WORST_BY_TYPICAL, "{what}: {worst}");
 }
 
+/// A head for a model of these sizes, its format, and how close it comes to the CPU executor's.
+type Kind = (&'static Sizes, HeadKind, Dtype, f32);
+
 /// Every flag of a head is in one of them.
-fn kinds() -> [(&'static Sizes, HeadKind, Dtype, f32); 4] {
+fn kinds() -> [Kind; 5] {
     let plain = HeadKind { norm_spread: 0.3, ..HeadKind::default() };
     let windowed = HeadKind {
         more_layers: 1,
@@ -122,6 +126,7 @@ fn kinds() -> [(&'static Sizes, HeadKind, Dtype, f32); 4] {
         (&NORMED, windowed, Dtype::Fp16, FP16_TOLERANCE),
         (&SMALL, own, Dtype::Fp16, FP16_TOLERANCE),
         (&SMALL, HeadKind { window: Some(5), ..own }, Dtype::Fp8, FP8_TOLERANCE),
+        (&SMALL, HeadKind { mask_token: Some(9), ..windowed }, Dtype::Fp16, FP16_TOLERANCE),
     ]
 }
 
@@ -142,7 +147,9 @@ fn rows_are_those_of_the_cpu_executor() {
         let found = along_a_text(&mut on_gpu, sizes, &tokens, &parts);
         let (logits, expected_logits) = (&found.logits.values, &expected.logits.values);
         assert_close(logits, expected_logits, tolerance, &format!("{what}: logits"));
-        assert_close(&found.states, &expected.states, tolerance, &format!("{what}: handed on"));
+        if kind.mask_token.is_none() {
+            assert_close(&found.states, &expected.states, tolerance, &format!("{what}: handed on"));
+        }
     }
 }
 
@@ -153,8 +160,8 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
         let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
         let last = |parts: &[usize]| {
             let pass = along_a_text(&mut pair.on_gpu(), sizes, &tokens[..66], parts);
-            let width = sizes.hidden;
-            pass.states[pass.states.len() - width..].to_vec()
+            let tail = |values: &[f32]| values[values.len().saturating_sub(30)..].to_vec();
+            (tail(&pass.logits.values), tail(&pass.states))
         };
         let alone = last(&[1; 64]);
         for parts in [&[64][..], &[7, 33, 24], &[40, 24]] {
@@ -190,6 +197,40 @@ fn rows_of_many_sequences_go_through_one_pass() {
     assert_eq!((together.logits.values, together.states), (logits, states));
 }
 
+/// The rows of known tokens and of masks behind them, of several sequences in one pass.
+#[test]
+fn rows_of_masks_are_those_of_the_cpu_executor() {
+    let (sizes, kind, dtype, tolerance) = kinds()[4];
+    let tokens = tokens(40);
+    let pages: [&[u32]; 3] = [&[2, 0], &[5], &[1, 3, 4]];
+    let (lens, drafts) = ([20, 3, 31], [8, 1, 5]);
+    let run = |head: &mut dyn Head| {
+        let mask = head.mask().cloned().expect("it has one");
+        let known = head.states(&taps(40, sizes)).unwrap();
+        let rows = lens.iter().zip(drafts).map(|(&len, drafts): (&usize, usize)| {
+            let masks = vec![mask.token; drafts - 1];
+            let states = [&known[..len * sizes.hidden], &mask.state.repeat(drafts - 1)].concat();
+            ([&tokens[1..=len], &masks].concat(), states)
+        });
+        let rows: Vec<(Vec<u32>, Vec<f32>)> = rows.collect();
+        let segments = rows.iter().enumerate().map(|(idx, (tokens, states))| HeadSegment {
+            tokens,
+            states,
+            first_position: 1,
+            pages: pages[idx],
+            num_logits: drafts[idx],
+            tree: &[],
+        });
+        let pass = head.forward(&segments.collect::<Vec<_>>()).unwrap();
+        (mask, pass.logits.values)
+    };
+    let (on_cpu, expected) = run(&mut Pair::new("cpu", sizes, &kind, dtype).on_cpu());
+    let (on_gpu, found) = run(&mut Pair::new("cuda:sm_90a", sizes, &kind, dtype).on_gpu());
+    assert_eq!(on_gpu.token, on_cpu.token);
+    assert_close(&on_gpu.state, &on_cpu.state, tolerance, "state of masks");
+    assert_close(&found, &expected, tolerance, "logits of masks");
+}
+
 /// Long enough that a head has states of several pages, whatever is drafted right now and then.
 fn requests() -> Vec<Request> {
     let mut requests = requests_of_three_tokens();
@@ -207,7 +248,7 @@ fn counters(done: &[Done]) -> Vec<(u64, u64)> {
 /// Steps whose logits somebody wants to see are decided about on the host, with a drafter of its own.
 #[test]
 fn drafts_of_the_graph_are_those_of_the_host() {
-    for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3]] {
+    for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3], kinds()[4]] {
         let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
         let requests = requests();
         let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
@@ -233,7 +274,15 @@ fn telling(mut request: Request) -> Request {
 
 #[test]
 fn texts_do_not_depend_on_when_a_head_is_asked() {
-    let (sizes, kind, dtype, _) = kinds()[0];
+    assert_texts_do_not_depend_on_when(kinds()[0]);
+}
+
+#[test]
+fn texts_do_not_depend_on_when_a_head_of_masks_is_asked() {
+    assert_texts_do_not_depend_on_when(kinds()[4]);
+}
+
+fn assert_texts_do_not_depend_on_when((sizes, kind, dtype, _): Kind) {
     let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
     let mut requests = requests();
     // Some are decided about on the host, one never drafts.
@@ -250,6 +299,7 @@ fn texts_do_not_depend_on_when_a_head_is_asked() {
             ..running::options(Adaptive)
         },
         Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..running::options(Fixed) },
+        Options { draft_branches: 3, ..running::options(Fixed) },
     ] {
         let mut runtime = load_with(&pair.target, options.clone(), Schedule::seeded(3));
         // Pages of the first round are found in the second.

@@ -125,9 +125,7 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
         let target = machine.passes(&target, rows)?;
-        // On a GPU every drafter takes a pass a token.
-        let is_on_gpu = plan.draft_device != Device::Cpu;
-        let at_once = draft.as_ref().is_some_and(|draft| draft.config.drafts_at_once(is_on_gpu));
+        let at_once = draft.as_ref().is_some_and(|draft| draft.config.drafts_at_once());
         let draft_rows = if at_once { rows - 1 } else { 1 };
         let draft = draft.as_ref().map(|draft| machine.passes(draft, draft_rows)).transpose()?;
         let part = match &plan.drafter {

@@ -146,9 +146,6 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         Some(DraftHead::Eagle(eagle)) if eagle.kind == EagleKind::Eagle1 => {
             return Err(not_on_gpus("an EAGLE-1 head"));
         }
-        Some(DraftHead::Eagle(eagle)) if eagle.mask_token.is_some() => {
-            return Err(not_on_gpus("a P-EAGLE head"));
-        }
         // Rows are put together in whole vectors.
         Some(DraftHead::Eagle(eagle)) if !eagle.target_hidden.is_multiple_of(RUN) => {
             let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));

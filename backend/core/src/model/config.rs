@@ -109,11 +109,9 @@ impl ModelConfig {
         }
     }
 
-    /// Whether all that it drafts comes from one pass: of a model made for that, or of a head, which goes on a token a pass
-    /// on a GPU.
-    pub fn drafts_at_once(&self, is_on_gpu: bool) -> bool {
-        let of_head = self.eagle().and_then(|eagle| eagle.mask_token).filter(|_| !is_on_gpu);
-        self.mask_token.or(of_head).is_some()
+    /// Whether all that it drafts comes from one pass: of a model or a head made for that.
+    pub fn drafts_at_once(&self) -> bool {
+        self.mask_token.or(self.eagle().and_then(|eagle| eagle.mask_token)).is_some()
     }
 
     /// Logits of a row.

@@ -294,9 +294,7 @@ impl<'a> Placement<'a> {
 
     /// Whether all drafts of a step come from one pass of the drafter.
     pub(super) fn drafts_at_once(&self) -> bool {
-        self.engines.get(1).is_some_and(|(engine, place)| {
-            engine.manifest().model.drafts_at_once(place.number().is_some())
-        })
+        self.engines.get(1).is_some_and(|(engine, _)| engine.manifest().model.drafts_at_once())
     }
 
     /// Rows of a pass of an engine: a drafter that has fallen behind catches up in passes of any length.

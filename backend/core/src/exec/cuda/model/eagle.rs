@@ -14,7 +14,7 @@ use super::weights::{Held, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
 use super::{Model, Pass, Prefill};
 use crate::batch::Logits;
-use crate::draft::{HeadPass, HeadSegment};
+use crate::draft::{HeadPass, HeadSegment, MaskRow};
 use crate::engine::{Engine, Kernels, Manifest};
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::exec::vocab_map;
@@ -34,6 +34,7 @@ pub struct Eagle {
     buffers: Buffers,
     capacity: Capacity,
     vocab_map: Option<Vec<u32>>,
+    mask: Option<MaskRow>,
     /// On the same GPU, for what the head has not of its own.
     target: Option<Arc<Model>>,
     /// What the addresses of `parts` are valid with.
@@ -111,7 +112,7 @@ impl Eagle {
         let [taps, states, joined, squares, handed_on] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { taps, states, joined, squares, handed_on };
         let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
-        Ok(Self {
+        let mut head = Self {
             layers,
             eagle,
             parts,
@@ -119,9 +120,24 @@ impl Eagle {
             buffers,
             capacity,
             vocab_map,
+            mask: None,
             target,
             _weights: Some(weights),
-        })
+        };
+        head.mask = head.read_mask(device)?;
+        Ok(head)
+    }
+
+    /// What rows of the mask token are made of, if it has one; waits for the device.
+    fn read_mask(&self, device: &mut dyn Device) -> Result<Option<MaskRow>> {
+        let mask = self.eagle.mask_token.zip(self.parts.mask_hidden);
+        let Some((token, taps)) = mask else { return Ok(None) };
+        let width = self.eagle.target_hidden;
+        let tap = |idx: usize| taps + (idx * width * size_of::<f32>()) as Address;
+        self.fuse(1, tap, self.parts.fc.k).iter().try_for_each(|op| device.issue(op))?;
+        let mut state = Vec::new();
+        download(device, self.buffers.states, self.width(), &mut state)?;
+        Ok(Some(MaskRow { token, state }))
     }
 
     /// With kernels from elsewhere, and memory nowhere.
@@ -151,6 +167,7 @@ impl Eagle {
             buffers: none,
             capacity,
             vocab_map: None,
+            mask: None,
             target: None,
             _weights: None,
         })
@@ -182,6 +199,11 @@ impl Eagle {
         &self.eagle
     }
 
+    /// Whether its rows leave states that other rows come with.
+    fn hands_on(&self) -> bool {
+        self.eagle.mask_token.is_none()
+    }
+
     /// Values of a state.
     pub(crate) fn width(&self) -> usize {
         self.layers.config.hidden_size
@@ -200,6 +222,11 @@ impl Eagle {
     /// The target's token of each of its own; none where they are the same.
     pub(crate) fn vocab_map(&self) -> Option<&[u32]> {
         self.vocab_map.as_deref()
+    }
+
+    /// What the rows behind the first draft are made of, if all drafts come from one pass: P-EAGLE.
+    pub(crate) fn mask(&self) -> Option<&MaskRow> {
+        self.mask.as_ref()
     }
 
     /// What spreads logits over the target's vocabulary; none where the first tokens are drafted.
@@ -296,18 +323,20 @@ impl Eagle {
             let (head, code) = self.head();
             let final_norm = norm(parts.final_norm);
             ops.head(head, final_norm, code);
-            let handed_on = if self.eagle.norm_output { final_norm } else { 0 };
-            self.join(
-                &mut ops,
-                &[piece(work.residual, hidden, handed_on)],
-                JoinParams {
-                    row_index: work.logit_rows,
-                    kept: buffers.handed_on,
-                    keeps_normed: 1,
-                    num_rows: pass.num_logits as u32,
-                    ..JoinParams::default()
-                },
-            );
+            if self.hands_on() {
+                let handed_on = if self.eagle.norm_output { final_norm } else { 0 };
+                self.join(
+                    &mut ops,
+                    &[piece(work.residual, hidden, handed_on)],
+                    JoinParams {
+                        row_index: work.logit_rows,
+                        kept: buffers.handed_on,
+                        keeps_normed: 1,
+                        num_rows: pass.num_logits as u32,
+                        ..JoinParams::default()
+                    },
+                );
+            }
         }
         ops.ops()
     }
@@ -426,7 +455,8 @@ impl Eagle {
             self.pass(&pass, false).iter().try_for_each(|op| device.issue(op))?;
             let (work, num) = (&self.layers.workspace, pass.num_logits);
             download(device, work.logits, num * vocab_size, &mut out.logits.values)?;
-            download(device, self.buffers.handed_on, num * width, &mut out.states)?;
+            let handed_on = if self.hands_on() { num * width } else { 0 };
+            download(device, self.buffers.handed_on, handed_on, &mut out.states)?;
         }
         Ok(out)
     }

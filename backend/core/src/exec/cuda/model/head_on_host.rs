@@ -2,7 +2,7 @@
 
 use super::Eagle;
 use crate::Result;
-use crate::draft::{Head, HeadPass, HeadSegment};
+use crate::draft::{Head, HeadPass, HeadSegment, MaskRow};
 use crate::exec::cuda::device::Gpu;
 use std::sync::Arc;
 
@@ -37,6 +37,10 @@ impl Head for HeadOnHost {
 
     fn vocab_map(&self) -> Option<&[u32]> {
         self.head.vocab_map()
+    }
+
+    fn mask(&self) -> Option<&MaskRow> {
+        self.head.mask()
     }
 
     fn states(&mut self, taps: &[f32]) -> Result<Vec<f32>> {

@@ -40,10 +40,10 @@ impl Capacity {
 
     /// What steps of a model within these limits need.
     pub(crate) fn new(model: &ModelConfig, limits: &Limits, prefill: Prefill) -> Self {
-        let places = match model.mask_token {
-            None => limits.max_draft_len + 1,
-            // Where all drafts come from one pass: what the step before has brought, and a mask for each but the first.
-            Some(_) => 2 * limits.max_draft_len.max(1),
+        let places = match model.drafts_at_once() {
+            false => limits.max_draft_len + 1,
+            // What the step before has brought, and a mask for each draft but the first.
+            true => 2 * limits.max_draft_len.max(1),
         };
         let few = (limits.max_batch_size * places).max(MIN_PASS_ROWS.min(limits.max_num_tokens));
         let blocks = match prefill {

@@ -183,9 +183,13 @@ impl StepGraph<'_> {
             ops.push(Op::Launch(self.sample(logits, shape, VERIFY, num_logits)));
             return;
         }
-        for draft in 0..rows_each {
-            let pass = pass + draft as u32;
-            let logits = logits.of_draft(draft);
+        self.draw(logits, shape, pass, ops);
+    }
+
+    /// Draws the drafts of a pass, one behind the other where it has the logits of several.
+    pub(super) fn draw(&self, logits: StepLogits, shape: Shape, pass: u32, ops: &mut Vec<Op>) {
+        for draft in 0..logits.rows_each {
+            let (pass, logits) = (pass + draft as u32, logits.of_draft(draft));
             ops.push(Op::Launch(self.sample(logits, shape, pass, shape.sequences)));
         }
     }
@@ -217,13 +221,7 @@ impl StepGraph<'_> {
     }
 
     /// What decides by the logits of a pass, or by those of one draft of it.
-    pub(super) fn sample(
-        &self,
-        logits: StepLogits,
-        shape: Shape,
-        pass: u32,
-        num_rows: usize,
-    ) -> Launch {
+    fn sample(&self, logits: StepLogits, shape: Shape, pass: u32, num_rows: usize) -> Launch {
         let buffers = self.buffers;
         let logits_stride = logits.stride as u32;
         let draft_vocab = self.draft_vocab as u32;

@@ -1,7 +1,7 @@
 //! A head on the target's hidden states inside of a step's graph.
 //!
 //! The graph begins with the known tokens that the head has not run, whose states the host uploads; then the head goes on with
-//! its own, one pass a draft. Behind the verification the hidden states of its rows become states, which the host takes in
+//! its own, one pass a draft, or has read the rows of all drafts in the first one, if it was made for that. Behind the verification the hidden states of its rows become states, which the host takes in
 //! (`draft/head_states.rs`): it alone knows which of them are needed, so no step is launched ahead.
 
 use super::drafter::GraphDrafter;
@@ -18,6 +18,7 @@ use crate::exec::cuda::model::{Eagle, Pass, Taps};
 use crate::model::EagleConfig;
 use crate::pages::PageId;
 use crate::{Error, Result};
+use std::iter;
 use std::sync::Arc;
 
 /// A head as the drafter.
@@ -29,6 +30,11 @@ pub(crate) struct HeadDrafter {
     spread: Option<Spread>,
 }
 
+/// Rows that it has logits of in a pass, at most.
+fn most_logits(eagle: &EagleConfig, limits: &Limits) -> usize {
+    limits.max_batch_size * if eagle.mask_token.is_some() { limits.max_draft_len } else { 1 }
+}
+
 /// Rows that a step verifies at most.
 fn most_rows(limits: &Limits) -> usize {
     limits.max_batch_size * (limits.max_draft_len + 1)
@@ -36,12 +42,14 @@ fn most_rows(limits: &Limits) -> usize {
 
 impl HeadDrafter {
     pub(crate) fn new(head: Arc<Eagle>, limits: &Limits, device: &mut dyn Device) -> Result<Self> {
+        let num_logits = most_logits(head.config(), limits);
         let EagleConfig { taps, target_hidden, .. } = head.config();
         let taps = Taps::alloc(taps, most_rows(limits), *target_hidden, device)?;
         let taps = taps.copied_by(head.join_code());
-        let spread = head.spread_code().zip(head.vocab_map()).map(|(code, map)| {
-            Spread::alloc(code, map, head.vocab_size(), limits.max_batch_size, device)
-        });
+        let spread = head
+            .spread_code()
+            .zip(head.vocab_map())
+            .map(|(code, map)| Spread::alloc(code, map, head.vocab_size(), num_logits, device));
         let spread = spread.transpose()?;
         Ok(Self { head, taps, spread })
     }
@@ -49,7 +57,7 @@ impl HeadDrafter {
     /// Bytes that `new` takes on the device.
     pub(crate) fn bytes(eagle: &EagleConfig, vocab_size: usize, limits: &Limits) -> usize {
         let taps = Taps::bytes(eagle.taps.len(), most_rows(limits), eagle.target_hidden);
-        let spread = Spread::bytes(vocab_size, limits.max_batch_size);
+        let spread = Spread::bytes(vocab_size, most_logits(eagle, limits));
         taps + if eagle.maps_vocab { spread } else { 0 }
     }
 
@@ -70,47 +78,66 @@ impl HeadDrafter {
         window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
     }
 
-    /// Tells the graph's first pass about its rows: of each sequence some of its last known tokens, or none.
+    /// Rows of a sequence in the first pass.
+    fn first_rows(&self, shape: Shape) -> FirstRows {
+        let most_fed = self.most_fed(shape);
+        let Some(mask_token) = self.head.config().mask_token else {
+            return FirstRows { most_fed, ..FirstRows::default() };
+        };
+        FirstRows { most_fed, num_masks: shape.from_graph.saturating_sub(1), mask_token }
+    }
+
+    /// Tells the graph's first pass about its rows: of each sequence some of its last known tokens, and a mask for each of its
+    /// `num_logits` drafts but the first; or none.
     pub(super) fn tell(
         &self,
         shape: Shape,
         fed: &[HeadSegment<'_>],
         device: &mut dyn Device,
     ) -> Result<()> {
-        let (places, width) = (self.most_fed(shape), self.head.width());
+        let (first_rows, width) = (self.first_rows(shape), self.head.width());
+        let places = first_rows.places();
         let (_, tile_rows) = self.tiling(shape.sequences, places);
         let nothing = Row { sequence: NO_SEQUENCE, ..Row::default() };
         let mut rows = vec![nothing; shape.sequences * places];
         let mut states = vec![0.0; shape.sequences * places * width];
         let mut tiles = Vec::with_capacity(shape.sequences * places.div_ceil(tile_rows));
+        let mut logit_rows = Vec::with_capacity(shape.sequences * (first_rows.num_masks + 1));
         for sequence in 0..shape.sequences {
+            let begin = sequence * places;
+            // The last known token always stands in the same place, which gets logits, as the masks behind it do.
+            let known_end = begin + first_rows.most_fed;
             let fed = fed.get(sequence);
-            let tokens = fed.map_or(&[][..], |fed| fed.tokens);
-            // The last known token stands in the last place, which gets logits.
-            let (begin, end) = (sequence * places, (sequence + 1) * places);
-            let first = end - tokens.len();
-            for (idx, &token) in tokens.iter().enumerate() {
-                let position = fed.map_or(0, |fed| fed.first_position) + idx;
+            let first = known_end - fed.map_or(0, |fed| fed.tokens.len());
+            let mut end = first;
+            for (token, state) in fed.into_iter().flat_map(|fed| self.rows_of(fed)) {
+                let position = fed.map_or(0, |fed| fed.first_position) + end - first;
                 let first_seen = self.head.config().first_seen(position) as u32;
-                rows[first + idx] =
-                    Row { first: first_seen, ..Row::chain(token, position, sequence) };
+                rows[end] = Row { first: first_seen, ..Row::chain(token, position, sequence) };
+                states[end * width..][..width].copy_from_slice(state);
+                end += 1;
             }
-            if let Some(fed) = fed {
-                states[first * width..end * width].copy_from_slice(fed.states);
-            }
-            for share in (begin..end).step_by(tile_rows) {
+            for share in (begin..begin + places).step_by(tile_rows) {
                 let from = share.max(first);
                 let num_rows = (share + tile_rows).min(end).saturating_sub(from);
                 tiles.push(Tile { first_row: from as u32, num_rows: num_rows as u32, num_old: 0 });
             }
+            logit_rows.extend(known_end as u32 - 1..(begin + places) as u32);
         }
-        let logit_rows: Vec<u32> =
-            (1..=shape.sequences).map(|sequence| (sequence * places - 1) as u32).collect();
         let work = self.head.workspace();
         upload(device, work.rows, &rows)?;
         upload(device, work.tiles, &tiles)?;
         upload(device, work.logit_rows, &logit_rows)?;
         upload(device, self.head.states(), &states)
+    }
+
+    /// The tokens of a sequence's rows, and what each comes with: known ones, and masks behind them.
+    fn rows_of<'a>(&'a self, fed: &HeadSegment<'a>) -> impl Iterator<Item = (u32, &'a [f32])> {
+        let known = fed.tokens.iter().copied().zip(fed.states.chunks_exact(self.head.width()));
+        let asks = !fed.tokens.is_empty();
+        let num_masks = if asks { fed.num_logits.saturating_sub(1) } else { 0 };
+        let mask = self.head.mask().map(|mask| (mask.token, &mask.state[..]));
+        known.chain(mask.into_iter().flat_map(move |mask| iter::repeat_n(mask, num_masks)))
     }
 
     /// Makes states of the hidden states of all rows that were verified.
@@ -136,17 +163,6 @@ impl HeadDrafter {
     pub(super) fn run(&self, segments: &[HeadSegment<'_>], device: &mut dyn Device) -> Result<()> {
         self.head.forward(segments, device).map(drop)
     }
-
-    /// Decides by what a pass has left.
-    fn decide(&self, shape: Shape, pass: u32, step: &StepGraph<'_>, ops: &mut Vec<Op>) {
-        let (work, drafted) = (self.head.workspace(), self.head.config().draft_vocab);
-        let (values, best) = (work.logits, work.best);
-        let mut logits = StepLogits { values, best, stride: drafted, rows_each: 1 };
-        if let Some(spread) = &self.spread {
-            logits = spread.run(logits, shape.sequences, ops);
-        }
-        ops.push(Op::Launch(step.sample(logits, shape, pass, shape.sequences)));
-    }
 }
 
 impl GraphDrafter for HeadDrafter {
@@ -158,12 +174,16 @@ impl GraphDrafter for HeadDrafter {
     }
 
     fn holds(&self, shape: Shape) -> bool {
-        self.head.holds(shape.sequences, self.most_fed(shape))
+        self.head.holds(shape.sequences, self.first_rows(shape).places())
     }
 
     fn most_fed(&self, shape: Shape) -> usize {
         // All that the step before has brought.
         shape.drafts + 1
+    }
+
+    fn drafts_at_once(&self) -> bool {
+        self.head.config().mask_token.is_some()
     }
 
     fn copy_page(&self, from: PageId, to: PageId, device: &mut dyn Device) -> Result<()> {
@@ -176,25 +196,33 @@ impl GraphDrafter for HeadDrafter {
 
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op> {
         let mut ops = Vec::new();
-        for pass in 0..shape.from_graph as u32 {
-            let places = if pass == 0 { self.most_fed(shape) } else { 1 };
+        let first = self.first_rows(shape);
+        let (work, vocab) = (self.head.workspace(), self.head.vocab_size());
+        for pass in 0..(shape.from_graph - first.num_masks) as u32 {
+            let (places, rows_each) =
+                if pass == 0 { (first.places(), first.num_masks + 1) } else { (1, 1) };
             let (tiling, tile_rows) = self.tiling(shape.sequences, places);
             if pass > 0 {
-                let (work, vocab) = (self.head.workspace(), self.head.vocab_size());
-                let (window, first) = (self.window(), FirstRows::default());
-                let tables = TablesOf { work, vocab, window, tile_rows, first };
+                let tables = TablesOf { work, vocab, window: self.window(), tile_rows, first };
                 ops.push(Op::Launch(step.rows(&tables, shape, pass)));
             }
+            let num_logits = shape.sequences * rows_each;
             let of_rows = Pass {
                 num_rows: shape.sequences * places,
                 num_tiles: shape.sequences * places.div_ceil(tile_rows),
                 tiling,
-                num_logits: shape.sequences,
+                num_logits,
                 pages: step.buffers.pages,
                 max_pages: step.max_pages,
             };
             ops.extend(self.head.pass(&of_rows, pass > 0));
-            self.decide(shape, pass, step, &mut ops);
+            let (values, best) = (work.logits, work.best);
+            let stride = self.head.config().draft_vocab;
+            let mut logits = StepLogits { values, best, stride, rows_each };
+            if let Some(spread) = &self.spread {
+                logits = spread.run(logits, num_logits, &mut ops);
+            }
+            step.draw(logits, shape, pass, &mut ops);
         }
         ops
     }

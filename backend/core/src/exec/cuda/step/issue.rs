@@ -205,7 +205,7 @@ impl Steps {
         }
         let fed = branches(parts).map(|Branch { part, .. }| {
             let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
-            head_rows(part, rows, states)
+            HeadSegment { num_logits: part.draft_len(), ..head_rows(part, rows, states) }
         });
         head.tell(shape, &fed.collect::<Vec<_>>(), &mut **self.on.gpu.lock())
     }
