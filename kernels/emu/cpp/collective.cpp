@@ -195,6 +195,7 @@ void mma_f16(float* c, const uint32_t* a, uint32_t b0, uint32_t b1) {
 }
 
 void load_matrix_x4(uint32_t* r, const void* shared) {
+    race::called_from(__builtin_return_address(0));
     const uint8_t* row = static_cast<const uint8_t*>(shared);
     const uint64_t offset = static_cast<uint64_t>(row - current->block->shared);
     const uint32_t bytes = current->block->grid->launch->shared_bytes;

@@ -70,7 +70,7 @@ void land(Pending& pending) {
         race::release(&thread.race_sync);
         race::acquire(&thread.race_sync);
     }
-    race::release(&pending.mbar->race_sync);
+    race::release(&pending.mbar->race_sync[pending.mbar->parity]);
     race::go_to(here);
     race::destroy(pending.strand);
     pending.thread->block->copies_in_flight--;
@@ -102,6 +102,7 @@ void land_one() {
 }
 
 void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* mbar) {
+    race::called_from(__builtin_return_address(0));
     check_copy(shared, global, bytes, "bulk_copy");
     if (bytes == 0) {
         fail("a bulk_copy of nothing");
@@ -110,6 +111,7 @@ void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* mbar)
 }
 
 void async_copy(void* shared, const void* global) {
+    race::called_from(__builtin_return_address(0));
     check_copy(shared, global, 16, "async_copy16");
     const LaneCopy copy{shared, global, current->num_issued++, current->open_group};
     const Landing landing = machine->schedule->landing;
@@ -128,6 +130,7 @@ void async_commit() {
 }
 
 void async_wait(uint32_t pending) {
+    race::called_from(__builtin_return_address(0));
     const uint32_t open = current->open_group;
     land_copies(*current, [&](const LaneCopy& copy) { return copy.group + pending < open; });
     // An arrival that comes later brings what has landed here.
@@ -137,6 +140,7 @@ void async_wait(uint32_t pending) {
 }
 
 void async_arrive(uint64_t* mbar) {
+    race::called_from(__builtin_return_address(0));
     issue(Pending{current, &find_mbar(mbar), nullptr, nullptr, 0, current->num_issued, copier()});
 }
 

@@ -194,15 +194,11 @@ void end_blocks() {
         if (++grid.ended == grid.launch->grid) {
             grid.complete = true;
             wake_all(grid.waiting);
-        }
-    }
-    machine->ended_blocks.clear();
-    // What comes after a completed launch is ordered after it, unless it began before.
-    for (Grid& grid : machine->grids) {
-        if (grid.complete && (grid.index == 0 || grid.before->complete)) {
+            // What comes after a completed launch is ordered after it, unless it began before.
             race::acquire(&grid.race_sync);
         }
     }
+    machine->ended_blocks.clear();
 }
 
 Warp* pick() {

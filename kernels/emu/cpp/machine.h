@@ -151,7 +151,7 @@ struct MBarrier {
     int64_t bytes = 0;
     uint32_t parity = 0;
     WaitList waiting;
-    char race_sync = 0;
+    char race_sync[2] = {};  // by parity
 };
 
 struct Block {

@@ -1,5 +1,5 @@
 // The machine as a program: runs the launches that a text describes, on memory that it shares with
-// whoever wrote it. Ends with 0, or with 1 and a message. ThreadSanitizer has an end of its own.
+// whoever wrote it. Ends with 0, with 1 and a message, or with 66 and one of a race.
 //
 //     arena FILE ADDRESS BYTES
 //     schedule SEED LANDING DISTURBED

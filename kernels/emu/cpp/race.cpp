@@ -44,8 +44,9 @@ void join(Clock& clock, const Clock& other) {
 
 struct Strand {
     uint32_t number;
+    uint32_t owner;  // index
     Clock clock;
-    Owner owner;
+    const void* code = nullptr;  // where the kernel has called the machine
 
     uint32_t epoch() const {
         return clock[number];
@@ -64,25 +65,28 @@ enum Kind : uint8_t {
 struct Access {
     uint32_t strand;
     uint32_t epoch;
+    uint32_t owner;
     uint32_t code;  // from the program's beginning
     uint8_t bytes;  // a bit each; 0 is none
     uint8_t kind;
 };
 
-constexpr size_t ACCESSES = 4;
+// Each of the eight may be another thread's.
+constexpr size_t ACCESSES = 8;
 using Cell = std::array<Access, ACCESSES>;
 
 constexpr uintptr_t PAGE_BYTES = 4096;
 using Page = std::array<Cell, PAGE_BYTES / 8>;
 
-// A number that is free, and what its strand did last.
+// A number that is free, and the epoch in which its strand did what it did last.
 struct Idle {
     uint32_t number;
     uint32_t epoch;
 };
 
 struct Watch {
-    std::vector<Owner> owners;  // by number, of the strand that had it last
+    std::vector<Owner> owners;  // of all strands that there were
+    uint32_t numbers = 1;
     std::deque<Idle> idle;
     std::unordered_map<const void*, Clock> syncs;
     std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
@@ -91,9 +95,7 @@ struct Watch {
     uint32_t dice = 1;
     Strand* here;
 
-    Watch() : here(new Strand{0, {1}, {"the machine", 0, 0, false}}) {
-        owners.push_back(here->owner);
-    }
+    Watch() : owners{{"the machine", 0, 0, false}}, here(new Strand{0, 0, {1}}) {}
 
     Page& page(uintptr_t number) {
         if (!last || last_page != number) {
@@ -118,8 +120,7 @@ struct Watch {
             }
             idle.push_back(first);
         }
-        owners.emplace_back();
-        return static_cast<uint32_t>(owners.size() - 1);
+        return numbers++;
     }
 };
 
@@ -136,18 +137,24 @@ std::string place(uint32_t code) {
     const ssize_t length = readlink("/proc/self/exe", text.data(), text.size() - 1);
     const std::string program(text.data(), std::max<ssize_t>(length, 0));
     std::array<char, 640> command{};
-    snprintf(command.data(), command.size(), "addr2line -s -e '%s' 0x%x 2>/dev/null", program.c_str(), code);
+    snprintf(command.data(), command.size(), "addr2line -i -s -e '%s' 0x%x 2>/dev/null", program.c_str(), code);
     FILE* lines = popen(command.data(), "r");
     std::string line;
+    // What is inlined comes first, and what every kernel calls says nothing.
+    while (lines && fgets(text.data(), static_cast<int>(text.size()), lines)) {
+        line = text.data();
+        if (line.find("_cpu.h:") == std::string::npos) {
+            break;
+        }
+    }
     if (lines) {
-        line = fgets(text.data(), static_cast<int>(text.size()), lines) ? text.data() : "";
         pclose(lines);
     }
     return line.substr(0, line.find('\n'));
 }
 
 std::string describe(const Access& access) {
-    const Owner& owner = watch().owners[access.strand];
+    const Owner& owner = watch().owners[access.owner];
     static const char* const KINDS[] = {"read", "wrote", "atomically read", "atomically wrote"};
     std::array<char, 256> text{};
     snprintf(text.data(), text.size(), "block %u thread %u of %s%s %s it at ", owner.block, owner.thread, owner.kernel,
@@ -196,6 +203,10 @@ void note(Cell& cell, uintptr_t address, const Access& now, const Clock& clock) 
         Watch& w = watch();
         w.dice = w.dice * 1664525u + 1013904223u;
         kept = &cell[(w.dice >> 24) % ACCESSES];
+        // Many may read what one has written.
+        if ((now.kind & WRITE) == 0 && (kept->kind & WRITE) != 0) {
+            return;
+        }
     }
     *kept = now;
 }
@@ -208,7 +219,7 @@ void access(const void* address, size_t bytes, uint8_t kind, const void* code) {
     // Inside of the call that comes back there.
     const uintptr_t call = reinterpret_cast<uintptr_t>(code) - 1;
     const uintptr_t from_beginning = call - reinterpret_cast<uintptr_t>(&__executable_start);
-    Access now = {strand.number, strand.epoch(), static_cast<uint32_t>(from_beginning), 0, kind};
+    Access now = {strand.number, strand.epoch(), strand.owner, static_cast<uint32_t>(from_beginning), 0, kind};
     for (uintptr_t eight = first / 8 * 8; eight < end; eight += 8) {
         const uint32_t low = static_cast<uint32_t>(std::max(first, eight) - eight);
         const uint32_t high = static_cast<uint32_t>(std::min(end, eight + 8) - eight);
@@ -226,8 +237,8 @@ Strand* here() {
 Strand* create(const Owner& owner) {
     Watch& w = watch();
     const uint32_t number = w.take_number();
-    w.owners[number] = owner;
-    Strand* strand = new Strand{number, w.here->clock, owner};
+    w.owners.push_back(owner);
+    Strand* strand = new Strand{number, static_cast<uint32_t>(w.owners.size() - 1), w.here->clock, w.here->code};
     if (strand->clock.size() <= number) {
         strand->clock.resize(number + 1);
     }
@@ -237,7 +248,8 @@ Strand* create(const Owner& owner) {
 }
 
 void destroy(Strand* strand) {
-    watch().idle.push_back({strand->number, strand->epoch()});
+    // It has released all that it did, which began an epoch in which it does nothing.
+    watch().idle.push_back({strand->number, strand->epoch() - 1});
     delete strand;
 }
 
@@ -260,21 +272,25 @@ void release(const void* address) {
     strand.clock[strand.number]++;
 }
 
+void called_from(const void* code) {
+    watch().here->code = code;
+}
+
 void reads(const void* address, size_t bytes) {
-    access(address, bytes, READ, __builtin_return_address(0));
+    access(address, bytes, READ, here()->code);
 }
 
 void writes(void* address, size_t bytes) {
-    access(address, bytes, WRITE, __builtin_return_address(0));
+    access(address, bytes, WRITE, here()->code);
 }
 
 uint32_t load(const uint32_t* address) {
-    access(address, sizeof *address, READ | ATOMIC, __builtin_return_address(0));
+    access(address, sizeof *address, READ | ATOMIC, here()->code);
     return *static_cast<const volatile uint32_t*>(address);
 }
 
 void store_release(uint32_t* address, uint32_t value) {
-    access(address, sizeof *address, WRITE | ATOMIC, __builtin_return_address(0));
+    access(address, sizeof *address, WRITE | ATOMIC, here()->code);
     Watch& w = watch();
     Strand& strand = *w.here;
     w.syncs[address] = strand.clock;
@@ -283,7 +299,7 @@ void store_release(uint32_t* address, uint32_t value) {
 }
 
 uint32_t exchange(uint32_t* address, uint32_t value, bool ordered) {
-    access(address, sizeof *address, WRITE | ATOMIC, __builtin_return_address(0));
+    access(address, sizeof *address, WRITE | ATOMIC, here()->code);
     if (ordered) {
         acquire(address);
         release(address);

@@ -1,6 +1,6 @@
 // Races between a kernel's threads: each CUDA thread, and each copy that goes on by itself, is a strand of its own, and only
 // what orders memory on a GPU is an edge. The kernels are compiled with the compiler's calls for ThreadSanitizer, which
-// race.cpp answers; what the machine does for them it says here. Empty unless EMU_RACES is set.
+// race.cpp answers; what the machine does for them it says here. Without EMU_RACES nothing is watched.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +26,7 @@ constexpr bool WATCHED = true;
 Strand* here();
 // Ordered after all that the strand here has done so far.
 Strand* create(const Owner& owner);
+// Behind its last release, where nothing of it is to come.
 void destroy(Strand* strand);
 // Without an edge.
 void go_to(Strand* strand);
@@ -33,6 +34,9 @@ void go_to(Strand* strand);
 // What released an address before is ordered before what comes after acquiring it.
 void acquire(const void* address);
 void release(const void* address);
+
+// Where the kernel has called the machine, whose accesses to come are of that call.
+void called_from(const void* code);
 
 void reads(const void* address, size_t bytes);
 void writes(void* address, size_t bytes);
@@ -56,6 +60,7 @@ inline void destroy(Strand*) {}
 inline void go_to(Strand*) {}
 inline void acquire(const void*) {}
 inline void release(const void*) {}
+inline void called_from(const void*) {}
 inline void reads(const void*, size_t) {}
 inline void writes(void*, size_t) {}
 

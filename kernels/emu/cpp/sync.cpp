@@ -27,6 +27,7 @@ void check_place(const uint64_t* mbar) {
 
 MBarrier& find_mbar(const uint64_t* mbar) {
     check_place(mbar);
+    race::reads(mbar, sizeof *mbar);
     Block& block = *current->block;
     const uint64_t word = *mbar;
     const uint64_t index = word - MARK;
@@ -52,6 +53,7 @@ bool count_arrival(MBarrier& mbar, uint32_t arrivals, int64_t bytes) {
 }
 
 void mbar_init(uint64_t* mbar, uint32_t count) {
+    race::called_from(__builtin_return_address(0));
     check_place(mbar);
     if (count == 0) {
         fail("an mbarrier of no arrivals");
@@ -81,9 +83,9 @@ void mbar_init(uint64_t* mbar, uint32_t count) {
 }
 
 void mbar_arrive(uint64_t* mbar, uint32_t bytes) {
-    race::reads(mbar, sizeof *mbar);
+    race::called_from(__builtin_return_address(0));
     MBarrier& state = find_mbar(mbar);
-    race::release(&state.race_sync);
+    race::release(&state.race_sync[state.parity]);
     if (!count_arrival(state, 1, bytes)) {
         fail("more than %u arrivals in a phase of the mbarrier at %llu", state.count,
              static_cast<unsigned long long>(shared_offset(mbar)));
@@ -92,12 +94,12 @@ void mbar_arrive(uint64_t* mbar, uint32_t bytes) {
 }
 
 void mbar_wait(uint64_t* mbar, uint32_t parity) {
-    race::reads(mbar, sizeof *mbar);
+    race::called_from(__builtin_return_address(0));
     MBarrier& state = find_mbar(mbar);
     while (state.parity == (parity & 1)) {
         wait_in(state.waiting, "mbar_wait", shared_offset(mbar), parity);
     }
-    race::acquire(&state.race_sync);
+    race::acquire(&state.race_sync[parity & 1]);
 }
 
 void barrier(uint32_t id, uint32_t count, const char* call) {
@@ -158,6 +160,7 @@ void grid_launch_dependents(bool early) {
 }
 
 uint32_t update(uint32_t* address, uint32_t value, Update kind, bool ordered) {
+    race::called_from(__builtin_return_address(0));
     if (reinterpret_cast<uintptr_t>(address) % 4 != 0) {
         fail("an atomic update of the misaligned address %p", static_cast<void*>(address));
     }
@@ -171,6 +174,7 @@ uint32_t update(uint32_t* address, uint32_t value, Update kind, bool ordered) {
 }
 
 uint32_t load(const uint32_t* address) {
+    race::called_from(__builtin_return_address(0));
     if (current->polled == address) {
         yield_poll();
     }
@@ -179,6 +183,7 @@ uint32_t load(const uint32_t* address) {
 }
 
 void store_release(uint32_t* address, uint32_t value) {
+    race::called_from(__builtin_return_address(0));
     machine->idle_polls = 0;
     race::store_release(address, value);
 }

@@ -229,9 +229,7 @@ void issue(WgmmaArgument** lanes) {
         collect_fragments(lanes, product);
     }
     share.num_issued++;
-    {
-        share.products.push_back(product);
-    }
+    share.products.push_back(product);
     progress(share);
 }
 
@@ -244,6 +242,7 @@ void warpgroup_fence() {
 }
 
 void warpgroup_commit() {
+    race::called_from(__builtin_return_address(0));
     char nothing = 0;
     join(Collective::WarpgroupCommit, nothing, [](char**) {
         WarpgroupShare& share = current->warp->warpgroup;
@@ -254,6 +253,7 @@ void warpgroup_commit() {
 }
 
 void warpgroup_wait(uint32_t pending) {
+    race::called_from(__builtin_return_address(0));
     join(Collective::WarpgroupWait, pending, [](uint32_t** lanes) {
         WarpgroupShare& share = current->warp->warpgroup;
         size_t due = 0;
@@ -278,6 +278,7 @@ uint64_t matrix_descriptor(const void* first, uint32_t atom_stride) {
 }
 
 void wgmma(uint32_t columns, float* c, const uint32_t* fragment, uint64_t a, uint64_t b) {
+    race::called_from(__builtin_return_address(0));
     WgmmaArgument argument{columns, c, fragment, a, b};
     join(Collective::Wgmma, argument, issue);
 }

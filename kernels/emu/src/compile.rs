@@ -119,7 +119,8 @@ impl Compiler {
 
     /// Adds `file` and all that it includes, by name.
     fn collect(&self, file: &str, files: &mut BTreeMap<String, PathBuf>) {
-        let Some(path) = self.find(file) else { return };
+        let path = self.find(file);
+        let path = path.unwrap_or_else(|| panic!("{file} is included, and in none of the folders"));
         let text = fs::read_to_string(&path).unwrap_or_default();
         if files.insert(file.to_owned(), path).is_none() {
             let included = text.lines().filter_map(|line| line.trim().strip_prefix("#include \""));
