@@ -61,7 +61,7 @@ impl<'a> HeadSegment<'a> {
 pub struct HeadPass {
     /// Over the tokens that the head drafts.
     pub logits: Logits,
-    /// What the rows behind it come with, `[row][width]`.
+    /// What the rows behind it come with, `[row][width]`; nothing where all drafts come from one pass, on a GPU.
     pub states: Vec<f32>,
 }
 

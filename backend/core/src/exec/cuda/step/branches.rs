@@ -146,14 +146,14 @@ impl Steps {
         if !self.branches.any() {
             return shape;
         }
-        let with = |places| Shape { sequences: self.places_for(places), ..shape };
+        let with = |places| Shape { sequences: self.capacity.places_for(places), ..shape };
         let mut places = branches(parts).count();
         let words_of = |part: &StepEntry<'_>| StepInput::num_words(part.entry);
         let mut words: usize = branches(parts).map(|branch| words_of(branch.part)).sum();
         for part in parts.iter_mut().filter(|part| part.entry.samples()) {
             for _ in 1..self.branches.wanted(part, self.number) {
                 words += words_of(part);
-                let has_room = places < self.capacity.sequences && words <= MAX_WORDS;
+                let has_room = places < self.capacity.places && words <= MAX_WORDS;
                 if !has_room || !self.holds(with(places + 1)) {
                     return with(places);
                 }
@@ -165,7 +165,7 @@ impl Steps {
     }
 
     /// Whether the passes of a step have room for its rows.
-    fn holds(&self, shape: Shape) -> bool {
+    pub(super) fn holds(&self, shape: Shape) -> bool {
         let drafter = self.on.drafter.as_ref();
         self.on.target.holds(shape.sequences, shape.drafts + 1)
             && drafter.is_none_or(|drafter| drafter.holds(shape))

@@ -6,7 +6,7 @@ use super::params::{
     scores_len, weights_len,
 };
 use crate::Result;
-use crate::engine::{Limits, Manifest};
+use crate::engine::Manifest;
 use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device, Shared};
 use crate::pages::pages_for;
@@ -19,6 +19,8 @@ pub(super) const MAX_WORDS: usize = 1 << 20;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepCapacity {
     pub(super) sequences: usize,
+    /// Of sequences, and of branches of their drafts: more than those where the branches of few are more.
+    pub(super) places: usize,
     /// Drafts of a sequence.
     pub(super) drafts: usize,
     /// Width of the page table.
@@ -32,15 +34,21 @@ pub(super) struct StepCapacity {
 impl StepCapacity {
     /// What the target's steps need; `draft_vocab` is 0 where no model drafts on the device. Drafts have up to `branches`.
     pub(super) fn of(target: &Manifest, draft_vocab: usize, branches: usize) -> Self {
-        let Limits { max_batch_size, max_draft_len, max_seq_len, .. } =
-            step_limits(&target.limits, branches);
+        let limits = &target.limits;
         Self {
-            sequences: max_batch_size,
-            drafts: max_draft_len,
-            max_pages: pages_for(max_seq_len),
+            sequences: limits.max_batch_size,
+            places: step_limits(limits, branches).max_batch_size,
+            drafts: limits.max_draft_len,
+            max_pages: pages_for(limits.max_seq_len),
             vocab_size: target.model.vocab_size,
             draft_vocab,
         }
+    }
+
+    /// Places of the smallest recorded step that has so many: no more than the sequences of a pass, as long as these fit.
+    pub(super) fn places_for(&self, count: usize) -> usize {
+        let most = if count <= self.sequences { self.sequences } else { self.places };
+        count.next_power_of_two().min(most)
     }
 
     /// Known tokens of a sequence that a drafter may have to run in a step: all that the step before has brought, or
@@ -142,7 +150,8 @@ impl StepBuffers {
 
 /// Bytes of the arrays on the device, in the order of the fields.
 fn sizes(capacity: &StepCapacity) -> [usize; 13] {
-    let StepCapacity { sequences, drafts, max_pages, vocab_size, draft_vocab } = *capacity;
+    let StepCapacity { places: sequences, drafts, max_pages, vocab_size, draft_vocab, .. } =
+        *capacity;
     let rows = sequences * (drafts + 1);
     [
         sequences * size_of::<StepSequence>(),
@@ -174,7 +183,7 @@ pub(super) struct Answer {
 
 impl Answer {
     fn of(capacity: &StepCapacity) -> Self {
-        let StepCapacity { sequences, drafts, .. } = *capacity;
+        let StepCapacity { places: sequences, drafts, .. } = *capacity;
         let tokens = sequences * size_of::<StepResult>();
         let done = tokens + sequences * (drafts + 1) * size_of::<u32>();
         Self { bytes: arrays::aligned(done + size_of::<u32>()), tokens, done }

@@ -71,9 +71,9 @@ pub(crate) struct DraftModel {
     mask_token: Option<u32>,
 }
 
-/// Rows that a model has logits of in a pass, at most.
-fn most_logits(draft: &ModelConfig, limits: &Limits) -> usize {
-    limits.max_batch_size * if draft.mask_token.is_some() { limits.max_draft_len } else { 1 }
+/// Rows that a drafter has logits of in a pass, at most.
+pub(super) fn most_logits(mask_token: Option<u32>, limits: &Limits) -> usize {
+    limits.max_batch_size * if mask_token.is_some() { limits.max_draft_len } else { 1 }
 }
 
 impl DraftModel {
@@ -85,7 +85,7 @@ impl DraftModel {
         limits: &Limits,
         device: &mut dyn Device,
     ) -> Result<Self> {
-        let num_rows = most_logits(model.config(), limits);
+        let num_rows = most_logits(model.config().mask_token, limits);
         let spread = model
             .spread_code()
             .zip(vocab_map)
@@ -96,16 +96,12 @@ impl DraftModel {
 
     /// Bytes that `new` takes on the device.
     pub(crate) fn bytes(draft: &ModelConfig, vocab_size: usize, limits: &Limits) -> usize {
-        let num_rows = most_logits(draft, limits);
+        let num_rows = most_logits(draft.mask_token, limits);
         draft.draft_vocab.map_or(0, |_| Spread::bytes(vocab_size, num_rows))
     }
 
     fn first_rows(&self, shape: Shape) -> FirstRows {
-        let most_fed = self.most_fed(shape);
-        let Some(mask_token) = self.mask_token else {
-            return FirstRows { most_fed, ..FirstRows::default() };
-        };
-        FirstRows { most_fed, num_masks: shape.from_graph.saturating_sub(1), mask_token }
+        FirstRows::of(shape, self.most_fed(shape), self.mask_token)
     }
 }
 

@@ -32,9 +32,9 @@ const RECORDED_DRAFTS: usize = 8;
 impl Shape {
     /// The steps that are recorded when an engine is loaded; all drafts are the graph's own where it has a drafter.
     pub(super) fn recorded(capacity: &StepCapacity, has_drafter: bool) -> Vec<Self> {
-        let most = capacity.sequences.min(RECORDED_SEQUENCES);
-        let powers = std::iter::successors(Some(1), |sequences| Some(2 * sequences));
-        let places: Vec<usize> = powers.take_while(|&places| places < most).chain([most]).collect();
+        let most = capacity.places.min(RECORDED_SEQUENCES);
+        let mut places: Vec<usize> = (1..=most).map(|count| capacity.places_for(count)).collect();
+        places.dedup();
         let drafts = 0..=capacity.drafts.min(RECORDED_DRAFTS);
         let of_drafts = |drafts| {
             let from_graph = if has_drafter { drafts } else { 0 };
@@ -81,6 +81,12 @@ pub(super) struct FirstRows {
 }
 
 impl FirstRows {
+    /// Of a step, with masks where the drafter has a token for them.
+    pub(super) fn of(shape: Shape, most_fed: usize, mask_token: Option<u32>) -> Self {
+        let num_masks = mask_token.map_or(0, |_| shape.from_graph.saturating_sub(1));
+        Self { most_fed, num_masks, mask_token: mask_token.unwrap_or(0) }
+    }
+
     pub(super) fn places(&self) -> usize {
         self.most_fed + self.num_masks
     }
@@ -280,12 +286,37 @@ mod tests {
     use super::*;
 
     fn recorded(sequences: usize, drafts: usize, has_drafter: bool) -> Vec<(usize, usize, usize)> {
-        let capacity =
-            StepCapacity { sequences, drafts, max_pages: 1, vocab_size: 1, draft_vocab: 1 };
+        let capacity = StepCapacity {
+            sequences,
+            places: sequences,
+            drafts,
+            max_pages: 1,
+            vocab_size: 1,
+            draft_vocab: 1,
+        };
         let shapes = Shape::recorded(&capacity, has_drafter).into_iter();
         shapes
             .map(|Shape { sequences, drafts, from_graph }| (sequences, drafts, from_graph))
             .collect()
+    }
+
+    /// Passes have room for the sequences of the limits: a step of these must not be rounded up to the places of branches.
+    #[test]
+    fn a_step_has_no_more_places_than_passes_hold_sequences() {
+        let some = |sequences, places| StepCapacity {
+            sequences,
+            places,
+            drafts: 8,
+            max_pages: 1,
+            vocab_size: 1,
+            draft_vocab: 1,
+        };
+        let places = |capacity: StepCapacity, counts: &[usize]| {
+            counts.iter().map(|&count| capacity.places_for(count)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(some(3, 4), &[1, 2, 3, 4]), [1, 2, 3, 4]);
+        assert_eq!(places(some(9, 16), &[5, 8, 9, 10, 16]), [8, 8, 9, 16, 16]);
+        assert_eq!(places(some(64, 64), &[3, 33, 64]), [4, 64, 64]);
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A head on the target's hidden states inside of a step's graph.
 //!
 //! The graph begins with the known tokens that the head has not run, whose states the host uploads; then the head goes on with
-//! its own, one pass a draft, or has read the rows of all drafts in the first one, if it was made for that. Behind the verification the hidden states of its rows become states, which the host takes in
-//! (`draft/head_states.rs`): it alone knows which of them are needed, so no step is launched ahead.
+//! its own, one pass a draft, or has read the rows of all drafts in the first one, if it was made for that. Behind the
+//! verification the hidden states of its rows become states, which the host takes in (`draft/head_states.rs`): it alone knows
+//! which of them are needed, so no step is launched ahead.
 
-use super::drafter::GraphDrafter;
+use super::drafter::{GraphDrafter, most_logits};
 use super::graph::{FirstRows, Shape, StepGraph, StepLogits, TablesOf};
 use super::spread::Spread;
 use crate::batch::Segment;
@@ -30,11 +31,6 @@ pub(crate) struct HeadDrafter {
     spread: Option<Spread>,
 }
 
-/// Rows that it has logits of in a pass, at most.
-fn most_logits(eagle: &EagleConfig, limits: &Limits) -> usize {
-    limits.max_batch_size * if eagle.mask_token.is_some() { limits.max_draft_len } else { 1 }
-}
-
 /// Rows that a step verifies at most.
 fn most_rows(limits: &Limits) -> usize {
     limits.max_batch_size * (limits.max_draft_len + 1)
@@ -42,7 +38,7 @@ fn most_rows(limits: &Limits) -> usize {
 
 impl HeadDrafter {
     pub(crate) fn new(head: Arc<Eagle>, limits: &Limits, device: &mut dyn Device) -> Result<Self> {
-        let num_logits = most_logits(head.config(), limits);
+        let num_logits = most_logits(head.config().mask_token, limits);
         let EagleConfig { taps, target_hidden, .. } = head.config();
         let taps = Taps::alloc(taps, most_rows(limits), *target_hidden, device)?;
         let taps = taps.copied_by(head.join_code());
@@ -57,7 +53,7 @@ impl HeadDrafter {
     /// Bytes that `new` takes on the device.
     pub(crate) fn bytes(eagle: &EagleConfig, vocab_size: usize, limits: &Limits) -> usize {
         let taps = Taps::bytes(eagle.taps.len(), most_rows(limits), eagle.target_hidden);
-        let spread = Spread::bytes(vocab_size, most_logits(eagle, limits));
+        let spread = Spread::bytes(vocab_size, most_logits(eagle.mask_token, limits));
         taps + if eagle.maps_vocab { spread } else { 0 }
     }
 
@@ -80,19 +76,15 @@ impl HeadDrafter {
 
     /// Rows of a sequence in the first pass.
     fn first_rows(&self, shape: Shape) -> FirstRows {
-        let most_fed = self.most_fed(shape);
-        let Some(mask_token) = self.head.config().mask_token else {
-            return FirstRows { most_fed, ..FirstRows::default() };
-        };
-        FirstRows { most_fed, num_masks: shape.from_graph.saturating_sub(1), mask_token }
+        FirstRows::of(shape, self.most_fed(shape), self.head.config().mask_token)
     }
 
-    /// Tells the graph's first pass about its rows: of each sequence some of its last known tokens, and a mask for each of its
-    /// `num_logits` drafts but the first; or none.
+    /// Tells the graph's first pass about its rows: of each sequence some of its last known tokens, or none, and how many drafts
+    /// they are to bring.
     pub(super) fn tell(
         &self,
         shape: Shape,
-        fed: &[HeadSegment<'_>],
+        fed: &[(HeadSegment<'_>, usize)],
         device: &mut dyn Device,
     ) -> Result<()> {
         let (first_rows, width) = (self.first_rows(shape), self.head.width());
@@ -108,10 +100,12 @@ impl HeadDrafter {
             // The last known token always stands in the same place, which gets logits, as the masks behind it do.
             let known_end = begin + first_rows.most_fed;
             let fed = fed.get(sequence);
-            let first = known_end - fed.map_or(0, |fed| fed.tokens.len());
+            let first = known_end - fed.map_or(0, |(fed, _)| fed.tokens.len());
             let mut end = first;
-            for (token, state) in fed.into_iter().flat_map(|fed| self.rows_of(fed)) {
-                let position = fed.map_or(0, |fed| fed.first_position) + end - first;
+            for (token, state) in
+                fed.into_iter().flat_map(|(fed, drafts)| self.rows_of(fed, *drafts))
+            {
+                let position = fed.map_or(0, |(fed, _)| fed.first_position) + end - first;
                 let first_seen = self.head.config().first_seen(position) as u32;
                 rows[end] = Row { first: first_seen, ..Row::chain(token, position, sequence) };
                 states[end * width..][..width].copy_from_slice(state);
@@ -131,11 +125,15 @@ impl HeadDrafter {
         upload(device, self.head.states(), &states)
     }
 
-    /// The tokens of a sequence's rows, and what each comes with: known ones, and masks behind them.
-    fn rows_of<'a>(&'a self, fed: &HeadSegment<'a>) -> impl Iterator<Item = (u32, &'a [f32])> {
+    /// The tokens of a sequence's rows, and what each comes with: known ones, and behind them a mask for each draft but the first.
+    fn rows_of<'a>(
+        &'a self,
+        fed: &HeadSegment<'a>,
+        drafts: usize,
+    ) -> impl Iterator<Item = (u32, &'a [f32])> {
         let known = fed.tokens.iter().copied().zip(fed.states.chunks_exact(self.head.width()));
         let asks = !fed.tokens.is_empty();
-        let num_masks = if asks { fed.num_logits.saturating_sub(1) } else { 0 };
+        let num_masks = if asks { drafts.saturating_sub(1) } else { 0 };
         let mask = self.head.mask().map(|mask| (mask.token, &mask.state[..]));
         known.chain(mask.into_iter().flat_map(move |mask| iter::repeat_n(mask, num_masks)))
     }

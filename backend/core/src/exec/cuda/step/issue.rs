@@ -116,15 +116,10 @@ impl Steps {
         let asked = sampling().map(StepEntry::draft_len).max().unwrap_or(0);
         let given = sampling().map(|part| part.given.len()).max().unwrap_or(0);
         Some(Shape {
-            sequences: self.places_for(sequences),
+            sequences: self.capacity.places_for(sequences),
             drafts: asked.max(given),
             from_graph: asked,
         })
-    }
-
-    /// Places of the smallest recorded step that has so many.
-    pub(super) fn places_for(&self, places: usize) -> usize {
-        places.next_power_of_two().min(self.capacity.sequences)
     }
 
     /// Runs all known tokens but those that the graph runs.
@@ -205,7 +200,7 @@ impl Steps {
         }
         let fed = branches(parts).map(|Branch { part, .. }| {
             let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
-            HeadSegment { num_logits: part.draft_len(), ..head_rows(part, rows, states) }
+            (head_rows(part, rows, states), part.draft_len())
         });
         head.tell(shape, &fed.collect::<Vec<_>>(), &mut **self.on.gpu.lock())
     }
@@ -253,10 +248,12 @@ impl Steps {
     /// Records the steps that are common, so that no request waits for it.
     pub(super) fn record_common(&mut self) -> Result<()> {
         let shapes = Shape::recorded(&self.capacity, self.on.drafter.is_some());
-        shapes.into_iter().try_for_each(|shape| self.record(shape).map(drop))
+        let held: Vec<Shape> = shapes.into_iter().filter(|&shape| self.holds(shape)).collect();
+        held.into_iter().try_for_each(|shape| self.record(shape).map(drop))
     }
 
     fn record(&mut self, shape: Shape) -> Result<Graph> {
+        assert!(self.holds(shape), "{shape:?} is more than the buffers of its passes hold");
         let parts = StepGraph {
             target: &self.on.target,
             drafter: self.on.drafter.as_deref(),

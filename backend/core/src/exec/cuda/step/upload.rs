@@ -38,7 +38,7 @@ pub(super) struct Uploads {
 impl Uploads {
     pub(super) fn alloc(capacity: &StepCapacity, device: &mut dyn Device) -> Result<Self> {
         let shared = device.alloc_shared(SLOTS * StepBuffers::uploaded_bytes(capacity))?;
-        let pages = PageTable::new(capacity.sequences, capacity.max_pages);
+        let pages = PageTable::new(capacity.places, capacity.max_pages);
         Ok(Self { shared, slot: 0, pages })
     }
 
