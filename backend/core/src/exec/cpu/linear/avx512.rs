@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::blocks::{self, Codes, block_words};
-use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch};
+use super::kernel::{self, Expand, Finish, Kernel, Path, Tile};
 use super::prepare::{self, Form};
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL, e4m3_to_f32};
@@ -58,24 +58,32 @@ const fn kernels<F: Format>() -> [Kernel; 6] {
 pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
     match dtype {
         Dtype::Fp32 => direct(1, const { &kernels::<Fp32>() }),
-        Dtype::Fp16 if rows <= 6 => direct(2, const { &kernels::<Fp16>() }),
+        Dtype::Fp16 if rows <= 6 => Path { light: 3, ..direct(2, const { &kernels::<Fp16>() }) },
         Dtype::Fp16 => expanded(expand::<Fp16>, const { &kernels::<Fp32>() }),
         Dtype::Bf16 => direct(1, const { &kernels::<Bf16>() }),
-        Dtype::Fp8 if rows <= FP8.len() => Path { once: FP8_ONCE, ..direct(2, &FP8) },
+        Dtype::Fp8 if rows <= FP8.len() => Path { once: FP8_ONCE, light: 2, ..direct(2, &FP8) },
         Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16>() }),
         Dtype::Int8 => direct(block_words(1), &INT8),
-        Dtype::Int4 => direct(block_words(1), &INT4),
+        Dtype::Int4 => Path { light: 2, ..direct(block_words(1), &INT4) },
     }
 }
 
 /// Kernels that read the stored form, with `words` words of activations a unit.
 fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
-    Path { expand: None, expansion: 1, words, kernels, once: kernels.len(), finish }
+    Path {
+        expand: None,
+        expansion: 1,
+        words,
+        kernels,
+        once: kernels.len(),
+        light: kernels.len(),
+        finish,
+    }
 }
 
 /// Kernels that read each word's weights as a group of its own.
 fn expanded(expand: Expand, kernels: &'static [Kernel]) -> Path {
-    Path { expand: Some(expand), expansion: 2, words: 2, kernels, once: 0, finish }
+    Path { expand: Some(expand), expansion: 2, words: 2, kernels, once: 0, light: 0, finish }
 }
 
 /// # Safety
@@ -394,7 +402,7 @@ unsafe fn strip<F: Format, const R: usize, const Q: usize>(tile: &Tile, first: u
         let (mut w, mut x) = (tile.w, tile.x.cast::<i32>());
         for group in 0..tile.units {
             for quarter in 0..Q {
-                prefetch(tile.next(group).wrapping_add(64 * (first + quarter)));
+                tile.fetch.line(group, 64 * (first + quarter));
                 let vectors = F::load(tables, w, first + quarter);
                 for (word, w) in vectors.as_ref().iter().enumerate() {
                     for (r, acc) in acc.iter_mut().enumerate() {

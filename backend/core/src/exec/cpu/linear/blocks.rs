@@ -2,7 +2,7 @@
 //! integer sums, between blocks f32. Written once, for the vectors of every level; all give the same bits.
 #![allow(unsafe_code)]
 
-use super::kernel::{Tile, prefetch, prefetch_share};
+use super::kernel::Tile;
 use crate::model::Dtype;
 use crate::model::panel::{
     BLOCK, GROUP_BYTES, PANEL, SCALES_BYTES, block_groups, group_len, unit_bytes,
@@ -82,7 +82,7 @@ pub(super) unsafe fn rows<C: Codes, const R: usize, const V: usize, const FETCH:
     let scales_at = num_groups * GROUP_BYTES;
     let has_offset = block_bytes > scales_at + SCALES_BYTES;
     for unit in 0..tile.units {
-        let (w, next) = (tile.w.wrapping_add(unit * block_bytes), tile.next(unit));
+        let w = tile.w.wrapping_add(unit * block_bytes);
         let first_row = tile.x.wrapping_add(unit * block_words(C::WORDS));
         let rows: [*const u32; R] = from_fn(|r| first_row.wrapping_add(r * tile.stride));
         for (strip, first) in (0..PANEL).step_by(V * C::LEN).enumerate() {
@@ -101,7 +101,7 @@ pub(super) unsafe fn rows<C: Codes, const R: usize, const V: usize, const FETCH:
                 let groups = if R * V > MAX_UNROLLED { black_box(num_groups) } else { num_groups };
                 for group in 0..groups {
                     if FETCH {
-                        prefetch_share::<V>(next.wrapping_add(group * GROUP_BYTES), strip, C::LEN);
+                        tile.fetch.share::<V>(unit, group * GROUP_BYTES, strip, C::LEN);
                     }
                     let w = w.wrapping_add(group * GROUP_BYTES + 4 * first);
                     for four in 0..fours_of_group {
@@ -121,7 +121,7 @@ pub(super) unsafe fn rows<C: Codes, const R: usize, const V: usize, const FETCH:
                 }
                 if FETCH {
                     for line in (scales_at..block_bytes).step_by(64) {
-                        prefetch(next.wrapping_add(line));
+                        tile.fetch.line(unit, line);
                     }
                 }
                 for v in 0..V {

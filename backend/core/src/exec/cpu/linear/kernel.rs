@@ -1,6 +1,7 @@
 //! What a kernel is given, and which kernels serve a format at a level.
 #![allow(unsafe_code)]
 
+use super::fetch::Fetch;
 use super::portable;
 use super::prepare::{self, Form};
 #[cfg(target_arch = "x86_64")]
@@ -8,10 +9,7 @@ use super::{avx2, avx512};
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
-use crate::model::panel::{GROUP_BYTES, PANEL};
-
-/// Cache lines of a group.
-const GROUP_LINES: usize = GROUP_BYTES / 64;
+use crate::model::panel::PANEL;
 
 /// A few rows times a chunk of a panel: `acc[r][o]` += sum over the chunk's k of `w[k][o] * x[r][k]`.
 pub(super) struct Tile {
@@ -24,43 +22,8 @@ pub(super) struct Tile {
     pub stride: usize,
     /// Accumulators, `[row][64]`.
     pub acc: *mut f32,
-    /// Weights to prefetch meanwhile: with every unit as many bytes from here, and `next_step` bytes on. Only a hint,
-    /// so the address need not be valid.
-    pub next: *const u8,
-    pub next_step: usize,
-}
-
-impl Tile {
-    /// What is to be fetched with a unit.
-    #[inline(always)]
-    pub(super) fn next(&self, unit: usize) -> *const u8 {
-        self.next.wrapping_add(unit * self.next_step)
-    }
-}
-
-/// What a strip of `V` vectors of `len` outputs fetches with a group: the group's four lines are shared out among the
-/// strips.
-#[inline(always)]
-pub(super) fn prefetch_share<const V: usize>(group: *const u8, strip: usize, len: usize) {
-    let share = GROUP_LINES * V * len / PANEL;
-    for line in 0..share {
-        prefetch(group.wrapping_add(64 * (strip * share + line)));
-    }
-    if share == 0 && strip < GROUP_LINES {
-        prefetch(group.wrapping_add(64 * strip));
-    }
-}
-
-#[inline(always)]
-pub(super) fn prefetch(line: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch may be of any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = line;
+    /// Weights to fetch meanwhile.
+    pub fetch: Fetch,
 }
 
 /// One row of a panel on its way out.
@@ -89,6 +52,9 @@ pub(super) struct Path {
     pub kernels: &'static [Kernel],
     /// Up to so many rows are one tile that reads its chunk once, front to back.
     pub once: usize,
+    /// With up to so many of those rows there is so little work between loads that the processor's own prefetcher does better
+    /// than fetches into the second cache.
+    pub light: usize,
     pub finish: unsafe fn(&Finish<'_>, &mut [f32]),
 }
 

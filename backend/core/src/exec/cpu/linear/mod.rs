@@ -11,6 +11,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod blocks;
+mod fetch;
 mod kernel;
 mod portable;
 mod prepare;
@@ -23,6 +24,7 @@ use super::pool::{Pool, SyncPtr};
 use super::{ArenaSlice, Isa};
 use crate::model::Dtype;
 use crate::model::panel::{self, PANEL};
+use fetch::{Ahead, Cache};
 use kernel::{Finish, Path, Tile};
 use std::mem::MaybeUninit;
 
@@ -33,9 +35,6 @@ const CHUNK_BYTES: usize = 32 << 10;
 /// The same for up to [`FEW_ROWS`] rows, which leave little time to fetch the next: both lie in a typical L1 then.
 const SHORT_CHUNK_BYTES: usize = CHUNK_BYTES / 2;
 const FEW_ROWS: usize = 32;
-/// How far ahead of the reads a pass that reads straight through fetches, in bytes: the processor's own prefetcher stops at
-/// the end of a page.
-const AHEAD_BYTES: usize = 8 << 10;
 
 /// A packed matrix with what is applied to its outputs.
 pub struct Weight {
@@ -156,6 +155,7 @@ impl Job<'_> {
         let chunk_bytes = if num_rows <= FEW_ROWS { SHORT_CHUNK_BYTES } else { CHUNK_BYTES };
         let chunk_units = chunk_bytes / unit_bytes / path.expansion;
         let num_tiles = num_rows.div_ceil(path.kernels.len());
+        let cache = Cache::of_machine();
         for (chunk_idx, chunk) in panel.chunks(chunk_units * unit_bytes).enumerate() {
             let units = chunk.len() / unit_bytes;
             let mut w = chunk.as_ptr();
@@ -167,16 +167,18 @@ impl Job<'_> {
                     w = expanded;
                 }
             }
-            let ahead = match num_rows <= path.once {
-                true => Ahead::of_a_pass(chunk, unit_bytes),
-                false => Ahead::of_the_next(chunk, units * path.expansion, num_tiles),
+            let ahead = if num_rows > path.once {
+                Ahead::of_the_next(cache, chunk, units * path.expansion, num_tiles)
+            } else if num_rows <= path.light && cache == Cache::Second {
+                Ahead::nothing()
+            } else {
+                Ahead::of_a_pass(cache, chunk, unit_bytes)
             };
             let first_word = chunk_idx * chunk_units * path.words;
             let mut row = 0;
             for tile_idx in 0..num_tiles {
                 // Even tiles: 4 + 4 rows are cheaper than 6 + 2.
                 let tile_rows = (num_rows - row).div_ceil(num_tiles - tile_idx);
-                let (next, next_step) = ahead.part(tile_idx);
                 // SAFETY: `row < num_rows <= ROW_TILE` and the rows of `x` were checked to have `words` words
                 // for every unit of the panel.
                 let tile = unsafe {
@@ -186,8 +188,7 @@ impl Job<'_> {
                         x: x.words().as_ptr().add((first_row + row) * x.stride() + first_word),
                         stride: x.stride(),
                         acc: (&raw mut (*scratch).acc).cast::<f32>().add(row * PANEL),
-                        next,
-                        next_step,
+                        fetch: ahead.part(tile_idx),
                     }
                 };
                 // SAFETY: the tile's pointers cover `tile_rows` rows, and `path` is of a level that an
@@ -217,34 +218,5 @@ impl Job<'_> {
             // SAFETY: `path` is of a level that an `Isa` vouched for.
             unsafe { (self.path.finish)(&finish, out) };
         }
-    }
-}
-
-/// What to fetch while a chunk is worked on. Past the end of a panel lies the next, which is this thread's next task.
-struct Ahead {
-    start: *const u8,
-    bytes: usize,
-    units: usize,
-    step: usize,
-}
-
-impl Ahead {
-    /// What the one tile, which reads the chunk once, comes to soon.
-    fn of_a_pass(chunk: &[u8], unit_bytes: usize) -> Self {
-        let start = chunk.as_ptr().wrapping_add(AHEAD_BYTES);
-        Self { start, bytes: chunk.len(), units: chunk.len() / unit_bytes, step: unit_bytes }
-    }
-
-    /// The bytes that follow the chunk, as many, each tile a part.
-    fn of_the_next(chunk: &[u8], units: usize, num_tiles: usize) -> Self {
-        let step = chunk.len().div_ceil(units * num_tiles).next_multiple_of(64);
-        let start = chunk.as_ptr_range().end;
-        Self { start, bytes: chunk.len(), units, step }
-    }
-
-    /// Where a tile starts to fetch and how far it moves on with each of its units.
-    fn part(&self, tile_idx: usize) -> (*const u8, usize) {
-        let offset = (tile_idx * self.units * self.step).min(self.bytes);
-        (self.start.wrapping_add(offset), self.step)
     }
 }

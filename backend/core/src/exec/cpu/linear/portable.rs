@@ -29,7 +29,7 @@ pub(super) fn path(dtype: Dtype) -> Path {
         Dtype::Int8 | Dtype::Int4 => (blocks::block_words(1), kernels.len()),
         _ => (expansion, 0),
     };
-    Path { expand, expansion, words, kernels, once, finish }
+    Path { expand, expansion, words, kernels, once, light: 1, finish }
 }
 
 fn finish(f: &Finish<'_>, out: &mut [f32]) {

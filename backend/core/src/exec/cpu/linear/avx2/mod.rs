@@ -5,7 +5,7 @@
 
 mod codes;
 
-use super::kernel::{self, Expand, Finish, Kernel, Path, Tile, prefetch_share};
+use super::kernel::{self, Expand, Finish, Kernel, Path, Tile};
 use super::prepare::{self, FP8_SCALE_BITS, Form};
 use crate::exec::cpu::Isa;
 use crate::model::Dtype;
@@ -46,12 +46,14 @@ const fn few<F: Format>() -> [Kernel; 5] {
 }
 
 pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
+    let in_blocks = matches!(dtype, Dtype::Int8 | Dtype::Int4);
     let direct = |words: usize, kernels: &'static [Kernel]| Path {
         expand: None,
         expansion: 1,
         words,
         kernels,
-        once: if matches!(dtype, Dtype::Int8 | Dtype::Int4) { kernels.len() } else { 1 },
+        once: if in_blocks { kernels.len() } else { 1 },
+        light: in_blocks.into(),
         finish,
     };
     let expanded = |words: usize, expand: Expand| Path {
@@ -204,7 +206,7 @@ unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(til
             let (mut w, mut x) = (tile.w, tile.x.cast::<f32>());
             for group in 0..tile.units {
                 if FETCH {
-                    prefetch_share::<V>(tile.next(group), strip, LANES);
+                    tile.fetch.share::<V>(group, 0, strip, LANES);
                 }
                 for part in 0..F::PARTS {
                     let x_at =
