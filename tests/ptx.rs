@@ -206,8 +206,10 @@ fn heads_leave_the_bytes_of_the_emulator() {
         ..own
     };
     let of_masks = HeadKind { mask_token: Some(9), ..windowed };
+    let first = HeadKind { is_eagle1: true, norm_spread: 0.3, ..HeadKind::default() };
     for (sizes, kind, dtype) in [
         (&SMALL, own, Dtype::Fp8),
+        (&SMALL, first, Dtype::Fp16),
         (&NORMED, windowed, Dtype::Fp16),
         (&NORMED, of_masks, Dtype::Fp16),
     ] {

@@ -23,7 +23,7 @@ struct JoinParams {
     const uint32_t* row_index;  // row of the pieces for each row, or null: its own
     uint16_t* joined;           // f16 [row][all pieces], or null
     float* kept;                // [row][len of the last piece], or null; may be where the first piece comes from
-    float* cleared;             // [row][cleared_len]
+    float* cleared;             // [row][cleared_len], may be where the first piece comes from, if that is as long and has no gaps
     uint32_t num_rows;
     uint32_t num_pieces;        // 1 ..= MOST_PIECES
     uint32_t is_together;       // one norm over all pieces, not one each
@@ -105,7 +105,8 @@ DEVICE void join_piece(
     }
 }
 
-// Pieces are read in their order, each element of a row by one thread: so the last one may take the first one's place.
+// Pieces are read in their order, each element of a row by one thread: so the last one may take the first one's place,
+// and what is cleared may be there too.
 DEVICE void join_row(const JoinParams& p, uint32_t row) {
     uint32_t len = 0;
     for (uint32_t i = 0; i < p.num_pieces; ++i) {

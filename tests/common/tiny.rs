@@ -87,9 +87,11 @@ pub(crate) fn write_silent(
     write_folder(dir, &serde_json::from_str(&config).expect("JSON"), &tensors);
 }
 
-/// What an EAGLE-3 head has besides the sizes of its layers.
+/// What an EAGLE head has besides the sizes of its layers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HeadKind {
+    /// EAGLE-1: it has a bias of `fc`, and no norms but in its MLP and in later layers.
+    pub(crate) is_eagle1: bool,
     /// Layers behind the first one.
     pub(crate) more_layers: usize,
     /// It drafts so many tokens, every second one, by a head of its own; else all, by the target's.
@@ -145,20 +147,26 @@ pub(crate) fn write_head_of(
     let norm_of = |name: &str, len: usize| (name.to_string(), vec![len], kind.norm_spread);
     let norm = |name: &str| norm_of(name, hidden);
     let (q, kv) = (num_heads * head_dim, num_kv_heads * head_dim);
+    let (fused, inputs) =
+        if kind.is_eagle1 { (2 * hidden, hidden) } else { (3 * hidden, 2 * hidden) };
     let mut shapes = vec![
-        wide("fc.weight", [hidden, 3 * hidden]),
-        norm("midlayer.input_layernorm.weight"),
-        norm("midlayer.hidden_norm.weight"),
-        wide("midlayer.self_attn.q_proj.weight", [q, 2 * hidden]),
-        wide("midlayer.self_attn.k_proj.weight", [kv, 2 * hidden]),
-        wide("midlayer.self_attn.v_proj.weight", [kv, 2 * hidden]),
+        wide("fc.weight", [hidden, fused]),
+        wide("midlayer.self_attn.q_proj.weight", [q, inputs]),
+        wide("midlayer.self_attn.k_proj.weight", [kv, inputs]),
+        wide("midlayer.self_attn.v_proj.weight", [kv, inputs]),
         wide("midlayer.self_attn.o_proj.weight", [hidden, q]),
         norm("midlayer.post_attention_layernorm.weight"),
         wide("midlayer.mlp.gate_proj.weight", [ff, hidden]),
         wide("midlayer.mlp.up_proj.weight", [ff, hidden]),
         wide("midlayer.mlp.down_proj.weight", [hidden, ff]),
-        norm("norm.weight"),
     ];
+    match kind.is_eagle1 {
+        true => shapes.push(norm("fc.bias")),
+        false => shapes.extend(
+            ["midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight", "norm.weight"]
+                .map(norm),
+        ),
+    }
     for layer in 1..=kind.more_layers {
         shapes.extend(layer_shapes(layer, sizes).into_iter().map(|(name, shape, deviation)| {
             let deviation = if shape.len() == 1 { kind.norm_spread } else { deviation };

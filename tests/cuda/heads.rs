@@ -1,12 +1,12 @@
-//! EAGLE-3 heads on a GPU: against the CPU executor's, which are held to the reference's (`tests/heads`), and with themselves.
+//! EAGLE heads on a GPU: against the CPU executor's, which are held to the reference's (`tests/heads`), and with themselves.
 
 use crate::common::models::Recipe;
 use crate::common::running::{self, Done};
 use crate::common::small::{NORMED, SMALL, tokens};
 use crate::common::tiny::{self, HeadKind, Sizes};
 use crate::{
-    FP8_TOLERANCE, FP16_TOLERANCE, WORST_BY_TYPICAL, emulator, load, load_bounded, load_with, open,
-    requests_of_three_tokens, texts, totals,
+    FP8_TOLERANCE, FP16_TOLERANCE, NUM_SMS, WORST_BY_TYPICAL, emulator, load, load_bounded,
+    load_with, open, requests_of_three_tokens, texts, totals,
 };
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
@@ -16,7 +16,7 @@ use spec_core::runtime::{AdmissionPolicy, Isa, Lookup, Options, Request};
 use spec_core::testing::cpu::{self, Resources, Weights};
 use spec_core::testing::cuda::{Eagle, Gpu, HeadOnHost, Model};
 use spec_core::testing::draft::{Head, HeadPass, HeadSegment};
-use spec_emu::Schedule;
+use spec_emu::{Emulator, Schedule};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -52,7 +52,11 @@ impl Pair {
     }
 
     fn on_gpu(&self) -> HeadOnHost {
-        let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
+        self.on(emulator(Schedule::PLAIN))
+    }
+
+    fn on(&self, device: Emulator) -> HeadOnHost {
+        let gpu = Gpu::new(Box::new(device));
         let target = Arc::new(Model::load(&self.target, NUM_PAGES, &mut **gpu.lock()).unwrap());
         let head = Eagle::load(&self.head, target, NUM_PAGES, &mut **gpu.lock()).unwrap();
         HeadOnHost::new(Arc::new(head), gpu)
@@ -60,17 +64,23 @@ impl Pair {
 }
 
 /// Hidden states of so many rows, `[row][tap][hidden]`, of sizes as they have.
-fn taps(rows: usize, sizes: &Sizes) -> Vec<f32> {
+fn taps(rows: usize, sizes: &Sizes, kind: &HeadKind) -> Vec<f32> {
     let value = |i: usize| ((i * 7919 % 1013) as f32 / 506.0 - 1.0) * (1.0 + (i % 3) as f32);
-    (0..rows * 3 * sizes.hidden).map(value).collect()
+    let taps = if kind.is_eagle1 { 1 } else { 3 };
+    (0..rows * taps * sizes.hidden).map(value).collect()
 }
 
 /// Logits and states of every row of a text, of which the first rows come with states of the target and the last ones with
 /// those of the head itself, or that of masks.
-fn along_a_text(head: &mut dyn Head, sizes: &Sizes, tokens: &[u32], parts: &[usize]) -> HeadPass {
+fn along_a_text(
+    head: &mut dyn Head,
+    (sizes, kind): (&Sizes, &HeadKind),
+    tokens: &[u32],
+    parts: &[usize],
+) -> HeadPass {
     let width = head.width();
     let known: usize = parts.iter().sum();
-    let states = head.states(&taps(known, sizes)).unwrap();
+    let states = head.states(&taps(known, sizes, kind)).unwrap();
     let mask = head.mask().cloned();
     let (mut all, mut last) = (HeadPass::default(), HeadPass::default());
     let mut run = |tokens: &[u32], states: &[f32], first_position: usize, last: &mut HeadPass| {
@@ -110,7 +120,7 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
 type Kind = (&'static Sizes, HeadKind, Dtype, f32);
 
 /// Every flag of a head is in one of them.
-fn kinds() -> [Kind; 5] {
+fn kinds() -> [Kind; 7] {
     let plain = HeadKind { norm_spread: 0.3, ..HeadKind::default() };
     let windowed = HeadKind {
         more_layers: 1,
@@ -121,12 +131,16 @@ fn kinds() -> [Kind; 5] {
         ..plain
     };
     let own = HeadKind { own_embed: true, fc_norm: true, norm_before_residual: true, ..plain };
+    let first = HeadKind { is_eagle1: true, ..plain };
+    let first_of_more = HeadKind { more_layers: 1, own_embed: true, ..first };
     [
         (&SMALL, plain, Dtype::Fp16, FP16_TOLERANCE),
         (&NORMED, windowed, Dtype::Fp16, FP16_TOLERANCE),
         (&SMALL, own, Dtype::Fp16, FP16_TOLERANCE),
         (&SMALL, HeadKind { window: Some(5), ..own }, Dtype::Fp8, FP8_TOLERANCE),
         (&SMALL, HeadKind { mask_token: Some(9), ..windowed }, Dtype::Fp16, FP16_TOLERANCE),
+        (&SMALL, first, Dtype::Fp16, FP16_TOLERANCE),
+        (&NORMED, first_of_more, Dtype::Fp8, FP8_TOLERANCE),
     ]
 }
 
@@ -139,17 +153,46 @@ fn rows_are_those_of_the_cpu_executor() {
         let mut on_gpu = Pair::new("cuda:sm_90a", sizes, &kind, dtype).on_gpu();
         assert_eq!(on_gpu.taps(), on_cpu.taps());
         assert_eq!(on_gpu.vocab_map(), on_cpu.vocab_map());
-        let taps = taps(70, sizes);
+        let taps = taps(70, sizes, &kind);
         let (found, expected) = (on_gpu.states(&taps).unwrap(), on_cpu.states(&taps).unwrap());
         assert_close(&found, &expected, tolerance, &format!("{what}: states"));
         let parts = [17, 1, 30, 16];
-        let expected = along_a_text(&mut on_cpu, sizes, &tokens, &parts);
-        let found = along_a_text(&mut on_gpu, sizes, &tokens, &parts);
+        let expected = along_a_text(&mut on_cpu, (sizes, &kind), &tokens, &parts);
+        let found = along_a_text(&mut on_gpu, (sizes, &kind), &tokens, &parts);
         let (logits, expected_logits) = (&found.logits.values, &expected.logits.values);
         assert_close(logits, expected_logits, tolerance, &format!("{what}: logits"));
         if kind.mask_token.is_none() {
             assert_close(&found.states, &expected.states, tolerance, &format!("{what}: handed on"));
         }
+    }
+}
+
+/// Where single warps multiply, products for logits norm their rows: EAGLE-1's too, of which more want logits than one launch
+/// takes.
+#[test]
+fn rows_without_a_norm_are_those_of_the_cpu_executor_where_products_norm_them() {
+    let tokens = tokens(70);
+    for (sizes, kind, dtype, tolerance) in [kinds()[5], kinds()[6]] {
+        let what = format!("sm_80 {dtype} {kind:?}");
+        let run = |head: &mut dyn Head| {
+            let states = head.states(&taps(70, sizes, &kind)).unwrap();
+            let width = head.width();
+            let segment = HeadSegment {
+                tokens: &tokens[1..],
+                states: &states[..69 * width],
+                first_position: 1,
+                pages: &PAGES,
+                num_logits: 69,
+                tree: &[],
+            };
+            head.forward(&[segment]).unwrap()
+        };
+        let expected = run(&mut Pair::new("cpu", sizes, &kind, dtype).on_cpu());
+        let pair = Pair::new("cuda:sm_80", sizes, &kind, dtype);
+        let found = run(&mut pair.on(Emulator::new((8, 0), NUM_SMS, Schedule::PLAIN)));
+        let (logits, expected_logits) = (&found.logits.values, &expected.logits.values);
+        assert_close(logits, expected_logits, tolerance, &format!("{what}: logits"));
+        assert_close(&found.states, &expected.states, tolerance, &format!("{what}: handed on"));
     }
 }
 
@@ -159,7 +202,7 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
     for (sizes, kind, dtype, _) in kinds() {
         let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
         let last = |parts: &[usize]| {
-            let pass = along_a_text(&mut pair.on_gpu(), sizes, &tokens[..66], parts);
+            let pass = along_a_text(&mut pair.on_gpu(), (sizes, &kind), &tokens[..66], parts);
             let tail = |values: &[f32]| values[values.len().saturating_sub(30)..].to_vec();
             (tail(&pass.logits.values), tail(&pass.states))
         };
@@ -172,13 +215,17 @@ fn bits_of_a_row_do_not_depend_on_the_rows_beside_it() {
 
 #[test]
 fn rows_of_many_sequences_go_through_one_pass() {
-    let (sizes, kind, dtype, _) = kinds()[1];
+    rows_go_through_one_pass(kinds()[1]);
+    rows_go_through_one_pass(kinds()[5]);
+}
+
+fn rows_go_through_one_pass((sizes, kind, dtype, _): Kind) {
     let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
     let tokens = tokens(40);
     let pages: [&[u32]; 3] = [&[2, 0], &[5], &[1, 3]];
     let lens = [20, 3, 31];
     let run = |head: &mut HeadOnHost, which: &[usize]| {
-        let states = head.states(&taps(40, sizes)).unwrap();
+        let states = head.states(&taps(40, sizes, &kind)).unwrap();
         let segment = |&idx: &usize| HeadSegment {
             tokens: &tokens[1..lens[idx] + 1],
             states: &states[..lens[idx] * sizes.hidden],
@@ -206,7 +253,7 @@ fn rows_of_masks_are_those_of_the_cpu_executor() {
     let (lens, drafts) = ([20, 3, 31], [8, 1, 5]);
     let run = |head: &mut dyn Head| {
         let mask = head.mask().cloned().expect("it has one");
-        let known = head.states(&taps(40, sizes)).unwrap();
+        let known = head.states(&taps(40, sizes, &kind)).unwrap();
         let rows = lens.iter().zip(drafts).map(|(&len, drafts): (&usize, usize)| {
             let masks = vec![mask.token; drafts - 1];
             let states = [&known[..len * sizes.hidden], &mask.state.repeat(drafts - 1)].concat();
@@ -248,7 +295,7 @@ fn counters(done: &[Done]) -> Vec<(u64, u64)> {
 /// Steps whose logits somebody wants to see are decided about on the host, with a drafter of its own.
 #[test]
 fn drafts_of_the_graph_are_those_of_the_host() {
-    for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3], kinds()[4]] {
+    for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3], kinds()[4], kinds()[6]] {
         let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
         let requests = requests();
         let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
@@ -275,6 +322,11 @@ fn telling(mut request: Request) -> Request {
 #[test]
 fn texts_do_not_depend_on_when_a_head_is_asked() {
     assert_texts_do_not_depend_on_when(kinds()[0]);
+}
+
+#[test]
+fn texts_do_not_depend_on_when_a_head_of_eagle_1_is_asked() {
+    assert_texts_do_not_depend_on_when(kinds()[5]);
 }
 
 #[test]

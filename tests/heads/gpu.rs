@@ -1,4 +1,4 @@
-//! The same rounds on an emulated GPU, with the heads that drafting on one takes: EAGLE-3.
+//! The same rounds on an emulated GPU.
 
 use crate::eagle::CASES;
 use crate::rounds;
@@ -24,7 +24,8 @@ const FP16_TOLERANCE: f32 = 0.02;
 const FP32_TOLERANCE: f32 = 1e-4;
 
 fn cases() -> impl Iterator<Item = &'static str> {
-    CASES.into_iter().filter(|case| case.starts_with("eagle3"))
+    // What is widened is safetensors, and its weights are pickled.
+    CASES.into_iter().filter(|&case| case != "eagle1-nobias")
 }
 
 /// A target and a head of 64 values a head of attention.

@@ -5,7 +5,7 @@ use super::{Manifest, Precision};
 use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::image::RUN;
-use crate::model::{DraftHead, Dtype, EagleConfig, EagleKind, ModelConfig};
+use crate::model::{DraftHead, Dtype, EagleConfig, ModelConfig};
 use spec_kernels::{Epilogue, Format, MAX_GROUP, Variant, gemm_rows, has_warpgroups};
 
 /// Elements of a head that the kernels are written for.
@@ -26,10 +26,8 @@ impl<'a> Kernels<'a> {
 
     /// The product of at most `rows` rows, one of [`gemm_rows`], with a matrix.
     pub(crate) fn gemm(&self, linear: &Linear, rows: usize) -> Variant {
-        let Self { model, precision } = *self;
+        let model = self.model;
         let epilogue = match linear.kind {
-            // Of the first layer of a head on hidden states: its rows are put together, and normed, before it.
-            MatrixKind::Qkv if linear.k != model.hidden_size => Epilogue::Residual,
             // The norms of the heads come before the rotation, and need whole heads.
             MatrixKind::Qkv if model.qk_norm => Epilogue::Raw,
             MatrixKind::Qkv => Epilogue::Qkv { head_dim: model.head_dim },
@@ -37,7 +35,17 @@ impl<'a> Kernels<'a> {
             MatrixKind::GateUp => Epilogue::SwiGlu,
             MatrixKind::Embed | MatrixKind::Head => Epilogue::Head,
         };
-        let dtype = precision.of(linear.kind);
+        self.gemm_with(linear, rows, epilogue)
+    }
+
+    /// The same with the queries, keys and values of the first layer of a head on hidden states: its rows are put together before
+    /// it, behind their norms where they have some.
+    pub(crate) fn first_gemm(&self, qkv: &Linear, rows: usize) -> Variant {
+        self.gemm_with(qkv, rows, Epilogue::Residual)
+    }
+
+    fn gemm_with(&self, linear: &Linear, rows: usize, epilogue: Epilogue) -> Variant {
+        let dtype = self.precision.of(linear.kind);
         Variant::gemm(format(dtype), rows, epilogue).with_shape(linear.n(), linear.k)
     }
 
@@ -116,8 +124,8 @@ fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig, rows: &[usize]) -> Vec<Va
     let mut variants = vec![Variant::plain("join")];
     variants.extend(eagle.maps_vocab.then(|| Variant::plain("spread")));
     variants.extend(embed.map(|_| kernels.embed()));
-    let own = [fc, first.attention.qkv];
-    for linear in own.into_iter().chain(kernels.layer()).chain(head) {
+    variants.extend(rows.iter().map(|&rows| kernels.first_gemm(&first.attention.qkv, rows)));
+    for linear in [fc].into_iter().chain(kernels.layer()).chain(head) {
         variants.extend(rows.iter().map(|&rows| kernels.gemm(&linear, rows)));
     }
     variants.push(kernels.rope());
@@ -143,9 +151,6 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
     let elsewhere = "use --device cpu";
     match &model.draft_head {
         None => (),
-        Some(DraftHead::Eagle(eagle)) if eagle.kind == EagleKind::Eagle1 => {
-            return Err(not_on_gpus("an EAGLE-1 head"));
-        }
         // Rows are put together in whole vectors.
         Some(DraftHead::Eagle(eagle)) if !eagle.target_hidden.is_multiple_of(RUN) => {
             let (size, expected) = (eagle.target_hidden, format!("a multiple of {RUN}"));
@@ -159,7 +164,10 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
             return Err(refusal("hidden_size", size, &expected, "use --draft-device cpu"));
         }
         Some(DraftHead::Eagle(_)) => (),
-        Some(DraftHead::Medusa(_)) => return Err(not_on_gpus("Medusa heads")),
+        Some(DraftHead::Medusa(_)) => {
+            let what = "Medusa heads on a GPU, expected an EAGLE head or a model";
+            return Err(format!("{what}: use --draft-device cpu"));
+        }
     }
     if !HEAD_DIMS.contains(&model.head_dim) {
         return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));
@@ -178,10 +186,6 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
         }
     }
     Ok(())
-}
-
-fn not_on_gpus(what: &str) -> String {
-    format!("{what} on a GPU, expected an EAGLE-3 head or a model: use --draft-device cpu")
 }
 
 fn refusal(field: &str, value: impl std::fmt::Display, expected: &str, remedy: &str) -> String {

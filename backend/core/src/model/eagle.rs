@@ -103,6 +103,12 @@ impl EagleConfig {
         if *kind == EagleKind::Eagle1 && taps.len() != 1 {
             return refuse(format!("taps are {taps:?}, expected one of EAGLE-1"));
         }
+        if *kind == EagleKind::Eagle1 && *target_hidden != model.hidden_size {
+            let own = model.hidden_size;
+            return refuse(format!(
+                "the target's width is {target_hidden}, expected {own}, its own"
+            ));
+        }
         if *target_hidden == 0 || *target_hidden > 1 << 16 {
             return refuse(format!("the target's width is {target_hidden}, expected 1 to 65536"));
         }
@@ -233,5 +239,61 @@ impl Eagle<Linear, Vector> {
             vocab_map: optional(loader, self.vocab_map.as_ref())?,
             mask_hidden: optional(loader, self.mask_hidden.as_ref())?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::DraftHead;
+    use crate::model::testing::small_llama;
+
+    fn refusal(eagle: EagleConfig) -> Option<String> {
+        let draft_head = Some(DraftHead::Eagle(eagle));
+        let config = ModelConfig { num_layers: 1, tied_head: false, draft_head, ..small_llama() };
+        config.validate().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_the_executors_rely_on_is_checked() {
+        let ModelConfig { hidden_size, vocab_size, .. } = small_llama();
+        let first = EagleConfig {
+            kind: EagleKind::Eagle1,
+            taps: vec![2],
+            target_hidden: hidden_size,
+            tap_norms: TapNorms::Together,
+            fc_bias: true,
+            norm_before_residual: false,
+            norm_output: false,
+            window: None,
+            own_embed: true,
+            own_head: true,
+            draft_vocab: vocab_size,
+            maps_vocab: false,
+            mask_token: None,
+        };
+        assert_eq!(refusal(first.clone()), None);
+        let third = EagleConfig { kind: EagleKind::Eagle3, taps: vec![0, 1, 2], ..first.clone() };
+        assert_eq!(refusal(third.clone()), None);
+        // EAGLE-3 makes states as wide as it is of wider ones.
+        let twice = 2 * hidden_size;
+        assert_eq!(refusal(EagleConfig { target_hidden: twice, ..third.clone() }), None);
+        let refused = |eagle: EagleConfig, what: &str| {
+            let message = refusal(eagle).expect("it is refused");
+            assert!(message.contains(what), "{message}");
+        };
+        let wider = format!("the target's width is {twice}, expected {hidden_size}");
+        refused(EagleConfig { target_hidden: twice, ..first.clone() }, &wider);
+        refused(EagleConfig { taps: vec![1, 2], ..first.clone() }, "expected one of EAGLE-1");
+        refused(EagleConfig { mask_token: Some(1), ..first.clone() }, "its mask token is 1");
+        refused(EagleConfig { taps: vec![2, 1], ..third.clone() }, "taps are [2, 1]");
+        refused(EagleConfig { target_hidden: 0, ..third.clone() }, "the target's width is 0");
+        refused(EagleConfig { window: Some(0), ..third.clone() }, "its window is 0");
+        let none = EagleConfig { draft_vocab: 0, ..third.clone() };
+        refused(none, "it drafts 0 tokens");
+        let beyond = EagleConfig { mask_token: Some(vocab_size as u32), ..third.clone() };
+        refused(beyond, "its mask token is");
+        let few = EagleConfig { draft_vocab: vocab_size - 1, own_head: false, ..third };
+        refused(few, "by the target's head");
     }
 }

@@ -4,7 +4,7 @@ use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::{Engine, EngineReader, Kernels, code_section};
 use crate::exec::cuda::device::{Device, Kernel};
-use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
+use crate::model::decoder::{Decoder, Layer, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::{EagleConfig, ModelConfig};
 use spec_kernels::{Epilogue, Variant, WGMMA_ROWS};
@@ -100,7 +100,7 @@ impl EndCode {
         Ok(Self {
             spread: spread.transpose()?,
             embed: loader.load(&kernels.embed(), 0)?,
-            head: by_rows(loader, kernels, decoder.head())?,
+            head: by_rows(loader, |rows| kernels.gemm(decoder.head(), rows))?,
         })
     }
 }
@@ -114,12 +114,12 @@ impl HeadCode {
     ) -> Result<Self> {
         let parts = Eagle::of(kernels.model, eagle);
         let embed = parts.embed.is_some().then(|| loader.load(&kernels.embed(), 0));
-        let head = parts.head.as_ref().map(|head| by_rows(loader, kernels, head));
+        let head = parts.head.as_ref().map(|head| by_rows(loader, |rows| kernels.gemm(head, rows)));
         let spread = eagle.maps_vocab.then(|| loader.load(&Variant::plain("spread"), 0));
         Ok(Self {
             join: loader.load(&Variant::plain("join"), shape::OPERAND_SHARED_BYTES)?,
-            fc: by_rows(loader, kernels, &parts.fc)?,
-            qkv: by_rows(loader, kernels, &parts.first.attention.qkv)?,
+            fc: by_rows(loader, |rows| kernels.gemm(&parts.fc, rows))?,
+            qkv: by_rows(loader, |rows| kernels.first_gemm(&parts.first.attention.qkv, rows))?,
             embed: embed.transpose()?,
             head: head.transpose()?,
             spread: spread.transpose()?,
@@ -139,14 +139,14 @@ impl LayerCode {
         let normalise = has_warpgroups
             .then(|| loader.load(&Variant::plain("normalise"), shape::OPERAND_SHARED_BYTES));
         Ok(Self {
-            qkv: by_rows(loader, kernels, &layer.attention.qkv)?,
+            qkv: by_rows(loader, |rows| kernels.gemm(&layer.attention.qkv, rows))?,
             rope: loader.load(&kernels.rope(), 0)?,
             normalise: normalise.transpose()?,
             attention: loader.load(&narrow, shared_bytes(Tiling::Narrow))?,
             attention_wide: loader.load(&wide, shared_bytes(Tiling::Wide))?,
-            out: by_rows(loader, kernels, &layer.attention.out)?,
-            gate_up: by_rows(loader, kernels, &layer.mlp.gate_up)?,
-            down: by_rows(loader, kernels, &layer.mlp.down)?,
+            out: by_rows(loader, |rows| kernels.gemm(&layer.attention.out, rows))?,
+            gate_up: by_rows(loader, |rows| kernels.gemm(&layer.mlp.gate_up, rows))?,
+            down: by_rows(loader, |rows| kernels.gemm(&layer.mlp.down, rows))?,
         })
     }
 
@@ -241,12 +241,12 @@ impl LoadKernel for Loader<'_> {
     }
 }
 
-/// The product with a matrix, for each number of rows.
-fn by_rows(loader: &mut impl LoadKernel, kernels: &Kernels<'_>, linear: &Linear) -> Result<ByRows> {
+/// A product, for each number of rows.
+fn by_rows(loader: &mut impl LoadKernel, product: impl Fn(usize) -> Variant) -> Result<ByRows> {
     let mut loaded = ByRows { kernels: [Kernel(0); WGMMA_ROWS.len()] };
     for (kernel, &rows) in loaded.kernels.iter_mut().zip(shape::gemm_rows(loader.capability())) {
         let shared_bytes = shape::gemm_shared_bytes(rows, loader.capability());
-        *kernel = loader.load(&kernels.gemm(linear, rows), shared_bytes)?;
+        *kernel = loader.load(&product(rows), shared_bytes)?;
     }
     Ok(loaded)
 }

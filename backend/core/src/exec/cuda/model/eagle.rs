@@ -1,10 +1,11 @@
-//! An EAGLE-3 head on a GPU: its weights, its KV cache, and passes over ragged rows of tokens and states.
+//! An EAGLE head on a GPU: its weights, its KV cache, and passes over ragged rows of tokens and states.
 //!
 //! As with a model, a row's result does not depend on the rows beside it, to the bit.
 
 use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
+use super::outline::SOMEWHERE;
 use super::params::{JoinParams, MOST_PIECES, Piece, Scaling};
 use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
@@ -18,7 +19,7 @@ use crate::draft::{HeadPass, HeadSegment, MaskRow};
 use crate::engine::{Engine, Kernels, Manifest};
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::exec::vocab_map;
-use crate::model::{EagleConfig, ModelConfig, TapNorms, eagle};
+use crate::model::{EagleConfig, EagleKind, ModelConfig, TapNorms, eagle};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -54,20 +55,27 @@ struct Buffers {
     squares: Address,
     /// f32 `[rows][hidden]`: what rows hand on.
     handed_on: Address,
+    /// f32 `[hidden]`, all of them 1: the weights of a norm that changes nothing, for EAGLE-1, which has none before its head.
+    unit_norm: Address,
+    /// f32 `[rows][tiles]`: what that norm takes for the sums of squares, of which it makes the factor 1.
+    unit_squares: Address,
 }
 
 /// Bytes of the arrays, in the order of the fields.
-fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
+fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 7] {
     let hidden = model.hidden_size;
     let (fc, first) = (eagle.fc_inputs(hidden), eagle.first_inputs(hidden));
     let tiles = model.qkv_size().max(hidden).div_ceil(shape::TILE_OUTPUTS);
     let rows_of = |width: usize, element: usize| rows * width * element;
+    let of_eagle1 = |bytes: usize| if eagle.kind == EagleKind::Eagle1 { bytes } else { 0 };
     [
-        rows_of(fc, size_of::<f32>()),
+        rows_of(eagle.taps.len() * eagle.target_hidden, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
         rows_of(fc.max(first), size_of::<u16>()),
         rows_of(tiles, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
+        of_eagle1(hidden * size_of::<f32>()),
+        of_eagle1(rows_of(hidden.div_ceil(shape::TILE_OUTPUTS), size_of::<f32>())),
     ]
 }
 
@@ -109,8 +117,16 @@ impl Eagle {
             Ok((LayerCode::of(kernels, loader)?, HeadCode::of(kernels, &eagle, loader)?))
         })?;
         let sizes = sizes(&manifest.model, &eagle, capacity.rows);
-        let [taps, states, joined, squares, handed_on] = arrays::alloc(sizes, device)?;
-        let buffers = Buffers { taps, states, joined, squares, handed_on };
+        let [taps, states, joined, squares, handed_on, unit_norm, unit_squares] =
+            arrays::alloc(sizes, device)?;
+        let buffers = Buffers { taps, states, joined, squares, handed_on, unit_norm, unit_squares };
+        if eagle.kind == EagleKind::Eagle1 {
+            let ModelConfig { hidden_size, rms_norm_eps, .. } = manifest.model;
+            upload(device, unit_norm, &vec![1.0f32; hidden_size])?;
+            let mut row = vec![0.0; hidden_size.div_ceil(shape::TILE_OUTPUTS)];
+            row[0] = hidden_size as f32 * (1.0 - rms_norm_eps);
+            upload(device, unit_squares, &row.repeat(capacity.rows))?;
+        }
         let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
         let mut head = Self {
             layers,
@@ -134,7 +150,7 @@ impl Eagle {
         let Some((token, taps)) = mask else { return Ok(None) };
         let width = self.eagle.target_hidden;
         let tap = |idx: usize| taps + (idx * width * size_of::<f32>()) as Address;
-        self.fuse(1, tap, self.parts.fc.k).iter().try_for_each(|op| device.issue(op))?;
+        self.fuse(1, tap, self.taps_len()).iter().try_for_each(|op| device.issue(op))?;
         let mut state = Vec::new();
         download(device, self.buffers.states, self.width(), &mut state)?;
         Ok(Some(MaskRow { token, state }))
@@ -157,7 +173,15 @@ impl Eagle {
         }
         let kernels = Kernels { model: &layers.config, precision: &layers.precision };
         let code = HeadCode::of(&kernels, &eagle, loader)?;
-        let none = Buffers { taps: 0, states: 0, joined: 0, squares: 0, handed_on: 0 };
+        let none = Buffers {
+            taps: 0,
+            states: 0,
+            joined: 0,
+            squares: 0,
+            handed_on: 0,
+            unit_norm: SOMEWHERE,
+            unit_squares: 0,
+        };
         let capacity = Capacity::default();
         Ok(Self {
             layers,
@@ -207,6 +231,11 @@ impl Eagle {
     /// Values of a state.
     pub(crate) fn width(&self) -> usize {
         self.layers.config.hidden_size
+    }
+
+    /// Values of the hidden states that a state is made of.
+    fn taps_len(&self) -> usize {
+        self.eagle.taps.len() * self.eagle.target_hidden
     }
 
     /// Tokens that its target has.
@@ -287,25 +316,10 @@ impl Eagle {
         let mut ops = PassOps::new(layers, pass, None, DecoderPart::default());
         let (embed, code) = self.embed();
         ops.embed(embed, code);
-        let hidden = layers.config.hidden_size;
-        let norm = |norm: Option<Address>| norm.expect("EAGLE-3 has it");
-        let pieces = [
-            piece(work.residual, hidden, norm(first.token_norm)),
-            piece(states, hidden, norm(first.hidden_norm)),
-        ];
-        self.join(
-            &mut ops,
-            &pieces,
-            JoinParams {
-                joined: buffers.joined,
-                kept: work.residual,
-                keeps_normed: self.eagle.norm_before_residual.into(),
-                cleared: work.raw,
-                cleared_len: first.attention.qkv.n as u32,
-                num_rows: pass.num_rows as u32,
-                ..JoinParams::default()
-            },
-        );
+        match self.eagle.kind {
+            EagleKind::Eagle1 => self.fuse_tokens(&mut ops, states),
+            EagleKind::Eagle3 => self.join_tokens(&mut ops, states),
+        }
         let sums = Output::Sums { code: &self.code.qkv, to: work.raw, squares: buffers.squares };
         ops.multiply(&first.attention.qkv, Input::Halves(buffers.joined), sums);
         let cache = layers.cache.layer(0);
@@ -320,36 +334,98 @@ impl Eagle {
             ops.layer(layer, idx + 1);
         }
         if pass.num_logits > 0 {
-            let (head, code) = self.head();
-            let final_norm = norm(parts.final_norm);
-            ops.head(head, final_norm, code);
             if self.hands_on() {
-                let handed_on = if self.eagle.norm_output { final_norm } else { 0 };
-                self.join(
-                    &mut ops,
-                    &[piece(work.residual, hidden, handed_on)],
-                    JoinParams {
-                        row_index: work.logit_rows,
-                        kept: buffers.handed_on,
-                        keeps_normed: 1,
-                        num_rows: pass.num_logits as u32,
-                        ..JoinParams::default()
-                    },
-                );
+                self.hand_on(&mut ops);
             }
+            let (head, code) = self.head();
+            let input = match parts.final_norm {
+                Some(norm) => Input::Normed(norm),
+                None => {
+                    let Buffers { handed_on, unit_norm, unit_squares, .. } = *buffers;
+                    assert!(self.hands_on(), "rows without a norm are those that are handed on");
+                    Input::Rows { rows: handed_on, norm: unit_norm, squares: unit_squares }
+                }
+            };
+            ops.head(head, input, code);
         }
         ops.ops()
     }
 
+    /// EAGLE-3: tokens and states side by side, each behind its norm, as the input of the first layer's attention. The
+    /// residual stream begins with the state.
+    fn join_tokens(&self, ops: &mut PassOps<'_>, states: Address) {
+        let (work, first) = (&self.layers.workspace, &self.parts.first);
+        let norm = |norm: Option<Address>| norm.expect("EAGLE-3 has it");
+        let pieces = [
+            self.piece(work.residual, norm(first.token_norm)),
+            self.piece(states, norm(first.hidden_norm)),
+        ];
+        let params = JoinParams {
+            kept: work.residual,
+            keeps_normed: self.eagle.norm_before_residual.into(),
+            ..self.first_layer_params(ops.pass)
+        };
+        self.join(ops, &pieces, params);
+    }
+
+    /// EAGLE-1: `fc` over tokens and states begins the residual stream, which the first layer's attention takes as it is.
+    fn fuse_tokens(&self, ops: &mut PassOps<'_>, states: Address) {
+        let Self { layers, parts, buffers, .. } = self;
+        let residual = layers.workspace.residual;
+        let params = JoinParams {
+            joined: buffers.joined,
+            // Where the tokens stood comes the product.
+            cleared: residual,
+            cleared_len: self.width() as u32,
+            num_rows: ops.pass.num_rows as u32,
+            ..JoinParams::default()
+        };
+        self.join(ops, &[self.piece(residual, 0), self.piece(states, 0)], params);
+        let sums = Output::Sums { code: &self.code.fc, to: residual, squares: buffers.squares };
+        ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
+        self.join(ops, &[self.piece(residual, 0)], self.first_layer_params(ops.pass));
+    }
+
+    /// How rows become the input of the first layer's attention, whose sums start at nothing.
+    fn first_layer_params(&self, pass: &Pass) -> JoinParams {
+        JoinParams {
+            joined: self.buffers.joined,
+            cleared: self.layers.workspace.raw,
+            cleared_len: self.parts.first.attention.qkv.n as u32,
+            num_rows: pass.num_rows as u32,
+            ..JoinParams::default()
+        }
+    }
+
+    /// Keeps the states of rows that have logits.
+    fn hand_on(&self, ops: &mut PassOps<'_>) {
+        let work = &self.layers.workspace;
+        let norm = self.parts.final_norm.filter(|_| self.eagle.norm_output);
+        let params = JoinParams {
+            row_index: work.logit_rows,
+            kept: self.buffers.handed_on,
+            keeps_normed: 1,
+            num_rows: ops.pass.num_logits as u32,
+            ..JoinParams::default()
+        };
+        self.join(ops, &[self.piece(work.residual, norm.unwrap_or(0))], params);
+    }
+
+    /// Rows of a buffer that is as wide as a state.
+    fn piece(&self, rows: Address, norm: Address) -> Piece {
+        let len = self.width() as u32;
+        Piece { rows, norm, stride: len, len }
+    }
+
     /// Makes states of hidden states in their buffer, `[row][tap][hidden]`.
     fn fuse_uploaded(&self, num_rows: usize) -> Vec<Op> {
-        let (width, row_len) = (self.eagle.target_hidden, self.parts.fc.k);
+        let (width, row_len) = (self.eagle.target_hidden, self.taps_len());
         let rows = |tap: usize| self.buffers.taps + (tap * width * size_of::<f32>()) as Address;
         self.fuse(num_rows, rows, row_len)
     }
 
     /// Makes states of rows of hidden states: of those behind each tap where the first one is, `stride` values from one to
-    /// the next.
+    /// the next. EAGLE-1 takes them as they are, behind the norm.
     pub(crate) fn fuse(
         &self,
         num_rows: usize,
@@ -372,19 +448,18 @@ impl Eagle {
         let taps: Vec<Piece> = (0..eagle.taps.len()).map(tap).collect();
         let pass = Pass { num_rows, ..Pass::default() };
         let mut ops = PassOps::new(layers, &pass, None, DecoderPart::default());
-        self.join(
-            &mut ops,
-            &taps,
-            JoinParams {
-                joined: buffers.joined,
-                is_together: (eagle.tap_norms == TapNorms::Together).into(),
-                cleared: buffers.states,
-                cleared_len: parts.fc.n as u32,
-                num_rows: num_rows as u32,
-                ..JoinParams::default()
-            },
-        );
+        let params = JoinParams {
+            is_together: (eagle.tap_norms == TapNorms::Together).into(),
+            num_rows: num_rows as u32,
+            ..JoinParams::default()
+        };
         let (to, squares) = (buffers.states, buffers.squares);
+        if eagle.kind == EagleKind::Eagle1 {
+            self.join(&mut ops, &taps, JoinParams { kept: to, keeps_normed: 1, ..params });
+            return ops.ops();
+        }
+        let (joined, cleared_len) = (buffers.joined, parts.fc.n as u32);
+        self.join(&mut ops, &taps, JoinParams { joined, cleared: to, cleared_len, ..params });
         let sums = Output::Sums { code: &self.code.fc, to, squares };
         ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
         ops.ops()
@@ -420,7 +495,7 @@ impl Eagle {
 
     /// Makes states of hidden states, `[row][tap][hidden]`; waits for the device.
     pub(super) fn states_of(&self, taps: &[f32], device: &mut dyn Device) -> Result<Vec<f32>> {
-        let row_len = self.parts.fc.k;
+        let row_len = self.taps_len();
         let mut states = Vec::with_capacity(taps.len() / row_len * self.width());
         for taps in taps.chunks(self.capacity.rows * row_len) {
             let num_rows = taps.len() / row_len;
@@ -460,11 +535,6 @@ impl Eagle {
         }
         Ok(out)
     }
-}
-
-/// Rows of a buffer that is as wide as they are.
-fn piece(rows: Address, len: usize, norm: Address) -> Piece {
-    Piece { rows, norm, stride: len as u32, len: len as u32 }
 }
 
 fn bad(engine: &Engine, what: &str) -> Error {

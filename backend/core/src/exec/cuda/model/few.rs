@@ -110,17 +110,21 @@ fn code<'a>(ops: &PassOps<'a>, matrix: &Matrix, output: Output<'a>) -> &'a ByRow
 
 fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) -> Places {
     let (config, work) = (&ops.layers.config, &ops.layers.workspace);
-    let (input, norm, input_element) = match input {
-        Input::Normed(norm) => (work.residual, norm, F32),
-        Input::Attended => (work.attended, 0, F16),
-        Input::Activated => (work.activated, 0, F16),
-        Input::Halves(rows) => (rows, 0, F16),
+    let halves = |rows| (rows, F16, 0, work.squares);
+    // Of the residual stream the rows that want logits are picked.
+    let is_residual = matches!(input, Input::Normed(_));
+    let (rows, element, norm, squares) = match input {
+        Input::Normed(norm) => (work.residual, F32, norm, work.squares),
+        Input::Attended => halves(work.attended),
+        Input::Activated => halves(work.activated),
+        Input::Halves(rows) => halves(rows),
+        Input::Rows { rows, norm, squares } => (rows, F32, norm, squares),
     };
     let from = Places {
-        input,
-        input_bytes: matrix.k * input_element,
+        input: rows,
+        input_bytes: matrix.k * element,
         norm,
-        squares: work.squares,
+        squares,
         squares_bytes: ops.layers.squares_bytes(),
         ..Places::default()
     };
@@ -146,7 +150,7 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
         Output::Logits(_) => Places {
             output: work.logits,
             output_bytes: matrix.n * F32,
-            row_index: work.logit_rows,
+            row_index: if is_residual { work.logit_rows } else { 0 },
             best: work.best,
             ..from
         },

@@ -215,7 +215,9 @@ impl InBlocks<'_> {
             }
             // Written so by the product before.
             (Input::Activated, _) => (rows, activated_scales),
-            (Input::Halves(_), _) => unreachable!("of heads, which have no blocks"),
+            (Input::Halves(_) | Input::Rows { .. }, _) => {
+                unreachable!("of heads, which have no blocks")
+            }
         }
     }
 

@@ -181,7 +181,7 @@ fn planned(launch: &Launch, rows: usize, variants: &[Variant], capability: (u32,
     Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
 }
 
-/// An EAGLE-3 head, with matrices of its own, of which nothing is loaded.
+/// An EAGLE head, with matrices of its own, of which nothing is loaded.
 pub struct HeadOutline {
     head: Eagle,
     variants: Vec<Variant>,

@@ -27,6 +27,9 @@ pub(super) enum Input {
     Activated,
     /// f16 rows that are there.
     Halves(Address),
+    /// f32 rows that are there, behind a norm: where logits are wanted, of the rows that want some alone. The squares are what
+    /// the norm takes for theirs.
+    Rows { rows: Address, norm: Address, squares: Address },
 }
 
 /// What becomes of the sums.
@@ -82,7 +85,7 @@ impl<'a> PassOps<'a> {
             self.layer(layer, idx);
             self.tap(idx + 1);
         }
-        self.head(decoder.head(), decoder.final_norm, &ends.head);
+        self.head(decoder.head(), Input::Normed(decoder.final_norm), &ends.head);
         self.ops
     }
 
@@ -103,8 +106,8 @@ impl<'a> PassOps<'a> {
     }
 
     /// Logits: few rows want some, whatever the pass.
-    pub(super) fn head(&mut self, head: &Matrix, norm: Address, code: &ByRows) {
-        few::multiply(self, head, Input::Normed(norm), Output::Logits(code));
+    pub(super) fn head(&mut self, head: &Matrix, input: Input, code: &ByRows) {
+        few::multiply(self, head, input, Output::Logits(code));
     }
 
     /// `residual += out(attention(qkv(norm(residual))))`
