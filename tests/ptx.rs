@@ -229,6 +229,22 @@ fn heads_leave_the_bytes_of_the_emulator() {
     }
 }
 
+#[test]
+fn medusa_heads_leave_the_bytes_of_the_emulator() {
+    let Some(kernels) = kernels(NEW) else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name);
+    tiny::write_sized(&path("model"), 2, 1, &SMALL);
+    tiny::write_medusa(&path("heads"), 3, 1, &SMALL);
+    let recipe = Recipe::model(path("model"), Dtype::Fp16, path("heads"), Dtype::Fp8);
+    recipe.drafting(3).on("cuda:sm_90a").build(&path("built"));
+    let engine = open(dir.path(), "built");
+    let (done, counts) = run_compared(&engine, &kernels, &requests()[..3]);
+    assert!(done.iter().all(|done| done.counters.drafted > 0), "{done:?}");
+    let has = |part: &str| counts.keys().any(|name| name.contains(part));
+    assert!(["join", "sample", "accept"].iter().all(|part| has(part)), "{counts:?}");
+}
+
 /// A change to a source, and what it is noticed by.
 struct Mutant {
     capability: (u32, u32),

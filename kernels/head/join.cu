@@ -1,9 +1,11 @@
 // Puts rows together from pieces that lie side by side, each normed where it has weights: what a head on hidden states
-// multiplies, in f16. The last piece may be kept in f32 too, and rows that a product then adds to are cleared on the way.
+// multiplies, in f16. The last piece may grow before that by what silu makes of the sums of a product; it may be kept in f32
+// too, and rows that a product then adds to are cleared on the way.
 // Any grid: a CTA takes every num_blocks-th row. A row's bits depend on that row alone.
 #include "common/prims.cuh"
 #include "common/types.cuh"
 
+#include "common/activation.cuh"
 #include "common/halves.cuh"
 #include "common/squares.cuh"
 
@@ -22,8 +24,9 @@ struct JoinParams {
     Piece pieces[MOST_PIECES];
     const uint32_t* row_index;  // row of the pieces for each row, or null: its own
     uint16_t* joined;           // f16 [row][all pieces], or null
+    const float* sums;          // [row][len of the last piece], or null: that piece grows by their silu, and has no norm
     float* kept;                // [row][len of the last piece], or null; may be where the first piece comes from
-    float* cleared;             // [row][cleared_len], may be where the first piece comes from, if that is as long and has no gaps
+    float* cleared;             // [row][cleared_len], may be `sums`, or where the first piece comes from without gaps, if as long
     uint32_t num_rows;
     uint32_t num_pieces;        // 1 ..= MOST_PIECES
     uint32_t is_together;       // one norm over all pieces, not one each
@@ -31,7 +34,7 @@ struct JoinParams {
     uint32_t cleared_len;       // a multiple of 4
     float eps;
 };
-static_assert(sizeof(JoinParams) == 440, "as on the host");
+static_assert(sizeof(JoinParams) == 448, "as on the host");
 
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t WARPS = THREADS / 32;
@@ -90,11 +93,20 @@ DEVICE Float4 normed(const Piece& piece, uint32_t k, float factor, const Float4&
     return {v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w};
 }
 
+DEVICE Float4 grown(const Float4& v, const Float4& s) {
+    return {
+        grown_by_silu(v.x, s.x), grown_by_silu(v.y, s.y), grown_by_silu(v.z, s.z), grown_by_silu(v.w, s.w)};
+}
+
 DEVICE void join_piece(
-    const JoinParams& p, uint32_t idx, const float* row, float factor, uint16_t* joined, float* kept) {
+    const JoinParams& p, uint32_t idx, const float* row, const float* sums, float factor, uint16_t* joined,
+    float* kept) {
     const Piece& piece = p.pieces[idx];
     for (uint32_t k = 4 * thread_index(); k < piece.len; k += 4 * THREADS) {
-        const Float4 v = *(const Float4*)(row + k);
+        Float4 v = *(const Float4*)(row + k);
+        if (sums) {
+            v = grown(v, *(const Float4*)(sums + k));
+        }
         const Float4 w = normed(piece, k, factor, v);
         if (joined) {
             *(Uint2*)(joined + k) = four_halves(w);
@@ -121,9 +133,10 @@ DEVICE void join_row(const JoinParams& p, uint32_t row) {
             factor = factor_of(block_sum(squares_of(piece, from)), piece.len, p.eps);
         }
         const bool is_last = i + 1 == p.num_pieces;
+        const float* sums = is_last && p.sums ? p.sums + uint64_t(row) * piece.len : nullptr;
         float* kept = is_last && p.kept ? p.kept + uint64_t(row) * piece.len : nullptr;
         uint16_t* joined = p.joined ? p.joined + uint64_t(row) * len + before : nullptr;
-        join_piece(p, i, from, factor, joined, kept);
+        join_piece(p, i, from, sums, factor, joined, kept);
         before += piece.len;
     }
     for (uint32_t k = 4 * thread_index(); k < p.cleared_len; k += 4 * THREADS) {

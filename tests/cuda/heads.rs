@@ -105,7 +105,7 @@ fn along_a_text(
     all
 }
 
-fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
+pub(crate) fn assert_close(found: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     let scale = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
     let errors: Vec<f32> = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).collect();
@@ -288,7 +288,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-fn counters(done: &[Done]) -> Vec<(u64, u64)> {
+pub(crate) fn counters(done: &[Done]) -> Vec<(u64, u64)> {
     done.iter().map(|done| (done.counters.drafted, done.counters.accepted)).collect()
 }
 
@@ -314,7 +314,7 @@ fn drafts_of_the_graph_are_those_of_the_host() {
     }
 }
 
-fn telling(mut request: Request) -> Request {
+pub(crate) fn telling(mut request: Request) -> Request {
     request.sampling.logprobs = Some(0);
     request
 }

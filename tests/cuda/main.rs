@@ -9,6 +9,7 @@ mod branches;
 mod common;
 mod heads;
 mod kv_scales;
+mod medusa;
 mod outline;
 
 use common::models::{Recipe, SMOLLM2};

@@ -175,7 +175,7 @@ fn drafts_are_no_longer_than_there_are_heads() {
 }
 
 /// Two heads of two blocks without biases; the second one ends in the matrix that the target ends in.
-fn write_deep(target: &Path, to: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+pub(crate) fn write_deep(target: &Path, to: &Path) -> Vec<(String, Vec<usize>, Vec<f32>)> {
     let mut target_head = vec![0.0; 256 * 64];
     let checkpoint = Checkpoint::open(target).unwrap();
     checkpoint.read_rows("lm_head.weight", 0..256, &mut target_head).unwrap();

@@ -50,7 +50,9 @@ pub mod cpu {
 
 /// The CUDA executor's model, and the device that it runs on.
 pub mod cuda {
-    pub use crate::exec::cuda::{Driver, Eagle, Gpu, HeadOnHost, Model, OnHost, Pass, is_present};
+    pub use crate::exec::cuda::{
+        Driver, Eagle, Gpu, HeadOnHost, Medusa, MedusaOnHost, Model, OnHost, Pass, is_present,
+    };
 
     /// What a device has to offer: an emulated one has it too.
     pub mod device {

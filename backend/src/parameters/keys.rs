@@ -187,7 +187,8 @@ pub(crate) static KEYS: &[Key] = &[
         "number",
         "that of the instance",
         |s, v| put(&mut s.draft_gpu, count(v)),
-        "GPU of a drafter that was built for GPUs; one that was built for the CPU (`spec-build --draft-device cpu`) runs there",
+        "GPU of a drafter that was built for GPUs, for Medusa heads that of the target; one that was built for the CPU \
+         (`spec-build --draft-device cpu`) runs there",
     ),
     key(
         "prefill",

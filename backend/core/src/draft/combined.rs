@@ -2,7 +2,7 @@
 //! nothing and no model runs. It catches up when it is asked again. Each drafts up to its own length, since the one's
 //! tokens take passes and the other's do not.
 
-use super::{Drafter, HeadStates, Proposal, Verified};
+use super::{Drafter, KeptStates, Proposal, Verified};
 use crate::Result;
 use crate::batch::Entry;
 use crate::sequence::SequenceId;
@@ -49,8 +49,8 @@ impl Drafter for Combined {
         self.next.observe(verified)
     }
 
-    fn head_states(&mut self) -> Option<&mut HeadStates> {
-        self.next.head_states()
+    fn kept_states(&mut self) -> Option<KeptStates<'_>> {
+        self.next.kept_states()
     }
 
     fn forget(&mut self, id: SequenceId) {

@@ -6,6 +6,7 @@
 //! tokens the head goes on with states of its own; whatever it has written there is overwritten once the target's are known.
 
 use super::head_states::HeadStates;
+use super::kept_states::KeptStates;
 use super::spread::Spread;
 use super::tree::{self, Rows, Trees};
 use super::{Cached, Drafter, Proposal, Verified};
@@ -268,8 +269,8 @@ impl Drafter for Eagle {
         Ok(())
     }
 
-    fn head_states(&mut self) -> Option<&mut HeadStates> {
-        Some(&mut self.states)
+    fn kept_states(&mut self) -> Option<KeptStates<'_>> {
+        Some(KeptStates::OfRows(&mut self.states))
     }
 
     fn forget(&mut self, id: SequenceId) {

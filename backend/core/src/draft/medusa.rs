@@ -4,12 +4,13 @@
 //! (k + 1)th of them. So there is nothing to read and nothing to keep but one state a sequence: who begins behind shared
 //! pages, or is computed again, drafts once the target has computed a position.
 
+use super::kept_states::KeptStates;
+use super::last_states::LastStates;
 use super::tree::Trees;
 use super::{Drafter, Proposal, Verified};
 use crate::Result;
 use crate::batch::{Entry, Logits};
 use crate::sequence::SequenceId;
-use std::collections::HashMap;
 
 /// Heads on the last hidden state of another model.
 pub trait Heads: Send {
@@ -33,27 +34,18 @@ pub trait Heads: Send {
 /// Drafts with such heads.
 pub struct Medusa {
     heads: Box<dyn Heads>,
-    last: HashMap<SequenceId, State>,
-}
-
-/// The state of the last position that the target has computed.
-#[derive(Debug)]
-struct State {
-    position: usize,
-    values: Vec<f32>,
+    last: LastStates,
 }
 
 impl Medusa {
     /// A drafter with those heads.
     pub fn new(heads: Box<dyn Heads>) -> Self {
-        Self { heads, last: HashMap::new() }
+        let last = LastStates::new(heads.width());
+        Self { heads, last }
     }
 
-    /// Whether there is the state of the position in front of the last known token, which is what drafts come from.
     fn can_draft(&self, entry: &Entry<'_>) -> bool {
-        let state = self.last.get(&entry.id);
-        entry.draft_lens.model > 0
-            && state.is_some_and(|state| state.position + 2 == entry.tokens.len())
+        entry.draft_lens.model > 0 && self.last.before_last(entry).is_some()
     }
 }
 
@@ -73,7 +65,7 @@ impl Drafter for Medusa {
             }
             let states: Vec<f32> = drafting
                 .iter()
-                .flat_map(|&idx| &self.last[&entries[idx].id].values)
+                .flat_map(|&idx| self.last.before_last(&entries[idx]).expect("it can draft"))
                 .copied()
                 .collect();
             let logits = self.heads.logits(head, &states)?;
@@ -94,14 +86,17 @@ impl Drafter for Medusa {
         let last = |each: &&Verified<'_>| each.taps.last().copied().unwrap_or_default().to_vec();
         let states = self.heads.states(&told.iter().flat_map(last).collect::<Vec<f32>>())?;
         for (each, state) in told.into_iter().zip(states.chunks_exact(self.heads.width())) {
-            let position = each.entry.computed + each.taps.len() - 1;
-            self.last.insert(each.entry.id, State { position, values: state.to_vec() });
+            self.last.take_last(each.entry, each.taps.len(), state);
         }
         Ok(())
     }
 
+    fn kept_states(&mut self) -> Option<KeptStates<'_>> {
+        Some(KeptStates::Last(&mut self.last))
+    }
+
     fn forget(&mut self, id: SequenceId) {
-        self.last.remove(&id);
+        self.last.forget(id);
     }
 }
 

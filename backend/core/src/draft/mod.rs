@@ -8,6 +8,8 @@ mod combined;
 mod corpus;
 mod eagle;
 mod head_states;
+mod kept_states;
+mod last_states;
 mod medusa;
 mod model;
 mod ngram;
@@ -21,6 +23,7 @@ pub(crate) use catch_up::Cached;
 pub(crate) use combined::{Combined, ask_first};
 pub use eagle::{Eagle, Head, HeadPass, HeadSegment, MaskRow};
 pub use head_states::HeadStates;
+pub(crate) use kept_states::KeptStates;
 pub use medusa::{Heads, Medusa};
 pub use model::Model;
 pub use ngram::Ngram;
@@ -154,8 +157,8 @@ pub trait Drafter: Send {
         Ok(())
     }
 
-    /// The target's states that it keeps, where it is a head on them: an executor may run its rows by itself.
-    fn head_states(&mut self) -> Option<&mut HeadStates> {
+    /// The target's states that it keeps, where it drafts from these: an executor may run it by itself.
+    fn kept_states(&mut self) -> Option<KeptStates<'_>> {
         None
     }
 

@@ -5,7 +5,8 @@ use super::{Manifest, Precision};
 use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::image::RUN;
-use crate::model::{DraftHead, Dtype, EagleConfig, ModelConfig};
+use crate::model::medusa::Medusa;
+use crate::model::{DraftHead, Dtype, EagleConfig, MedusaConfig, ModelConfig};
 use spec_kernels::{Epilogue, Format, MAX_GROUP, Variant, gemm_rows, has_warpgroups};
 
 /// Elements of a head that the kernels are written for.
@@ -91,9 +92,10 @@ impl<'a> Kernels<'a> {
 pub fn needed_variants(model: &ModelConfig, precision: &Precision, arch: &str) -> Vec<Variant> {
     let kernels = Kernels { model, precision };
     let rows = gemm_rows(arch);
-    let mut variants = match model.eagle() {
+    let mut variants = match &model.draft_head {
         None => of_model(&kernels, rows),
-        Some(eagle) => of_head(&kernels, eagle, rows),
+        Some(DraftHead::Eagle(eagle)) => of_head(&kernels, eagle, rows),
+        Some(DraftHead::Medusa(medusa)) => of_medusa(&kernels, medusa, rows),
     };
     variants.extend(has_warpgroups(arch).then(|| Variant::plain("normalise")));
     // Two matrices of one shape share their kernel.
@@ -133,6 +135,16 @@ fn of_head(kernels: &Kernels<'_>, eagle: &EagleConfig, rows: &[usize]) -> Vec<Va
     variants
 }
 
+/// Heads run with the kernels of their target besides.
+fn of_medusa(kernels: &Kernels<'_>, medusa: &MedusaConfig, rows: &[usize]) -> Vec<Variant> {
+    let Medusa { heads, .. } = Medusa::of(kernels.model, medusa);
+    let matrices = heads.into_iter().flat_map(|head| head.blocks.into_iter().chain(head.head));
+    let products = matrices.flat_map(|linear| rows.iter().map(move |&rows| (linear.clone(), rows)));
+    let mut variants = vec![Variant::plain("join")];
+    variants.extend(products.map(|(linear, rows)| kernels.gemm(&linear, rows)));
+    variants
+}
+
 /// The section that holds a kernel's code for an architecture.
 pub fn code_section(arch: &str, variant: &Variant) -> String {
     format!("code.{arch}.{variant}")
@@ -164,10 +176,8 @@ pub(super) fn check_model(model: &ModelConfig, precision: &Precision) -> Result<
             return Err(refusal("hidden_size", size, &expected, "use --draft-device cpu"));
         }
         Some(DraftHead::Eagle(_)) => (),
-        Some(DraftHead::Medusa(_)) => {
-            let what = "Medusa heads on a GPU, expected an EAGLE head or a model";
-            return Err(format!("{what}: use --draft-device cpu"));
-        }
+        // As wide as their target, which has passed.
+        Some(DraftHead::Medusa(_)) => (),
     }
     if !HEAD_DIMS.contains(&model.head_dim) {
         return Err(refusal("head_dim", model.head_dim, "64 or 128", elsewhere));

@@ -5,7 +5,7 @@ use crate::batch::{
     Emitted, Entry, Executor, Forward, Logits, LongPrompts, Outcome, PromptBlocks, Segment,
     Stepped, Unwanted,
 };
-use crate::draft::{Drafter, HeadStates, Proposal, Verified};
+use crate::draft::{Drafter, KeptStates, Proposal, Verified};
 use crate::sampling::{self, Context};
 use crate::sequence::SequenceId;
 use crate::verify::verify;
@@ -58,9 +58,9 @@ impl Host {
         drawn_from + target.max(drafter) + SAMPLING_BYTES * vocab_size.max(draft_vocab)
     }
 
-    /// The states that the drafter keeps, where it is a head on them.
-    pub(crate) fn head_states(&mut self) -> Option<&mut HeadStates> {
-        self.drafter.as_mut()?.head_states()
+    /// The target's states that the drafter keeps, where it drafts from these.
+    pub(crate) fn kept_states(&mut self) -> Option<KeptStates<'_>> {
+        self.drafter.as_mut()?.kept_states()
     }
 
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {

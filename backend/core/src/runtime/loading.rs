@@ -12,8 +12,8 @@ use crate::exec::Host;
 use crate::exec::cpu::{self, Resources};
 use crate::exec::cuda::device::Device;
 use crate::exec::cuda::{
-    self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, OnHost, PartOfTarget,
-    Uploaded,
+    self, DraftModel, Gpu, GraphDrafter, HeadDrafter, HeadOnHost, Held, MedusaDrafter,
+    MedusaOnHost, OnHost, PartOfTarget, Uploaded,
 };
 use crate::exec::vocab_map;
 use crate::model::{DraftHead, LayerSkip};
@@ -43,6 +43,8 @@ enum Model {
     Gpu(Arc<cuda::Model>, usize, Gpu),
     /// A head on the target's hidden states, on a GPU.
     EagleOnGpu(Arc<cuda::Eagle>, usize, Gpu),
+    /// The same, of Medusa, on the GPU of their target.
+    MedusaOnGpu(Arc<cuda::Medusa>, Gpu),
     /// The target without some layers, where it runs.
     Part(Box<dyn Forward>, LayerSkip),
 }
@@ -139,6 +141,10 @@ impl Loader<'_> {
                 let (target, skip) = (Arc::clone(target), skip.clone());
                 Some(Box::new(PartOfTarget { target, skip }))
             }
+            Some(Model::MedusaOnGpu(heads, ..)) => {
+                let heads = Arc::clone(heads);
+                Some(Box::new(MedusaDrafter::new(heads, &limits, &mut **gpu.lock())?))
+            }
             // Drafts from elsewhere come through the host.
             Some(_) => return Ok(None),
         };
@@ -213,19 +219,32 @@ impl Loader<'_> {
     ) -> Result<Model> {
         let (engine, prefill) = (self.placement.engines[idx].0, self.placement.prefill);
         let num_pages = self.num_pages + self.placement.scratch_pages(idx);
-        let mut device = gpu.lock();
-        let device = &mut **device;
-        let weights = self.weights_on_gpu(idx, number, device, memory)?;
-        if engine.manifest().model.eagle().is_none() {
-            let model = cuda::Model::load_from(engine, weights, num_pages, prefill, device)?;
-            return Ok(Model::Gpu(Arc::new(model), number, gpu.clone()));
-        }
         let target = match target {
             Some(Model::Gpu(target, at, _)) if *at == number => Some(Arc::clone(target)),
             _ => None,
         };
-        let head = cuda::Eagle::load_from(engine, weights, target, num_pages, device)?;
-        Ok(Model::EagleOnGpu(Arc::new(head), number, gpu.clone()))
+        if engine.manifest().model.medusa().is_some() && target.is_none() {
+            let path = engine.path().display();
+            let what = "Medusa heads run on the GPU of their target (`draft_gpu`)";
+            return Err(Error::Unsupported(format!("engine {path}: {what}")));
+        }
+        let mut device = gpu.lock();
+        let device = &mut **device;
+        let weights = self.weights_on_gpu(idx, number, device, memory)?;
+        Ok(match (&engine.manifest().model.draft_head, target) {
+            (Some(DraftHead::Medusa(_)), Some(target)) => {
+                let heads = cuda::Medusa::load_from(engine, weights, target, device)?;
+                Model::MedusaOnGpu(Arc::new(heads), gpu.clone())
+            }
+            (Some(_), target) => {
+                let head = cuda::Eagle::load_from(engine, weights, target, num_pages, device)?;
+                Model::EagleOnGpu(Arc::new(head), number, gpu.clone())
+            }
+            (None, _) => {
+                let model = cuda::Model::load_from(engine, weights, num_pages, prefill, device)?;
+                Model::Gpu(Arc::new(model), number, gpu.clone())
+            }
+        })
     }
 
     /// An engine's weights on a GPU: brought there, or found there where memory is shared.
@@ -292,7 +311,11 @@ impl Model {
     ) -> Option<Box<dyn Forward>> {
         match self {
             Self::Cpu(model) => Some(model),
-            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(..) => None,
+            Self::Eagle(_)
+            | Self::EagleOnGpu(..)
+            | Self::Medusa(_)
+            | Self::MedusaOnGpu(..)
+            | Self::Part(..) => None,
             Self::Gpu(model, _, gpu) => {
                 Some(Box::new(OnHost::new(model, gpu).with_scratch(scratch).with_head(head)))
             }
@@ -306,9 +329,11 @@ impl Model {
             Self::Gpu(model, _, gpu) => {
                 Box::new(OnHost::new(Arc::clone(model), gpu.clone()).without(skip.clone()))
             }
-            Self::Eagle(_) | Self::EagleOnGpu(..) | Self::Medusa(_) | Self::Part(..) => {
-                return None;
-            }
+            Self::Eagle(_)
+            | Self::EagleOnGpu(..)
+            | Self::Medusa(_)
+            | Self::MedusaOnGpu(..)
+            | Self::Part(..) => return None,
         };
         Some(Self::Part(part, skip.clone()))
     }
@@ -330,6 +355,9 @@ impl Model {
                 Box::new(draft::Eagle::new(Box::new(head), vocab_size))
             }
             Self::Medusa(heads) => Box::new(draft::Medusa::new(heads)),
+            Self::MedusaOnGpu(heads, gpu) => {
+                Box::new(draft::Medusa::new(Box::new(MedusaOnHost::new(heads, gpu))))
+            }
             Self::Part(part, _) => Box::new(draft::Model::of_target(part, vocab_size)),
             Self::Cpu(model) => second(model)?,
             Self::Gpu(model, _, gpu) => second(Box::new(OnHost::new(model, gpu)))?,
@@ -341,7 +369,11 @@ impl Model {
         match self {
             Self::Cpu(model) => Some(model.kv()),
             Self::Eagle(head) => Some(head.kv()),
-            Self::Medusa(_) | Self::Gpu(..) | Self::EagleOnGpu(..) | Self::Part(..) => None,
+            Self::Medusa(_)
+            | Self::MedusaOnGpu(..)
+            | Self::Gpu(..)
+            | Self::EagleOnGpu(..)
+            | Self::Part(..) => None,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::exec::cuda::device::{Description, Device};
 use crate::exec::cuda::{self, Gpu, OnHost, Prefill};
 use crate::exec::{Host, StepBounds};
 use crate::machine::Headroom;
-use crate::model::ModelConfig;
+use crate::model::{DraftHead, ModelConfig};
 use crate::pages::{PAGE_TOKENS, pages_for};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -413,16 +413,17 @@ fn beside_drafter(
 ) -> usize {
     let limits = cuda::step_limits(&target.limits, branches);
     let vocab_size = target.model.vocab_size;
-    let Some(eagle) = draft.model.eagle() else {
-        let vocab_size = vocab_size.min(draft.model.vocab_size);
-        return if is_here {
-            cuda::DraftModel::bytes(&draft.model, vocab_size, &limits)
-        } else {
-            0
-        };
+    let (steps, num_taps) = match &draft.model.draft_head {
+        None => {
+            let vocab_size = vocab_size.min(draft.model.vocab_size);
+            (cuda::DraftModel::bytes(&draft.model, vocab_size, &limits), 0)
+        }
+        Some(DraftHead::Eagle(eagle)) => {
+            (cuda::HeadDrafter::bytes(eagle, vocab_size, &limits), eagle.taps.len())
+        }
+        Some(DraftHead::Medusa(_)) => (cuda::MedusaDrafter::bytes(&draft.model, &limits), 1),
     };
-    let steps = cuda::HeadDrafter::bytes(eagle, vocab_size, &limits);
-    OnHost::tap_bytes(target, prefill, eagle) + if is_here { steps } else { 0 }
+    OnHost::tap_bytes(target, prefill, num_taps) + if is_here { steps } else { 0 }
 }
 
 /// Whether a target drafts by itself, with some of its layers.

@@ -11,8 +11,10 @@ pub(crate) mod step;
 pub use device::{Driver, Gpu, SearchPath, is_present};
 pub(crate) use model::{BLOCK_LEN, Held, Uploaded, Weights};
 pub use model::{
-    Eagle, HeadOnHost, HeadOutline, Model, OnHost, Outline, Pass, Planned, PlannedPass, Prefill,
+    Eagle, HeadOnHost, HeadOutline, Medusa, MedusaOnHost, Model, OnHost, Outline, Pass, Planned,
+    PlannedPass, Prefill,
 };
 pub(crate) use step::{
-    DraftModel, GraphDrafter, HeadDrafter, OnGpu, PartOfTarget, Steps, branch_pages, step_limits,
+    DraftModel, GraphDrafter, HeadDrafter, MedusaDrafter, OnGpu, PartOfTarget, Steps, branch_pages,
+    step_limits,
 };

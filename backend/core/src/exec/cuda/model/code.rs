@@ -4,9 +4,10 @@ use super::shape::{self, Tiling};
 use crate::Result;
 use crate::engine::{Engine, EngineReader, Kernels, code_section};
 use crate::exec::cuda::device::{Device, Kernel};
-use crate::model::decoder::{Decoder, Layer, MatrixKind};
+use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
-use crate::model::{EagleConfig, ModelConfig};
+use crate::model::medusa::Medusa;
+use crate::model::{EagleConfig, MedusaConfig, ModelConfig};
 use spec_kernels::{Epilogue, Variant, WGMMA_ROWS};
 
 /// A product compiled for each number of rows, in the order of [`shape::gemm_rows`].
@@ -69,6 +70,17 @@ pub(super) struct HeadCode {
     pub(super) spread: Option<Kernel>,
 }
 
+/// The kernels of heads that draft a token each from a hidden state.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MedusaCode {
+    /// Rows of states, and what they become.
+    pub(super) join: Kernel,
+    /// Products of blocks, which are all alike; none where heads have none.
+    pub(super) block: Option<ByRows>,
+    /// Logits of the heads that have a matrix of their own.
+    pub(super) head: Option<ByRows>,
+}
+
 /// Where kernels come from.
 pub(super) trait LoadKernel {
     /// Compute capability that they are launched on.
@@ -123,6 +135,25 @@ impl HeadCode {
             embed: embed.transpose()?,
             head: head.transpose()?,
             spread: spread.transpose()?,
+        })
+    }
+}
+
+impl MedusaCode {
+    /// Those of some heads.
+    pub(super) fn of(
+        kernels: &Kernels<'_>,
+        medusa: &MedusaConfig,
+        loader: &mut impl LoadKernel,
+    ) -> Result<Self> {
+        let Medusa { heads, .. } = Medusa::of(kernels.model, medusa);
+        let block = heads.iter().flat_map(|head| &head.blocks).next();
+        let head = heads.iter().find_map(|head| head.head.as_ref());
+        let mut product = |linear: &Linear| by_rows(loader, |rows| kernels.gemm(linear, rows));
+        Ok(Self {
+            block: block.map(&mut product).transpose()?,
+            head: head.map(product).transpose()?,
+            join: loader.load(&Variant::plain("join"), shape::OPERAND_SHARED_BYTES)?,
         })
     }
 }

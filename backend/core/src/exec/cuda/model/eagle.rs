@@ -6,11 +6,12 @@ use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
 use super::outline::SOMEWHERE;
-use super::params::{JoinParams, MOST_PIECES, Piece, Scaling};
+use super::params::{JoinParams, Piece, Scaling};
 use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
 use super::taps::Taps;
+use super::unit_norm::UnitNorm;
 use super::weights::{Held, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
 use super::{Model, Pass, Prefill};
@@ -33,6 +34,8 @@ pub struct Eagle {
     parts: Box<Parts>,
     code: HeadCode,
     buffers: Buffers,
+    /// Before the head of EAGLE-1, which has no norm.
+    unit_norm: Option<UnitNorm>,
     capacity: Capacity,
     vocab_map: Option<Vec<u32>>,
     mask: Option<MaskRow>,
@@ -55,27 +58,20 @@ struct Buffers {
     squares: Address,
     /// f32 `[rows][hidden]`: what rows hand on.
     handed_on: Address,
-    /// f32 `[hidden]`, all of them 1: the weights of a norm that changes nothing, for EAGLE-1, which has none before its head.
-    unit_norm: Address,
-    /// f32 `[rows][tiles]`: what that norm takes for the sums of squares, of which it makes the factor 1.
-    unit_squares: Address,
 }
 
 /// Bytes of the arrays, in the order of the fields.
-fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 7] {
+fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
     let hidden = model.hidden_size;
     let (fc, first) = (eagle.fc_inputs(hidden), eagle.first_inputs(hidden));
     let tiles = model.qkv_size().max(hidden).div_ceil(shape::TILE_OUTPUTS);
     let rows_of = |width: usize, element: usize| rows * width * element;
-    let of_eagle1 = |bytes: usize| if eagle.kind == EagleKind::Eagle1 { bytes } else { 0 };
     [
         rows_of(eagle.taps.len() * eagle.target_hidden, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
         rows_of(fc.max(first), size_of::<u16>()),
         rows_of(tiles, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
-        of_eagle1(hidden * size_of::<f32>()),
-        of_eagle1(rows_of(hidden.div_ceil(shape::TILE_OUTPUTS), size_of::<f32>())),
     ]
 }
 
@@ -117,16 +113,12 @@ impl Eagle {
             Ok((LayerCode::of(kernels, loader)?, HeadCode::of(kernels, &eagle, loader)?))
         })?;
         let sizes = sizes(&manifest.model, &eagle, capacity.rows);
-        let [taps, states, joined, squares, handed_on, unit_norm, unit_squares] =
-            arrays::alloc(sizes, device)?;
-        let buffers = Buffers { taps, states, joined, squares, handed_on, unit_norm, unit_squares };
-        if eagle.kind == EagleKind::Eagle1 {
-            let ModelConfig { hidden_size, rms_norm_eps, .. } = manifest.model;
-            upload(device, unit_norm, &vec![1.0f32; hidden_size])?;
-            let mut row = vec![0.0; hidden_size.div_ceil(shape::TILE_OUTPUTS)];
-            row[0] = hidden_size as f32 * (1.0 - rms_norm_eps);
-            upload(device, unit_squares, &row.repeat(capacity.rows))?;
-        }
+        let [taps, states, joined, squares, handed_on] = arrays::alloc(sizes, device)?;
+        let buffers = Buffers { taps, states, joined, squares, handed_on };
+        let unit_norm = match eagle.kind {
+            EagleKind::Eagle1 => Some(UnitNorm::alloc(&manifest.model, capacity.rows, device)?),
+            EagleKind::Eagle3 => None,
+        };
         let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
         let mut head = Self {
             layers,
@@ -134,6 +126,7 @@ impl Eagle {
             parts,
             code,
             buffers,
+            unit_norm,
             capacity,
             vocab_map,
             mask: None,
@@ -173,15 +166,7 @@ impl Eagle {
         }
         let kernels = Kernels { model: &layers.config, precision: &layers.precision };
         let code = HeadCode::of(&kernels, &eagle, loader)?;
-        let none = Buffers {
-            taps: 0,
-            states: 0,
-            joined: 0,
-            squares: 0,
-            handed_on: 0,
-            unit_norm: SOMEWHERE,
-            unit_squares: 0,
-        };
+        let none = Buffers { taps: 0, states: 0, joined: 0, squares: 0, handed_on: 0 };
         let capacity = Capacity::default();
         Ok(Self {
             layers,
@@ -189,6 +174,7 @@ impl Eagle {
             parts,
             code,
             buffers: none,
+            unit_norm: Some(UnitNorm::outline(SOMEWHERE)),
             capacity,
             vocab_map: None,
             mask: None,
@@ -205,7 +191,11 @@ impl Eagle {
     ) -> usize {
         let capacity = Capacity::of(manifest, Prefill::Exact);
         let own = arrays::total(&sizes(&manifest.model, eagle, capacity.rows));
-        own + Layers::bytes(manifest, &capacity, device)
+        let unit_norm = match eagle.kind {
+            EagleKind::Eagle1 => UnitNorm::bytes(&manifest.model, capacity.rows),
+            EagleKind::Eagle3 => 0,
+        };
+        own + unit_norm + Layers::bytes(manifest, &capacity, device)
     }
 
     /// Where the tables of a pass go, and its results come from.
@@ -338,13 +328,10 @@ impl Eagle {
                 self.hand_on(&mut ops);
             }
             let (head, code) = self.head();
-            let input = match parts.final_norm {
-                Some(norm) => Input::Normed(norm),
-                None => {
-                    let Buffers { handed_on, unit_norm, unit_squares, .. } = *buffers;
-                    assert!(self.hands_on(), "rows without a norm are those that are handed on");
-                    Input::Rows { rows: handed_on, norm: unit_norm, squares: unit_squares }
-                }
+            let input = match (parts.final_norm, self.unit_norm) {
+                (Some(norm), _) => Input::Normed(norm),
+                (None, Some(norm)) if self.hands_on() => norm.of(buffers.handed_on),
+                _ => unreachable!("EAGLE-1 hands on rows, and has a norm that changes nothing"),
             };
             ops.head(head, input, code);
         }
@@ -365,7 +352,7 @@ impl Eagle {
             keeps_normed: self.eagle.norm_before_residual.into(),
             ..self.first_layer_params(ops.pass)
         };
-        self.join(ops, &pieces, params);
+        ops.join(self.code.join, &pieces, params);
     }
 
     /// EAGLE-1: `fc` over tokens and states begins the residual stream, which the first layer's attention takes as it is.
@@ -380,10 +367,10 @@ impl Eagle {
             num_rows: ops.pass.num_rows as u32,
             ..JoinParams::default()
         };
-        self.join(ops, &[self.piece(residual, 0), self.piece(states, 0)], params);
+        ops.join(self.code.join, &[self.piece(residual, 0), self.piece(states, 0)], params);
         let sums = Output::Sums { code: &self.code.fc, to: residual, squares: buffers.squares };
         ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
-        self.join(ops, &[self.piece(residual, 0)], self.first_layer_params(ops.pass));
+        ops.join(self.code.join, &[self.piece(residual, 0)], self.first_layer_params(ops.pass));
     }
 
     /// How rows become the input of the first layer's attention, whose sums start at nothing.
@@ -408,7 +395,7 @@ impl Eagle {
             num_rows: ops.pass.num_logits as u32,
             ..JoinParams::default()
         };
-        self.join(ops, &[self.piece(work.residual, norm.unwrap_or(0))], params);
+        ops.join(self.code.join, &[self.piece(work.residual, norm.unwrap_or(0))], params);
     }
 
     /// Rows of a buffer that is as wide as a state.
@@ -455,11 +442,11 @@ impl Eagle {
         };
         let (to, squares) = (buffers.states, buffers.squares);
         if eagle.kind == EagleKind::Eagle1 {
-            self.join(&mut ops, &taps, JoinParams { kept: to, keeps_normed: 1, ..params });
+            ops.join(self.code.join, &taps, JoinParams { kept: to, keeps_normed: 1, ..params });
             return ops.ops();
         }
         let (joined, cleared_len) = (buffers.joined, parts.fc.n as u32);
-        self.join(&mut ops, &taps, JoinParams { joined, cleared: to, cleared_len, ..params });
+        ops.join(self.code.join, &taps, JoinParams { joined, cleared: to, cleared_len, ..params });
         let sums = Output::Sums { code: &self.code.fc, to, squares };
         ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
         ops.ops()
@@ -482,15 +469,6 @@ impl Eagle {
             download(device, self.buffers.states, count * self.width(), to)?;
         }
         Ok(())
-    }
-
-    fn join(&self, ops: &mut PassOps<'_>, pieces: &[Piece], params: JoinParams) {
-        let mut all = [Piece::default(); MOST_PIECES];
-        all[..pieces.len()].copy_from_slice(pieces);
-        let eps = self.layers.config.rms_norm_eps;
-        let params = JoinParams { pieces: all, num_pieces: pieces.len() as u32, eps, ..params };
-        let shared_bytes = shape::OPERAND_SHARED_BYTES;
-        ops.launch(self.code.join, params.num_rows, shape::ROW_THREADS, shared_bytes, params);
     }
 
     /// Makes states of hidden states, `[row][tap][hidden]`; waits for the device.

@@ -7,7 +7,7 @@ use super::{Capacity, DecoderPart, Eagle, Model, Prefill};
 use crate::batch::{Forward, Logits, PromptBlocks, Segment};
 use crate::engine::Manifest;
 use crate::exec::cuda::device::{Address, Device, Gpu};
-use crate::model::{EagleConfig, LayerSkip};
+use crate::model::LayerSkip;
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -60,10 +60,10 @@ impl OnHost {
         Self { head, ..self }
     }
 
-    /// Bytes that hidden states for a head take on the GPU.
-    pub(crate) fn tap_bytes(manifest: &Manifest, prefill: Prefill, eagle: &EagleConfig) -> usize {
+    /// Bytes that hidden states behind so many layers take on the GPU.
+    pub(crate) fn tap_bytes(manifest: &Manifest, prefill: Prefill, num_taps: usize) -> usize {
         let rows = Capacity::of(manifest, prefill).rows;
-        Taps::bytes(eagle.taps.len(), rows, eagle.target_hidden)
+        Taps::bytes(num_taps, rows, manifest.model.hidden_size)
     }
 
     fn copy_pages(&self, pages: &[(PageId, PageId)]) -> Result<()> {

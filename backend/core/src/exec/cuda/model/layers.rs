@@ -14,7 +14,7 @@ use crate::model::{ModelConfig, RopeTable};
 use crate::pages::PageId;
 
 /// Everything but weights.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) config: ModelConfig,
     pub(super) precision: Precision,

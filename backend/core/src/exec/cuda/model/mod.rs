@@ -12,6 +12,8 @@ pub(crate) mod kv;
 mod layers;
 mod many;
 pub mod many_params;
+mod medusa;
+mod medusa_on_host;
 mod outline;
 pub mod params;
 mod pass;
@@ -19,6 +21,7 @@ pub(crate) mod shape;
 mod tables;
 mod taps;
 mod trees;
+mod unit_norm;
 mod weights;
 mod workspace;
 
@@ -26,6 +29,8 @@ pub use eagle::Eagle;
 pub use forward::OnHost;
 pub use head_on_host::HeadOnHost;
 pub use many::Prefill;
+pub use medusa::Medusa;
+pub use medusa_on_host::MedusaOnHost;
 pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
 pub(crate) use pass::DecoderPart;
 pub(crate) use shape::BLOCK_LEN;
@@ -38,7 +43,7 @@ use crate::engine::{Engine, Manifest};
 use crate::exec::cuda::device::pod::bytes_of;
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op};
 use crate::model::decoder::Decoder;
-use crate::model::{Dtype, ModelConfig, RopeTable};
+use crate::model::{DraftHead, Dtype, ModelConfig, RopeTable};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use code::{EndCode, LayerCode};
@@ -144,8 +149,10 @@ impl Model {
         prefill: Prefill,
         device: &Description,
     ) -> usize {
-        if let Some(eagle) = manifest.model.eagle() {
-            return Eagle::working_bytes(manifest, eagle, device);
+        match &manifest.model.draft_head {
+            Some(DraftHead::Eagle(eagle)) => return Eagle::working_bytes(manifest, eagle, device),
+            Some(DraftHead::Medusa(_)) => return Medusa::working_bytes(manifest, device),
+            None => (),
         }
         let capacity = Capacity::of(manifest, prefill);
         Layers::bytes(manifest, &capacity, device)

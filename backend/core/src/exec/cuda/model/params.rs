@@ -214,13 +214,15 @@ device_structs! {
     }
 
     /// Of `join.cu`.
-    JoinParams is 440 bytes {
+    JoinParams is 448 bytes {
         /// From left to right.
         pieces: [Piece; MOST_PIECES],
         /// Row of the pieces for each row, or none: its own.
         row_index: Address,
         /// f16 `[rows][all pieces]`, or none.
         joined: Address,
+        /// f32 `[rows][last piece]`, or none: the last piece grows by their silu, and has no norm.
+        sums: Address,
         /// f32 `[rows][last piece]`, or none: the last piece; may be where the first one comes from.
         kept: Address,
         /// f32 `[rows][cleared_len]`: becomes zero.

@@ -7,7 +7,9 @@ use super::few;
 use super::kv::LayerCache;
 use super::layers::Layers;
 use super::many::InBlocks;
-use super::params::{AttentionParams, EmbedParams, RopeParams, Scaling};
+use super::params::{
+    AttentionParams, EmbedParams, JoinParams, MOST_PIECES, Piece, RopeParams, Scaling,
+};
 use super::shape::{self, Tiling};
 use super::taps::Taps;
 use super::weights::{Attention, Matrix, Mlp};
@@ -136,6 +138,16 @@ impl<'a> PassOps<'a> {
         for to in taps.places(layer) {
             self.push(taps.copy(from, to, self.pass.num_rows));
         }
+    }
+
+    /// Puts rows together from pieces that lie side by side (`join.cu`).
+    pub(super) fn join(&mut self, code: Kernel, pieces: &[Piece], params: JoinParams) {
+        let mut all = [Piece::default(); MOST_PIECES];
+        all[..pieces.len()].copy_from_slice(pieces);
+        let eps = self.layers.config.rms_norm_eps;
+        let params = JoinParams { pieces: all, num_pieces: pieces.len() as u32, eps, ..params };
+        let shared_bytes = shape::OPERAND_SHARED_BYTES;
+        self.launch(code, params.num_rows, shape::ROW_THREADS, shared_bytes, params);
     }
 
     pub(super) fn multiply(&mut self, matrix: &Matrix, input: Input, output: Output<'_>) {

@@ -1,11 +1,12 @@
 //! An engine's weights in the memory of a GPU.
 
+use crate::Result;
 use crate::engine::{Engine, SectionKind};
 use crate::exec::cuda::device::{Address, Device, Gpu};
 use crate::model::decoder::{self, Decoder, Linear, Load, MatrixKind, Vector};
 use crate::model::eagle::Eagle;
+use crate::model::medusa::Medusa;
 use crate::model::{DraftHead, ModelConfig};
-use crate::{Error, Result};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub(crate) enum Weights {
     Decoder(Box<Decoder<Matrix, Address>>),
     /// Of a head on the hidden states of another model.
     Eagle(Box<Eagle<Matrix, Address>>),
+    /// Of heads that draft a token each from one of these.
+    Medusa(Box<Medusa<Matrix, Address>>),
 }
 
 impl Weights {
@@ -78,7 +81,9 @@ impl Weights {
             Some(DraftHead::Eagle(eagle)) => {
                 Ok(Self::Eagle(Box::new(Eagle::of(model, eagle).load(loader)?)))
             }
-            Some(DraftHead::Medusa(_)) => Err(Error::Unsupported("Medusa heads on a GPU".into())),
+            Some(DraftHead::Medusa(medusa)) => {
+                Ok(Self::Medusa(Box::new(Medusa::of(model, medusa).load(loader)?)))
+            }
         }
     }
 }

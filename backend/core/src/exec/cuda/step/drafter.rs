@@ -1,9 +1,9 @@
 //! Drafters inside of a step's graph.
 
 use super::graph::{FirstRows, ModelPass, Shape, StepGraph};
-use super::head::HeadDrafter;
 use super::params::{CACHE_OF_DRAFTS, CACHE_OF_KNOWN, CACHE_OF_TARGET, MAX_FED};
 use super::spread::Spread;
+use super::state_drafter::StateDrafter;
 use crate::Result;
 use crate::batch::{Entry, Segment};
 use crate::draft::catch_up::{self, readable};
@@ -52,8 +52,8 @@ pub(crate) trait GraphDrafter: Send {
     /// What proposes a step's drafts.
     fn ops(&self, shape: Shape, step: &StepGraph<'_>) -> Vec<Op>;
 
-    /// The head on hidden states, if it is one.
-    fn head(&self) -> Option<&HeadDrafter> {
+    /// Itself, if it drafts from hidden states of the target.
+    fn state_drafter(&self) -> Option<StateDrafter<'_>> {
         None
     }
 }

@@ -3,12 +3,12 @@
 use super::buffers::{StepBuffers, StepCapacity};
 use super::code::StepCode;
 use super::drafter::GraphDrafter;
-use super::head::HeadDrafter;
 use super::params::{
     AcceptParams, Best, CACHE_OF_DRAFTS, ROWS_THREADS, RowsParams, SAMPLE_SHARED_BYTES,
     SAMPLE_SLICES, SAMPLE_THREADS, SampleParams, VERIFY,
 };
 use super::spread::Spread;
+use super::state_drafter::StateDrafter;
 use crate::exec::cuda::device::{Address, Launch, Op};
 use crate::exec::cuda::model::shape::{TILE_OUTPUTS, Tiling};
 use crate::exec::cuda::model::{DecoderPart, Model, Pass, Workspace};
@@ -142,15 +142,15 @@ impl StepGraph<'_> {
     }
 
     fn verify(&self, shape: Shape) -> Vec<Op> {
-        let head = self.drafter.and_then(|drafter| drafter.head());
-        let taps = head.map(HeadDrafter::taps);
+        let from_states = self.drafter.and_then(|drafter| drafter.state_drafter());
+        let taps = from_states.map(StateDrafter::taps);
         let mut ops = Vec::new();
         let whole = DecoderPart { taps, ..DecoderPart::default() };
         let first = FirstRows::default();
         let target = ModelPass { model: self.target, part: whole, spread: None, first };
         self.pass(&target, shape, VERIFY, &mut ops);
         ops.push(Op::Launch(self.accept(shape)));
-        ops.extend(head.into_iter().flat_map(|head| head.ops_behind(shape)));
+        ops.extend(from_states.into_iter().flat_map(|drafter| drafter.ops_behind(shape)));
         ops
     }
 

@@ -2,17 +2,16 @@
 //!
 //! The graph begins with the known tokens that the head has not run, whose states the host uploads; then the head goes on with
 //! its own, one pass a draft, or has read the rows of all drafts in the first one, if it was made for that. Behind the
-//! verification the hidden states of its rows become states, which the host takes in (`draft/head_states.rs`): it alone knows
-//! which of them are needed, so no step is launched ahead.
+//! verification the hidden states of its rows become states, which the host takes in (`draft/head_states.rs`).
 
 use super::drafter::{GraphDrafter, most_logits};
 use super::graph::{FirstRows, Shape, StepGraph, StepLogits, TablesOf};
 use super::spread::Spread;
+use super::state_drafter::StateDrafter;
 use crate::batch::Segment;
 use crate::draft::HeadSegment;
 use crate::engine::Limits;
-use crate::exec::cuda::device::pod::bytes_of_mut;
-use crate::exec::cuda::device::{Device, Op, upload};
+use crate::exec::cuda::device::{Address, Device, Op, upload};
 use crate::exec::cuda::model::params::{NO_SEQUENCE, Row, Tile};
 use crate::exec::cuda::model::shape::Tiling;
 use crate::exec::cuda::model::{Eagle, Pass, Taps};
@@ -32,7 +31,7 @@ pub(crate) struct HeadDrafter {
 }
 
 /// Rows that a step verifies at most.
-fn most_rows(limits: &Limits) -> usize {
+pub(super) fn most_rows(limits: &Limits) -> usize {
     limits.max_batch_size * (limits.max_draft_len + 1)
 }
 
@@ -139,17 +138,14 @@ impl HeadDrafter {
     }
 
     /// Makes states of the hidden states of all rows that were verified.
-    pub(super) fn ops_behind(&self, shape: Shape) -> Vec<Op> {
-        let num_rows = shape.sequences * (shape.drafts + 1);
+    pub(super) fn ops_behind(&self, num_rows: usize) -> Vec<Op> {
         let stride = self.head.config().target_hidden;
         self.head.fuse(num_rows, |tap| self.taps.place(tap), stride)
     }
 
-    /// The states of all rows that were verified, `[sequence][draft][width]`; waits for the device.
-    pub(super) fn states(&self, shape: Shape, device: &mut dyn Device) -> Result<Vec<f32>> {
-        let mut states = vec![0.0; shape.sequences * (shape.drafts + 1) * self.head.width()];
-        device.read(self.head.states(), bytes_of_mut(&mut states))?;
-        Ok(states)
+    /// Where these, and those that the first pass begins with, are.
+    pub(super) fn states(&self) -> Address {
+        self.head.states()
     }
 
     /// Values of a state.
@@ -225,7 +221,7 @@ impl GraphDrafter for HeadDrafter {
         ops
     }
 
-    fn head(&self) -> Option<&HeadDrafter> {
-        Some(self)
+    fn state_drafter(&self) -> Option<StateDrafter<'_>> {
+        Some(StateDrafter::Head(self))
     }
 }

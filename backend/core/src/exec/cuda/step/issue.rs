@@ -5,14 +5,14 @@ use super::answers::{Answers, Settled};
 use super::branches::{Branch, BranchPages, branches};
 use super::entry::StepEntry;
 use super::graph::{Shape, StepGraph};
-use super::head::HeadDrafter;
 use super::in_flight::{InFlight, Place};
 use super::input::StepInput;
 use super::params::{ANSWERS, Distribution, Drafting, NO_TOKEN};
+use super::state_drafter::StateDrafter;
 use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
-use crate::draft::{HeadSegment, HeadStates, Proposal};
+use crate::draft::{HeadSegment, HeadStates, KeptStates, Proposal};
 use crate::exec::cuda::device::Graph;
 use std::ops::Range;
 
@@ -45,7 +45,7 @@ impl Steps {
         self.number = self.number.wrapping_add(1);
         let pages = self.branch_pages(&parts)?;
         self.tell(&parts, &pages, shape)?;
-        self.tell_head(&parts, shape)?;
+        self.tell_states(&parts, shape)?;
         let place = |Branch { part, .. }: Branch<'_, '_>| Place {
             id: part.entry.id,
             len: part.entry.tokens.len(),
@@ -79,31 +79,31 @@ impl Steps {
 
     fn parts<'a>(&mut self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
         let drafter = self.on.drafter.as_deref();
-        let mut head_states = match drafter.and_then(|drafter| drafter.head()) {
-            Some(_) => self.host.head_states(),
+        let mut kept = match drafter.and_then(|drafter| drafter.state_drafter()) {
+            Some(_) => self.host.kept_states(),
             None => None,
         };
         let parts = entries.into_iter().map(|(entry, found)| {
             let is_free = drafter.is_some() && found.is_none();
             let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
             let given = [&found, entry.given].concat();
-            let drafter_rows = match &mut head_states {
+            let drafter_rows = match &mut kept {
                 _ if !is_free => 0..0,
                 Some(states) => states.rows_to_feed(entry, entry.speculates),
                 None => drafter.map_or(0..0, |drafter| drafter.rows_to_feed(entry)),
             };
-            // Without the state before the last token a head drafts nothing.
+            // Without the state before the last token nothing is drafted from states.
             let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();
-            let asks_graph = is_free && (head_states.is_none() || has_states);
+            let asks_graph = is_free && (kept.is_none() || has_states);
             let (num_fed, num_branches) = (0, 1);
             StepEntry { entry, given, asks_graph, drafter_rows, num_fed, num_branches }
         });
         parts.collect()
     }
 
-    /// The head on hidden states that drafts in the graph, if one does.
-    pub(super) fn head(&self) -> Option<&HeadDrafter> {
-        self.on.drafter.as_ref()?.head()
+    /// What drafts in the graph from hidden states, if it does.
+    pub(super) fn state_drafter(&self) -> Option<StateDrafter<'_>> {
+        self.on.drafter.as_ref()?.state_drafter()
     }
 
     /// The smallest recorded step that holds the sequences that get tokens; none if none does.
@@ -126,16 +126,18 @@ impl Steps {
     fn run_known(&mut self, parts: &[StepEntry<'_>]) -> Result<()> {
         let mut device = self.on.gpu.lock();
         let ahead = || parts.iter().filter(|part| !part.rows_ahead().is_empty());
-        match (&self.on.drafter, self.host.head_states()) {
-            (Some(drafter), Some(states)) if let Some(head) = drafter.head() => {
+        let drafter = self.on.drafter.as_ref();
+        let from_states = drafter.and_then(|drafter| drafter.state_drafter());
+        match (drafter, from_states, self.host.kept_states()) {
+            (_, Some(StateDrafter::Head(head)), Some(KeptStates::OfRows(states))) => {
                 let segments = ahead().map(|part| head_rows(part, part.rows_ahead(), states));
                 head.run(&segments.collect::<Vec<_>>(), &mut **device)?;
             }
-            (Some(drafter), _) => {
+            (Some(drafter), _, _) => {
                 let segments = ahead().map(|part| known(part.entry, part.rows_ahead()));
                 drafter.catch_up(&segments.collect::<Vec<_>>(), &mut **device)?;
             }
-            (None, _) => (),
+            (None, _, _) => (),
         }
         let blocks = self.on.target.prompt_blocks();
         let known_rows = |part: &StepEntry<'_>| {
@@ -191,18 +193,27 @@ impl Steps {
         self.uploads.tell_pages(pages, &self.buffers, device)
     }
 
-    /// Tells a head in the graph about the rows that it begins with.
-    fn tell_head(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
-        let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
-        let Some((head, states)) = head.zip(self.host.head_states()) else { return Ok(()) };
+    /// Tells what drafts from hidden states in the graph what it begins with.
+    fn tell_states(&mut self, parts: &[StepEntry<'_>], shape: Shape) -> Result<()> {
         if shape.from_graph == 0 {
             return Ok(());
         }
-        let fed = branches(parts).map(|Branch { part, .. }| {
-            let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
-            (head_rows(part, rows, states), part.draft_len())
-        });
-        head.tell(shape, &fed.collect::<Vec<_>>(), &mut **self.on.gpu.lock())
+        let from_states = self.on.drafter.as_ref().and_then(|drafter| drafter.state_drafter());
+        let device = &mut **self.on.gpu.lock();
+        match (from_states, self.host.kept_states()) {
+            (Some(StateDrafter::Head(head)), Some(KeptStates::OfRows(states))) => {
+                let fed = branches(parts).map(|Branch { part, .. }| {
+                    let rows = part.drafter_rows.end - part.num_fed..part.drafter_rows.end;
+                    (head_rows(part, rows, states), part.draft_len())
+                });
+                head.tell(shape, &fed.collect::<Vec<_>>(), device)
+            }
+            (Some(StateDrafter::Medusa(heads)), Some(KeptStates::Last(states))) => {
+                let last = branches(parts).map(|branch| states.before_last(branch.part.entry));
+                heads.tell(shape, last, device)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Takes in what the target's hidden states have become of the rows of a step.
@@ -212,19 +223,21 @@ impl Steps {
         answers: &Answers,
         settled: &[Settled],
     ) -> Result<()> {
-        let head = self.on.drafter.as_ref().and_then(|drafter| drafter.head());
-        let Some((head, kept)) = head.zip(self.host.head_states()) else { return Ok(()) };
+        let from_states = self.on.drafter.as_ref().and_then(|drafter| drafter.state_drafter());
+        let kept = from_states.zip(self.host.kept_states());
+        let Some((from_states, mut kept)) = kept else { return Ok(()) };
         let Some(InFlight { shape, .. }) = launched.flight else { return Ok(()) };
-        if !launched.parts.iter().any(|part| part.entry.is_read) {
+        let sampling = || launched.parts.iter().filter(|part| part.entry.samples());
+        if !sampling().any(|part| kept.wants(part.entry)) {
             return Ok(());
         }
-        let states = head.states(shape, &mut **self.on.gpu.lock())?;
-        let place_len = (shape.drafts + 1) * head.width();
-        let sampling = launched.parts.iter().filter(|part| part.entry.samples());
-        for (part, &Settled { place, .. }) in sampling.zip(settled) {
-            if part.entry.is_read {
+        let states = from_states.states(shape, &mut **self.on.gpu.lock())?;
+        let width = from_states.width();
+        let place_len = (shape.drafts + 1) * width;
+        for (part, &Settled { place, .. }) in sampling().zip(settled) {
+            if kept.wants(part.entry) {
                 // Of the last known token, and of the drafts that were kept.
-                let valid = (1 + answers.results[place].accepted as usize) * head.width();
+                let valid = (1 + answers.results[place].accepted as usize) * width;
                 kept.take(part.entry, &states[place * place_len..][..valid]);
             }
         }

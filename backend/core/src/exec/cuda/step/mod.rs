@@ -17,11 +17,13 @@ mod head;
 mod in_flight;
 pub(crate) mod input;
 mod issue;
+mod medusa;
 mod outline;
 mod page_table;
 pub mod params;
 mod runners_up;
 mod spread;
+mod state_drafter;
 mod upload;
 
 use crate::batch::{Entry, Executor, Outcome, PromptBlocks, Stepped, Unwanted, WANTED};
@@ -46,7 +48,9 @@ pub(crate) use head::HeadDrafter;
 use in_flight::InFlight;
 use input::StepInput;
 use issue::{Launched, slot};
+pub(crate) use medusa::MedusaDrafter;
 use params::{ANSWERS, StepResult};
+use state_drafter::StateDrafter;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -151,9 +155,9 @@ impl Steps {
             // Without a drafter there is no room for drafts, and requests may bring some.
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
             let is_chain = found.as_ref().is_none_or(Proposal::is_chain);
-            // Prompts of a head come through the host, whose drafter has their states.
+            // Where drafts come from states, prompts do through the host, whose drafter keeps theirs.
             let is_decoding = entry.samples() && entry.chunk == 1;
-            let has_states = self.head().is_none() || is_decoding;
+            let has_states = self.state_drafter().is_none() || is_decoding;
             let is_taken = has_room && is_chain && has_states && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
@@ -351,8 +355,14 @@ impl Steps {
             Some(answers) => {
                 let settled = settled.next().expect("one a sequence that gets tokens");
                 let outcome = answers.outcome(settled, part.given.len());
-                match self.head() {
-                    Some(_) => Outcome { draft_computed: part.head_computed(), ..outcome },
+                match self.state_drafter() {
+                    Some(StateDrafter::Head(_)) => {
+                        Outcome { draft_computed: part.head_computed(), ..outcome }
+                    }
+                    // There is no cache.
+                    Some(StateDrafter::Medusa(_)) => {
+                        Outcome { draft_computed: part.entry.draft_computed, ..outcome }
+                    }
                     None => outcome,
                 }
             }
@@ -411,9 +421,9 @@ impl Executor for Steps {
     fn lookahead(&self) -> usize {
         // Where drafts come from texts alone the host wants to see each token before the next step.
         let looks_up_alone = self.on.first.is_some() && self.on.drafter.is_none();
-        // Nor does a head go on without the states that the host keeps.
+        // Nor does what drafts from states go on without those that the host keeps.
         // And the host has branches begin on pages of their own.
-        let goes_on_alone = self.head().is_none() && !self.branches.any();
+        let goes_on_alone = self.state_drafter().is_none() && !self.branches.any();
         let launches_ahead = self.on.launch_ahead && !looks_up_alone && goes_on_alone;
         // All drafts accepted and a token more, before drafts again.
         if launches_ahead { self.capacity.drafts + 1 } else { 0 }
