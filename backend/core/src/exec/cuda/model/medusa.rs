@@ -37,7 +37,7 @@ pub struct Medusa {
     _weights: Held,
 }
 
-/// Places of a step that drafts for one sequence may branch to, at most.
+/// Places of a step that drafts for one sequence may branch to, at most: as many as the runtime lets `draft_branches` be.
 const MOST_PLACES: usize = 16;
 
 /// Rows at most.
