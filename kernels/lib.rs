@@ -28,7 +28,8 @@ pub fn path_of(kernel: &str) -> Option<&'static str> {
 }
 
 pub use variant::{
-    ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, Variant, WGMMA_ROWS, gemm_rows, has_warpgroups,
+    ARCHS, Epilogue, Format, GEMM_ROWS, MAX_GROUP, MULTIPLY_EPILOGUES, MULTIPLY_ROWS, Variant,
+    WGMMA_ROWS, gemm_rows, has_warpgroups,
 };
 
 #[cfg(test)]

@@ -48,6 +48,12 @@ pub const GEMM_ROWS: [usize; 4] = [8, 16, 32, 64];
 /// The same where warpgroups do.
 pub const WGMMA_ROWS: [usize; 6] = [8, 16, 32, 64, 128, 192];
 
+/// Rows of a tile of what is multiplied as a whole block, where warpgroups do that.
+pub const MULTIPLY_ROWS: [usize; 2] = [128, 256];
+
+/// What becomes of the sums there.
+pub const MULTIPLY_EPILOGUES: [Epilogue; 3] = [Epilogue::Raw, Epilogue::Residual, Epilogue::SwiGlu];
+
 /// Whether warpgroups make products on an architecture, of rows that a kernel before has normed.
 pub fn has_warpgroups(arch: &str) -> bool {
     arch == "sm_90a"
@@ -108,9 +114,22 @@ impl Variant {
         Self { kernel: "embed", defines: vec![("WEIGHT", weight.name().into())] }
     }
 
-    /// A matrix row by row, for products of many rows.
+    /// A matrix row by row, for products of many rows by a library.
     pub fn unpack(weight: Format) -> Self {
         Self { kernel: "unpack", defines: vec![("WEIGHT", weight.name().into())] }
+    }
+
+    /// The product of rows in units with a packed matrix of the same format, in tiles of `rows` of them, one of
+    /// [`MULTIPLY_ROWS`]: for one of [`MULTIPLY_EPILOGUES`].
+    pub fn multiply(format: Format, rows: usize, epilogue: Epilogue) -> Self {
+        assert!(MULTIPLY_ROWS.contains(&rows), "there are no tiles of {rows} rows");
+        assert!(MULTIPLY_EPILOGUES.contains(&epilogue), "not {epilogue:?}");
+        let defines = vec![
+            ("WEIGHT", format.name().into()),
+            ("ROWS", rows.to_string()),
+            ("EPILOGUE", epilogue.name().into()),
+        ];
+        Self { kernel: "multiply", defines }
     }
 
     /// What follows a product of many rows: [`Epilogue::Residual`] or [`Epilogue::SwiGlu`].

@@ -135,6 +135,23 @@ fn blocks_that_a_library_multiplies_leave_the_bytes_of_the_emulator() {
     }
 }
 
+#[test]
+fn blocks_that_kernels_multiply_leave_the_bytes_of_the_emulator() {
+    let Some(kernels) = kernels(NEW) else { return };
+    for dtype in [Dtype::Fp8, Dtype::Fp16] {
+        let (_dir, engine) = built_for(NEW, &SMALL, dtype, Dtype::Fp16);
+        let device = device(NEW, &kernels, 1);
+        let counts = device.counts();
+        let mut model = on(device, &engine, Prefill::Blocks);
+        in_parts_of_prompt(&mut model, &tokens(270), &[170, 95, 5], 266);
+        let counts = counts.lock().unwrap();
+        let num_products = counts.iter().filter(|(name, _)| name.starts_with("multiply"));
+        let num_products: usize = num_products.map(|(_, count)| count).sum();
+        let num_layers = engine.manifest().model.num_layers;
+        assert_eq!(num_products, 2 * 4 * num_layers, "{counts:?}");
+    }
+}
+
 /// Greedy and seeded, with what depends on the tokens before.
 fn requests() -> Vec<Request> {
     let sampling = running::kinds_of_sampling();

@@ -44,7 +44,7 @@ fn on_cpu(engine: &Engine, isa: Isa) -> Model {
 
 fn on_gpu(engine: &Engine) -> OnHost {
     let gpu = Gpu::new(Box::new(Emulator::new((9, 0), 3, Schedule::PLAIN)));
-    let prefill = Prefill::CublasLt;
+    let prefill = Prefill::Blocks;
     let model = cuda::Model::load_with(engine, 2 * NUM_PAGES, prefill, &mut **gpu.lock()).unwrap();
     OnHost::new(Arc::new(model), gpu).with_scratch(64..128)
 }

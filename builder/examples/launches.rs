@@ -190,7 +190,8 @@ fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Resu
     }
     let outline =
         |prefill| Outline::new(config, precision, &LIMITS, args.num_sms, capability, prefill);
-    let (exact, library) = (outline(Prefill::Exact)?, outline(Prefill::CublasLt)?);
+    let (exact, blocks) = (outline(Prefill::Exact)?, outline(Prefill::Blocks)?);
+    let library = outline(Prefill::CublasLt)?;
     let step = |(sequences, drafts): (usize, usize)| {
         json!({
             "sequences": sequences, "rows": sequences * (drafts + 1),
@@ -210,7 +211,7 @@ fn model(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Resu
         Some(_) => (2 * DRAFTS_AT_ONCE, exact.draft_at_once(1, DRAFTS_AT_ONCE)),
     };
     let draft = json!({ "sequences": 1, "rows": draft_rows, "operations": operations(&draft) });
-    let ways = [("exact", &exact), ("cublaslt", &library)];
+    let ways = [("exact", &exact), ("blocks", &blocks), ("cublaslt", &library)];
     let prompts = ways.into_iter().flat_map(|way| PROMPTS.map(|len| prompt(way, len)));
     Ok(json!({
         "name": name,
@@ -229,10 +230,13 @@ fn operations(all: &[Planned]) -> Vec<Value> {
 
 fn operation(planned: &Planned) -> Value {
     match planned {
-        Planned::Kernel { variant, grid, threads, shared_bytes, ring_bytes, rows } => json!({
-            "variant": variant.to_string(), "grid": grid, "threads": threads,
-            "shared_bytes": shared_bytes, "ring_bytes": ring_bytes, "rows": rows,
-        }),
+        Planned::Kernel { variant, grid, threads, shared_bytes, ring_bytes, rows, matrix } => {
+            json!({
+                "variant": variant.to_string(), "grid": grid, "threads": threads,
+                "shared_bytes": shared_bytes, "ring_bytes": ring_bytes, "rows": rows,
+                "matrix": matrix,
+            })
+        }
         Planned::Library { format, shape } => json!({ "library": format.name(), "shape": shape }),
     }
 }

@@ -50,41 +50,74 @@ DEVICE void wgmma_f16(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b);
 template <uint32_t N>
 DEVICE void wgmma_f16(float (&c)[N / 2], uint64_t a, uint64_t b);
 
+// c[64][N] += a[64][32] * b[N][32]^T, e4m3 into floats, both operands in shared memory.
+template <uint32_t N>
+DEVICE void wgmma_e4m3(float (&c)[N / 2], uint64_t a, uint64_t b);
+
 #define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SUMS_8(i) SUMS_4(i), SUMS_4(i + 4)
 #define SUMS_16(i) SUMS_8(i), SUMS_8(i + 8)
 #define SUMS_32(i) SUMS_16(i), SUMS_16(i + 16)
+#define SUMS_64(i) SUMS_32(i), SUMS_32(i + 32)
+#define SUMS_128(i) SUMS_64(i), SUMS_64(i + 64)
 #define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32                                                            \
     NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27" \
              ", %28, %29, %30, %31"
+#define NAMES_64                                                            \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43" \
+             ", %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55" \
+             ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_128                                                                     \
+    NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"           \
+             ", %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"           \
+             ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99"           \
+             ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110"     \
+             ", %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121"     \
+             ", %122, %123, %124, %125, %126, %127"
 
 // The operands behind the sums have the numbers A0 and so on; sums are always added to.
-#define WGMMA(N, SUMS, NAMES, A0, A1, A2, A3, B)                                                \
-    template <>                                                                                 \
-    DEVICE void wgmma_f16<N>(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b) {           \
-        asm volatile(                                                                           \
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                                              \
-            " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "},"              \
-            " {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0; }"                           \
-            : SUMS(0)                                                                           \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                              \
-    }                                                                                           \
-    template <>                                                                                 \
-    DEVICE void wgmma_f16<N>(float (&c)[N / 2], uint64_t a, uint64_t b) {                       \
-        asm volatile(                                                                           \
-            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                                              \
-            " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "},"              \
-            " " A0 ", " A1 ", p, 1, 1, 0, 0; }"                                                 \
-            : SUMS(0)                                                                           \
-            : "l"(a), "l"(b));                                                                  \
+#define WGMMA_OF_FRAGMENTS(N, SUMS, NAMES, A0, A1, A2, A3, B)                         \
+    template <>                                                                       \
+    DEVICE void wgmma_f16<N>(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b) { \
+        asm volatile(                                                                 \
+            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                                    \
+            " wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 {" NAMES "},"    \
+            " {" A0 ", " A1 ", " A2 ", " A3 "}, " B ", p, 1, 1, 0; }"                 \
+            : SUMS(0)                                                                 \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                    \
     }
 
-WGMMA(8, SUMS_4, NAMES_4, "%4", "%5", "%6", "%7", "%8")
-WGMMA(16, SUMS_8, NAMES_8, "%8", "%9", "%10", "%11", "%12")
-WGMMA(32, SUMS_16, NAMES_16, "%16", "%17", "%18", "%19", "%20")
-WGMMA(64, SUMS_32, NAMES_32, "%32", "%33", "%34", "%35", "%36")
+// Of two operands in shared memory. TRANSPOSED is what only halves may be.
+#define WGMMA_OF_SHARED(NAME, N, KIND, TRANSPOSED, SUMS, NAMES, A, B)            \
+    template <>                                                                  \
+    DEVICE void NAME<N>(float (&c)[N / 2], uint64_t a, uint64_t b) {             \
+        asm volatile(                                                            \
+            "{ .reg .pred p; setp.ne.b32 p, 1, 0;"                               \
+            " wgmma.mma_async.sync.aligned.m64n" #N KIND " {" NAMES "},"         \
+            " " A ", " B ", p, 1, 1" TRANSPOSED "; }"                            \
+            : SUMS(0)                                                            \
+            : "l"(a), "l"(b));                                                   \
+    }
+
+#define WGMMA_F16(N, SUMS, NAMES, A, B) \
+    WGMMA_OF_SHARED(wgmma_f16, N, "k16.f32.f16.f16", ", 0, 0", SUMS, NAMES, A, B)
+#define WGMMA_E4M3(N, SUMS, NAMES, A, B) \
+    WGMMA_OF_SHARED(wgmma_e4m3, N, "k32.f32.e4m3.e4m3", "", SUMS, NAMES, A, B)
+
+WGMMA_OF_FRAGMENTS(8, SUMS_4, NAMES_4, "%4", "%5", "%6", "%7", "%8")
+WGMMA_OF_FRAGMENTS(16, SUMS_8, NAMES_8, "%8", "%9", "%10", "%11", "%12")
+WGMMA_OF_FRAGMENTS(32, SUMS_16, NAMES_16, "%16", "%17", "%18", "%19", "%20")
+WGMMA_OF_FRAGMENTS(64, SUMS_32, NAMES_32, "%32", "%33", "%34", "%35", "%36")
+WGMMA_F16(8, SUMS_4, NAMES_4, "%4", "%5")
+WGMMA_F16(16, SUMS_8, NAMES_8, "%8", "%9")
+WGMMA_F16(32, SUMS_16, NAMES_16, "%16", "%17")
+WGMMA_F16(64, SUMS_32, NAMES_32, "%32", "%33")
+WGMMA_F16(128, SUMS_64, NAMES_64, "%64", "%65")
+WGMMA_F16(256, SUMS_128, NAMES_128, "%128", "%129")
+WGMMA_E4M3(128, SUMS_64, NAMES_64, "%64", "%65")
+WGMMA_E4M3(256, SUMS_128, NAMES_128, "%128", "%129")
 
 #endif

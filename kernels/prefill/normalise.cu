@@ -17,7 +17,7 @@ struct NormaliseParams {
     uint32_t k;                  // a multiple of 4
     uint32_t unused;
 };
-static_assert(sizeof(NormaliseParams) == 72, "as on the host");
+static_assert(sizeof(NormaliseParams) == 80, "as on the host");
 
 // The next kernel may begin before this one has waited: a product's weights are then on their way while the kernel in front
 // still runs.

@@ -1,16 +1,20 @@
-// A row of what a library multiplies: f16, or e4m3 with the factor that undoes its scale. A block writes a row;
-// between its end and the stride it gets zeros.
+// A row of what is multiplied as a whole block: f16, or e4m3 with the factor that undoes its scale. A block of threads writes
+// a row; between its end and the stride it gets zeros. A library reads row after row, the product of warpgroups units as a
+// packed matrix has them.
 #pragma once
 
 #include "common/halves.cuh"
+#include "common/unit.cuh"
 
 struct Operand {
-    uint8_t* values;   // [row][stride]
-    float* scales;     // [row], of FP8 alone
-    uint32_t stride;   // elements, a multiple of 4
-    uint32_t format;   // FP8 or FP16
+    uint8_t* values;    // [place][stride], or units
+    float* scales;      // [row], of FP8 alone
+    uint32_t stride;    // elements, a multiple of 4; in units a multiple of what one has
+    uint32_t format;    // FP8 or FP16
+    uint32_t first;     // place of the first row
+    uint32_t in_units;
 };
-static_assert(sizeof(Operand) == 24, "as on the host");
+static_assert(sizeof(Operand) == 32, "as on the host");
 
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t WARPS = THREADS / 32;
@@ -47,10 +51,32 @@ DEVICE uint32_t four_e4m3(const Float4& v, float factor) {
            uint32_t(float_to_e4m3(v.z * factor)) << 16 | uint32_t(float_to_e4m3(v.w * factor)) << 24;
 }
 
+// Four elements of a row, from k on.
+DEVICE uint8_t* place_of(const Operand& to, uint32_t row, uint32_t k, uint32_t element_bytes) {
+    const uint32_t place = to.first + row;
+    const uint32_t byte = k * element_bytes;
+    if (!to.in_units) {
+        return to.values + uint64_t(place) * to.stride * element_bytes + byte;
+    }
+    const uint32_t k_units = to.stride * element_bytes / UNIT_ROW_BYTES;
+    const uint64_t unit = uint64_t(place / UNIT_OUTPUTS) * k_units + byte / UNIT_ROW_BYTES;
+    const uint32_t chunk = byte % UNIT_ROW_BYTES / CHUNK_BYTES;
+    return to.values + unit * UNIT_BYTES + chunk_offset(place % UNIT_OUTPUTS, chunk) + byte % CHUNK_BYTES;
+}
+
+// Four lanes have 16 bytes of e4m3 in the order of k, each a word of them: the words of a unit's chunk.
+DEVICE uint32_t word_of_unit(uint32_t four) {
+    const uint32_t own = lane_index() % 4;
+    const uint32_t first = lane_index() - own;
+    const uint32_t low = shuffle_from(four, first + own / 2);
+    const uint32_t high = shuffle_from(four, first + 2 + own / 2);
+    const uint32_t shift = own % 2 * 16;
+    return (low >> shift & 0xffffu) | high >> shift << 16;
+}
+
 // GROUPS of four elements of a thread have their loads under way together.
 template <uint32_t GROUPS, class Four>
 DEVICE void store_halves(const Operand& to, uint32_t row, uint32_t len, Four four) {
-    uint16_t* halves = (uint16_t*)to.values + uint64_t(row) * to.stride;
     for (uint32_t first = 4 * thread_index(); first < to.stride; first += 4 * THREADS * GROUPS) {
         Uint2 groups[GROUPS];
         UNROLL
@@ -64,7 +90,7 @@ DEVICE void store_halves(const Operand& to, uint32_t row, uint32_t len, Four fou
         for (uint32_t i = 0; i < GROUPS; ++i) {
             const uint32_t k = first + 4 * THREADS * i;
             if (k < to.stride) {
-                *(Uint2*)(halves + k) = groups[i];
+                *(Uint2*)place_of(to, row, k, 2) = groups[i];
             }
         }
     }
@@ -82,9 +108,10 @@ DEVICE void store_e4m3(const Operand& to, uint32_t row, uint32_t len, Four four)
         to.scales[row] = most / E4M3_MOST;
     }
     const float factor = E4M3_MOST / most;
-    uint8_t* bytes = to.values + uint64_t(row) * to.stride;
     for (uint32_t k = 4 * thread_index(); k < to.stride; k += 4 * THREADS) {
-        *(uint32_t*)(bytes + k) = k < len ? four_e4m3(four(k), factor) : 0;
+        // In units whole warps are here: a unit has 128 elements of a row.
+        const uint32_t bytes = k < len ? four_e4m3(four(k), factor) : 0;
+        *(uint32_t*)place_of(to, row, k, 1) = to.in_units ? word_of_unit(bytes) : bytes;
     }
 }
 

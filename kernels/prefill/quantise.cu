@@ -11,7 +11,7 @@ struct QuantiseParams {
     uint32_t num_rows;
     uint32_t k;              // a multiple of 4
 };
-static_assert(sizeof(QuantiseParams) == 40, "as on the host");
+static_assert(sizeof(QuantiseParams) == 48, "as on the host");
 
 DEVICE Float4 four_floats(const Uint2& halves) {
     return {

@@ -180,7 +180,7 @@ fn behind_block(Logits { vocab_size, mut values }: Logits) -> Logits {
 fn in_blocks(engine: &Engine, texts: &[Vec<u32>]) -> Vec<Logits> {
     let pages: Vec<PageId> = (0..pages_for(MAX_LEN) as PageId).collect();
     let gpu = Gpu::new(Box::new(Emulator::new((9, 0), NUM_SMS, Schedule::PLAIN)));
-    let model = Model::load_with(engine, pages.len(), Prefill::CublasLt, &mut **gpu.lock());
+    let model = Model::load_with(engine, pages.len(), Prefill::Blocks, &mut **gpu.lock());
     let mut model = OnHost::new(Arc::new(model.expect("loads")), gpu);
     let mut logits = |text: &Vec<u32>| {
         let segment = |rows: Range<usize>, num_logits| Segment {

@@ -59,6 +59,36 @@ class Product:
         return any(set(self.code.find("PREEXIT")) & self.code.reachable(copy) for copy in self.code.find("UBLKCP"))
 
 
+class Multiply:
+    """A product with blocks of a prompt."""
+
+    def __init__(self, code, defines, assumed):
+        self.code, self.simulator = code, Simulator(assumed)
+        self.product = "QGMMA" if defines["WEIGHT"] == "FP8" else "HGMMA"
+        self.round = code.round(self.product, "WARPGROUP.DEPBAR")
+
+    @cached_property
+    def unit_instructions(self):
+        return len(self.round)
+
+    @cached_property
+    def unit_clocks(self):
+        """Of a unit of k of both tiles."""
+        return self.simulator.loop(self.round, PRODUCT_WARPS)
+
+    @cached_property
+    def finish_clocks(self):
+        """To make outputs of a tile's sums: what stands behind the last wait for products, up to where the next tile begins."""
+        first = self.code.find("WARPGROUP.DEPBAR")[-1] + 1
+        ends = [index for index in range(first, len(self.code.instructions)) if self.ends_tile(index)]
+        ends, _ = self.simulator.run(self.code.instructions[first:ends[0]], PRODUCT_WARPS, 2)
+        return ends[1] - ends[0]
+
+    def ends_tile(self, index):
+        target = self.code.target(index)
+        return self.code.instructions[index].op.startswith("EXIT") or (target is not None and target < index)
+
+
 class Attention:
     """One of the two widths."""
 
@@ -106,6 +136,12 @@ class Kernels:
         key = (variant, warp_rows, assumed)
         if key not in self.found:
             self.found[key] = Product(self.code(variant), self.defines(variant), warp_rows, assumed)
+        return self.found[key]
+
+    def multiply(self, variant, assumed):
+        key = (variant, assumed)
+        if key not in self.found:
+            self.found[key] = Multiply(self.code(variant), self.defines(variant), assumed)
         return self.found[key]
 
     def attention(self, variant, assumed):

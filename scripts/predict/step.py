@@ -18,6 +18,8 @@ FEW_LAYERS, MORE_LAYERS = 3, 6
 F32, F16 = 4, 2
 # Parts that are added up together, and rows of them.
 PARTS_AT_ONCE, FINISH_ROWS = 2, 32
+# The ring of a product with blocks of a prompt.
+MULTIPLY_RING = 192 << 10
 # Of a warp's copy: 16 a lane.
 COPY_BYTES = 512
 
@@ -44,6 +46,8 @@ class Planner:
         name = operation["variant"].split(".")[0]
         if name == "gemm":
             return self.product(operation)
+        if name == "multiply":
+            return self.multiply(operation)
         if name == "attention":
             return self.plain(name, self.attention_clocks(operation, seen))
         fixed = {"rows": self.assumed.rows, "sample": self.assumed.sample, "accept": self.assumed.accept}
@@ -51,23 +55,30 @@ class Planner:
         return self.plain(name, fixed.get(name, self.assumed.row_kernel) + around)
 
     def bytes_around(self, name, operations, index):
-        """What a kernel before or behind a library's product reads and writes."""
-        following = next((one for one in operations[index:] if "library" in one), None)
-        ahead = next((one for one in reversed(operations[:index]) if "library" in one), None)
+        """What a kernel before or behind a product with blocks of a prompt reads and writes."""
+        following = next(filter(None, map(self.block_shape, operations[index:])), None)
+        ahead = next(filter(None, map(self.block_shape, reversed(operations[:index]))), None)
         if name == "unpack":
-            _, n, k = following["shape"]
-            element = 1 if following["library"] == "fp8" else 2
+            _, n, k = following
+            element = 1 if operations[index + 1]["library"] == "fp8" else 2
             return n * k * ((1 if self.config["weights"] == "fp8" else 2) + element)
         if name in ("normalise", "quantise") and following:
-            m, _, k = following["shape"]
-            return m * k * F32
+            m, _, k = following
+            return m * k * (F32 if name == "normalise" else F16 + 1)
         if name == "normalise":
             # In front of a product of warpgroups: read and written through the L2 cache alone.
             return 0
         if name in ("finish", "rope") and ahead:
-            m, n, _ = ahead["shape"]
+            m, n, _ = ahead
             return m * n * F32
         return 0
+
+    @staticmethod
+    def block_shape(operation):
+        """Rows, outputs and inputs of a product with blocks of a prompt; none of others."""
+        if operation.get("matrix"):
+            return [operation["rows"], *operation["matrix"]]
+        return operation.get("shape")
 
     def plain(self, name, clocks):
         return Kernel(name, before=150, after=clocks + self.assumed.release, triggers_early=name == "normalise")
@@ -100,6 +111,29 @@ class Planner:
             piece_clocks=each / events, stages=stages,
             first_under_way=order.FIRST_UNDER_WAY, under_way=order.UNITS_UNDER_WAY,
             triggers_late=code.triggers_late, shared_bytes=operation["shared_bytes"],
+            registers=self.kernels.registers(variant) * operation["threads"])
+
+    def multiply(self, operation):
+        """Of blocks of a prompt: a block of threads has whole tiles, and all of them share the L2 cache."""
+        assumed, variant = self.assumed, operation["variant"]
+        defines, code = self.kernels.defines(variant), self.kernels.multiply(variant, assumed)
+        (n, k), tile_rows = operation["matrix"], int(defines["ROWS"])
+        weight_bytes = 1 if defines["WEIGHT"] == "FP8" else 2
+        pairs = order.up(order.up(n, order.UNIT_OUTPUTS), order.PAIR_TILES)
+        rounds = order.up(pairs * order.up(operation["rows"], tile_rows), operation["grid"])
+        k_units = order.up(k, order.unit_k(weight_bytes))
+        stage = (order.PAIR_TILES + tile_rows // order.UNIT_OUTPUTS) * order.UNIT_BYTES
+        units = rounds * k_units
+        # Weights come from memory once.
+        from_memory = n * k * weight_bytes / self.gpu.num_sms / units
+        outputs = order.PAIR_TILES * order.UNIT_OUTPUTS * tile_rows * {"RAW": F32, "RESIDUAL": 2 * F32, "SWIGLU": F16 / 2}[defines["EPILOGUE"]]
+        finish = max(code.finish_clocks, outputs / assumed.l2_shared)
+        unit_clocks = max(code.unit_clocks, stage / assumed.l2_shared)
+        return Kernel(
+            name=f"{product_name(defines['EPILOGUE'], n, k)} of blocks", before=assumed.memory + stage / assumed.l2_shared,
+            after=assumed.release, units=units, unit_bytes=from_memory, unit_l2_bytes=stage - from_memory, unit_clocks=unit_clocks,
+            piece_units=k_units, piece_clocks=finish, stages=MULTIPLY_RING // stage, first_under_way=MULTIPLY_RING // stage,
+            under_way=MULTIPLY_RING // stage, triggers_late=True, shared_bytes=operation["shared_bytes"],
             registers=self.kernels.registers(variant) * operation["threads"])
 
     def x_bytes(self, defines):

@@ -16,6 +16,8 @@ OTHER_LATENCY = 20
 READ_LATENCY = 12
 # Multiply-adds of halves a clock of a quarter.
 QUARTER_MACS = 512
+# Of halves, and of e4m3.
+WARPGROUP_PRODUCTS = ("HGMMA", "QGMMA")
 # Clocks that an instruction keeps a pipe of a quarter busy. The quarters share one for shared memory, so it takes four times
 # as long.
 ALU = ("F2FP", "SHF", "LOP3", "ISETP", "SEL", "PRMT", "VIADD", "VIMNMX", "LEA", "IADD3", "FMNMX", "FSETP", "PLOP3")
@@ -56,7 +58,7 @@ class Warp:
         if takes.pipe:
             busy[takes.pipe] = clock + takes.clocks
         until = clock + takes.latency
-        if instruction.op.startswith("HGMMA"):
+        if instruction.op.startswith(WARPGROUP_PRODUCTS):
             self.products = until
         if instruction.writes != NO_SCOREBOARD:
             self.boards[instruction.writes] = max(self.boards[instruction.writes], until)
@@ -85,9 +87,11 @@ class Simulator:
     def takes(self, op):
         if op.startswith("HMMA"):
             return Takes("tensor", self.assumed.mma, self.latency(op))
-        if op.startswith("HGMMA"):
+        if op.startswith(WARPGROUP_PRODUCTS):
             _, columns, depth = map(int, op.split(".")[1].split("x"))
-            clocks = max(self.assumed.wgmma, 16 * columns * depth / QUARTER_MACS)
+            # As many bytes of k take as long.
+            macs = QUARTER_MACS * (2 if op.startswith("QGMMA") else 1)
+            clocks = max(self.assumed.wgmma, 16 * columns * depth / macs)
             return Takes("tensor", clocks, clocks + self.assumed.wgmma_latency)
         for ops, pipe, clocks in PIPES:
             if op.startswith(ops):

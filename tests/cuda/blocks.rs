@@ -1,4 +1,5 @@
-//! Prompts in blocks, which a library multiplies: near the CPU executor, and the same however they are computed.
+//! Prompts in blocks, which kernels here multiply or a library does: near the CPU executor, and the same however they are
+//! computed.
 
 use super::common::running::{self, Done};
 use super::common::small::{NORMED, SMALL, in_parts_of_prompt, tokens};
@@ -14,54 +15,59 @@ use spec_core::testing::PageId;
 use spec_core::testing::batch::{Forward as _, Segment};
 use spec_emu::{Emulator, Schedule};
 
+/// Both, on Hopper.
+const WAYS: [Prefill; 2] = [Prefill::Blocks, Prefill::CublasLt];
+
 #[test]
 fn logits_of_blocks_of_prompts_are_those_of_the_cpu_executor() {
-    for (sizes, dtype, capability, tolerance) in [
-        (&SMALL, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
-        (&NORMED, Dtype::Fp16, (9, 0), FP16_TOLERANCE),
-        (&SMALL, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
-        (&NORMED, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE),
-        (&SMALL, Dtype::Fp8, (8, 0), FP8_TOLERANCE),
+    for (sizes, dtype, capability, tolerance, ways) in [
+        (&SMALL, Dtype::Fp16, (9, 0), FP16_TOLERANCE, &WAYS[..]),
+        (&NORMED, Dtype::Fp16, (9, 0), FP16_TOLERANCE, &WAYS),
+        (&SMALL, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE, &WAYS),
+        (&NORMED, Dtype::Fp8, (9, 0), FP8_ROWS_TOLERANCE, &WAYS),
+        (&SMALL, Dtype::Fp8, (8, 0), FP8_TOLERANCE, &WAYS[1..]),
     ] {
         let archs = "cuda:sm_90a,sm_80";
         let (_dir, cpu, cuda) = both_on(archs, sizes, dtype, Dtype::Fp16);
         let tokens = tokens(330);
         let expected = golden::all_logits(&mut golden::model(&cpu, 21), &tokens);
-        let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
-        let mut by_library = on(device, &cuda, 21, Prefill::CublasLt);
-        let found = in_parts_of_prompt(&mut by_library, &tokens, &[190, 120, 20], 311);
-        assert_close(&found, &expected, tolerance, &format!("{dtype} {sizes:?} {capability:?}"));
+        for &prefill in ways {
+            let device = Emulator::new(capability, NUM_SMS, Schedule::PLAIN);
+            let mut model = on(device, &cuda, 21, prefill);
+            let found = in_parts_of_prompt(&mut model, &tokens, &[190, 120, 20], 311);
+            let name = format!("{dtype} {sizes:?} {capability:?} {prefill:?}");
+            assert_close(&found, &expected, tolerance, &name);
+        }
     }
 }
 
 #[test]
 fn bits_of_a_prompts_row_do_not_depend_on_what_is_computed_with_it() {
-    for (sizes, dtype) in [(&SMALL, Dtype::Fp8), (&NORMED, Dtype::Fp16)] {
+    let kinds = [(&SMALL, Dtype::Fp8), (&NORMED, Dtype::Fp16)];
+    for (way, (sizes, dtype)) in WAYS.into_iter().flat_map(|way| kinds.map(|kind| (way, kind))) {
         let (_dir, _, cuda) = both(sizes, dtype, Dtype::Fp8);
         let text = tokens(330);
         let run = |prefill, prompt_len, parts: &[usize]| {
             let mut model = on(emulator(Schedule::seeded(1)), &cuda, 21, prefill);
             in_parts_of_prompt(&mut model, &text, parts, prompt_len)
         };
-        let whole = run(Prefill::CublasLt, 311, &[310, 20]);
+        let whole = run(way, 311, &[310, 20]);
         for parts in [&[330][..], &[1, 309, 20], &[150, 96, 64, 3, 17]] {
-            assert_eq!(run(Prefill::CublasLt, 311, parts), whole, "{dtype}: {parts:?}");
+            assert_eq!(run(way, 311, parts), whole, "{way:?}, {dtype}: {parts:?}");
         }
         if dtype == Dtype::Fp8 {
             let longer = tokens(790);
             let run = |parts: &[usize]| {
-                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 50, Prefill::CublasLt);
+                let mut model = on(emulator(Schedule::seeded(1)), &cuda, 50, way);
                 in_parts_of_prompt(&mut model, &longer, parts, 791).split_off(740)
             };
-            assert_eq!(run(&[790]), run(&[300, 240, 250]), "two blocks");
+            assert_eq!(run(&[790]), run(&[300, 240, 250]), "{way:?}: two blocks");
         }
         let exact = run(Prefill::Exact, 311, &[330]);
-        assert_eq!(
-            run(Prefill::CublasLt, 257, &[330]),
-            exact,
-            "a short prompt is computed as ever"
-        );
-        assert_ne!(whole[..310], exact[..310]);
+        assert_eq!(run(way, 129, &[330]), exact, "a short prompt is computed as ever");
+        if way == Prefill::CublasLt || dtype == Dtype::Fp8 {
+            assert_ne!(whole[..310], exact[..310]);
+        }
     }
 }
 
@@ -79,11 +85,15 @@ fn bits_of_a_prompt_do_not_depend_on_the_prompts_beside_it() {
         tree: &[],
     };
     let run = |segments: &[Segment<'_>]| {
-        let mut model = on(emulator(Schedule::seeded(1)), &cuda, 60, Prefill::CublasLt);
-        model.forward(segments).expect("a pass").values
+        WAYS.map(|way| {
+            let mut model = on(emulator(Schedule::seeded(1)), &cuda, 60, way);
+            model.forward(segments).expect("a pass").values
+        })
     };
     let prompts = [segment(0, 305), segment(1, 7), segment(2, 294)];
-    let alone: Vec<f32> = prompts.iter().flat_map(|&prompt| run(&[prompt])).collect();
+    let each = prompts.map(|prompt| run(&[prompt]));
+    let alone: [Vec<f32>; 2] =
+        [0, 1].map(|way| each.iter().flat_map(|found| found[way].clone()).collect());
     assert_eq!(run(&prompts), alone);
 }
 
@@ -96,12 +106,27 @@ fn long_requests() -> Vec<Request> {
     requests().into_iter().enumerate().map(longer).collect()
 }
 
-/// However its prompt is cut, whatever runs beside it and is cached, and with any speculation, a text is the same.
 #[test]
 fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
+    // What is taken where nothing is said. Steps that hold a block and little more, and many.
+    let [fixed, adaptive] = [Fixed, Adaptive].map(running::options);
+    let steps = [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)];
+    texts_are_the_same(Prefill::Blocks, None, &steps);
+}
+
+#[test]
+fn texts_are_the_same_however_a_library_computes_blocks_of_prompts() {
+    let said = Some(Prefill::CublasLt);
+    texts_are_the_same(Prefill::CublasLt, said, &[(&running::options(Fixed), 3, 1030)]);
+}
+
+/// However its prompt is cut, whatever runs beside it and is cached, and with any speculation, a text is the same: in runs of
+/// so many drafts, in steps of so many rows.
+fn texts_are_the_same(way: Prefill, said: Option<Prefill>, steps: &[(&Options, usize, usize)]) {
     let (_dir, engine) = target(Drafts::Model);
     let runtime = |options: &Options, seed| {
-        let options = Options { kv_tokens: Some(6144), ..options.clone() };
+        let prefill = options.prefill.or(said);
+        let options = Options { kv_tokens: Some(6144), prefill, ..options.clone() };
         load_bounded(&engine, options, Schedule::seeded(seed))
     };
     let with_drafts = |draft_len| {
@@ -124,8 +149,8 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
         let run = |request| told(&running::run(&mut runtime, &[request])).remove(0);
         with_drafts(0).into_iter().map(run).collect::<Vec<_>>()
     };
-    let [fixed, adaptive] = [Fixed, Adaptive].map(running::options);
-    let alone = Options { kv_reuse: false, prefill: Some(Prefill::CublasLt), ..fixed.clone() };
+    let fixed = running::options(Fixed);
+    let alone = Options { kv_reuse: false, prefill: Some(way), ..fixed.clone() };
     let plain = run_alone(&alone);
     let exact = Options { prefill: Some(Prefill::Exact), ..fixed.clone() };
     let exact = run_alone(&exact);
@@ -133,8 +158,7 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
     let num_telling = plain.iter().filter(|(_, told)| told.iter().any(Option::is_some)).count();
     assert!(num_telling >= 4, "{num_telling} tell their bits");
     assert!(num_other >= num_telling, "{num_other} texts would tell of other bits");
-    // Steps that hold a block and little more, and many.
-    for (options, draft_len, rows) in [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)] {
+    for &(options, draft_len, rows) in steps {
         let options = Options { max_num_tokens: Some(rows), ..options.clone() };
         let mut runtime = runtime(&options, 2);
         let done = running::run(&mut runtime, &with_drafts(draft_len));
@@ -147,7 +171,7 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
     }
     let narrow = Options {
         max_num_tokens: Some(200),
-        prefill: Some(Prefill::CublasLt),
+        prefill: Some(way),
         admission: AdmissionPolicy::MaxUtilization,
         ..fixed
     };
@@ -159,10 +183,19 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
 }
 
 #[test]
-fn a_library_for_prompts_is_refused_where_there_is_no_gpu() {
-    let (_dir, cpu, _) = both(&SMALL, Dtype::Fp16, Dtype::Fp16);
-    let options = Options { prefill: Some(Prefill::CublasLt), ..running::options(Fixed) };
-    let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
-    let expected = "prefill = cublaslt on an engine that was built for the cpu is not supported";
-    assert_eq!(error, expected);
+fn blocks_of_prompts_are_refused_where_nothing_multiplies_them() {
+    let (_dir, cpu, cuda) = both_on("cuda:sm_90a,sm_80", &SMALL, Dtype::Fp16, Dtype::Fp16);
+    for (prefill, name) in [(Prefill::CublasLt, "cublaslt"), (Prefill::Blocks, "blocks")] {
+        let options = Options { prefill: Some(prefill), ..running::options(Fixed) };
+        let error = Runtime::load(&cpu, &options).err().expect("is refused").to_string();
+        let expected =
+            format!("prefill = {name} on an engine that was built for the cpu is not supported");
+        assert_eq!(error, expected);
+    }
+    let options = Options { prefill: Some(Prefill::Blocks), ..running::options(Fixed) };
+    let open = |_| Ok(Box::new(Emulator::new((8, 0), NUM_SMS, Schedule::PLAIN)) as _);
+    let error = Runtime::load_on(&cuda, &options, &open).err().expect("is refused").to_string();
+    let expected =
+        "prefill = blocks on a GPU of compute capability 8.0, expected 9.0: use auto or cublaslt";
+    assert!(error.starts_with(expected), "{error}");
 }

@@ -68,15 +68,18 @@ fn a_prompt_is_cut_as_the_executor_cuts_it() {
     let outline = |prefill| {
         Outline::new(config, precision, limits, NUM_SMS, (9, 0), prefill).unwrap().prompt(600)
     };
-    for prefill in [Prefill::Exact, Prefill::CublasLt] {
+    for prefill in [Prefill::Exact, Prefill::Blocks, Prefill::CublasLt] {
         let passes = outline(prefill);
         let mut next = 0;
         for pass in &passes {
             assert_eq!(pass.first, next, "{prefill:?}");
             next += pass.rows;
-            let is_library = |one: &&Planned| matches!(one, Planned::Library { .. });
-            let num_products = pass.operations.iter().filter(is_library).count();
-            let is_block = prefill == Prefill::CublasLt && pass.first < 512;
+            let is_product = |one: &&Planned| match one {
+                Planned::Library { .. } => true,
+                Planned::Kernel { variant, .. } => variant.kernel == "multiply",
+            };
+            let num_products = pass.operations.iter().filter(is_product).count();
+            let is_block = prefill != Prefill::Exact && pass.first < 512;
             let expected = if is_block { 4 } else { 0 };
             assert_eq!(num_products, expected * config.num_layers, "{} rows", pass.rows);
         }

@@ -7,13 +7,15 @@ use spec_kernels::{Epilogue, Format, Variant};
 /// Registers of a thread at most. A multiprocessor has 65536 of them: two products, of 320 threads, or two attentions, of
 /// 128, must fit, so that one kernel starts under the one before it. A quarter of it has as many warps as five of two
 /// products.
-const REGISTERS: [(&str, u32); 13] = [
+const REGISTERS: [(&str, u32); 14] = [
     ("accept", 64),
     ("attention", 216),
     ("embed", 64),
     ("finish", 64),
     ("gemm", 96),
     ("join", 64),
+    // Alone in a multiprocessor, of 288 threads.
+    ("multiply", 224),
     ("normalise", 64),
     ("quantise", 64),
     ("rope", 64),
@@ -94,6 +96,11 @@ impl Expected {
                 expected.list(!has_warpgroups || is_defined(variant, "WEIGHT", "FP8"), &["LDSM"]);
                 expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
                 expected.list(!is_hopper_or_later || has_warpgroups, &["LDGSTS"]);
+            }
+            "multiply" => {
+                let product = if is_defined(variant, "WEIGHT", "FP8") { "QGMMA" } else { "HGMMA" };
+                expected.list(true, &[product, "WARPGROUP", "UBLKCP", "SYNCS"]);
+                expected.list(false, &["LDGSTS", "LDSM"]);
             }
             "attention" => expected.list(true, &["HMMA", "LDGSTS", "MUFU"]),
             // The host draws in double precision, and the device must draw the same.

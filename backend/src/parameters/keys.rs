@@ -192,12 +192,13 @@ pub(crate) static KEYS: &[Key] = &[
     ),
     key(
         "prefill",
-        "`auto`, `exact`, `cublaslt`",
+        "`auto`, `exact`, `blocks`, `cublaslt`",
         "`auto`",
         prefill,
-        "how long prompts are computed on a GPU: `exact`, as in decoding; `cublaslt`, faster, in blocks of 512 positions by \
-         cuBLASLt of CUDA 13; `auto`, in blocks where that library is there and a step has 512 rows. A text is the same \
-         whatever else is computed or cached; the two ways may give different ones",
+        "how long prompts are computed on a GPU: `exact`, as in decoding; `blocks`, faster, in blocks of 512 positions, on GPUs \
+         of compute capability 9.0; `cublaslt`, in such blocks by cuBLASLt of CUDA 13; `auto`, in blocks where one of the two \
+         is there and a step has 512 rows. A text is the same whatever else is computed or cached; the three ways may give \
+         different ones",
     ),
     key(
         "launch_ahead",
@@ -490,8 +491,9 @@ fn prefill(settings: &mut Settings, value: &str) -> Result<(), &'static str> {
     settings.prefill = match value {
         "auto" => None,
         "exact" => Some(Prefill::Exact),
+        "blocks" => Some(Prefill::Blocks),
         "cublaslt" => Some(Prefill::CublasLt),
-        _ => return Err("auto, exact or cublaslt"),
+        _ => return Err("auto, exact, blocks or cublaslt"),
     };
     Ok(())
 }

@@ -189,7 +189,11 @@ fn a_wrong_value_is_refused_with_what_is_expected() {
             "0,1;2,3",
             "parameter 'gpu_device_ids' is '0,1;2,3', expected GPU numbers separated by ';': an instance runs on one",
         ),
-        ("prefill", "fast", "parameter 'prefill' is 'fast', expected auto, exact or cublaslt"),
+        (
+            "prefill",
+            "fast",
+            "parameter 'prefill' is 'fast', expected auto, exact, blocks or cublaslt",
+        ),
         ("verify_engine", "yes", "parameter 'verify_engine' is 'yes', expected true or false"),
         (
             "enable_chunked_context",

@@ -98,6 +98,8 @@ enum class Collective : uint8_t {
 // A warp's share of a product of its warpgroup, which has been issued and is not done: 16 rows of `a` by all columns of `b`.
 struct WarpProduct {
     uint32_t columns;
+    // Whether operands are bytes of e4m3; else halves.
+    bool is_e4m3;
     // Of `a` from registers.
     bool has_fragments;
     uint16_t fragments[16][16];

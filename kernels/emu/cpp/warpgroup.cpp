@@ -1,6 +1,8 @@
 // Products of warpgroups. Each warp has its own share: what the four have in common is that all of them issue the same. A
 // product is under way from where it is issued to the wait for its group; in between it reads shared memory and its sums
 // when it likes.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <immintrin.h>
 #include <memory>
@@ -16,7 +18,10 @@ namespace emu {
 
 namespace {
 
-constexpr uint32_t DEPTH = 16;
+// Bytes of k of a product: 16 halves or 32 bytes of e4m3, which are widened.
+constexpr uint32_t DEPTH_BYTES = 32;
+constexpr uint32_t HALVES_DEPTH = 16;
+constexpr uint32_t E4M3_DEPTH = 32;
 constexpr uint32_t MOST_COLUMNS = 256;
 constexpr uint32_t ATOM_ROWS = 8;
 constexpr uint32_t ROW_BYTES = 128;
@@ -43,10 +48,11 @@ Operand operand_of(uint64_t descriptor) {
             static_cast<uint32_t>(descriptor >> STRIDE_SHIFT & mask) * 16};
 }
 
-// The 16 halves of a row, from where the swizzle has put their two chunks.
-void load_row(const Operand& operand, uint32_t row, uint16_t (&halves)[DEPTH]) {
+// The elements of a row as halves, from where the swizzle has put their two chunks.
+void load_row(const Operand& operand, uint32_t row, bool is_e4m3, uint16_t (&halves)[E4M3_DEPTH]) {
     const Block& block = *current->block;
     const uint32_t limit = block.grid->launch->shared_bytes;
+    uint8_t bytes[DEPTH_BYTES];
     for (uint32_t chunk = 0; chunk < 2; chunk++) {
         uint32_t at = operand.first + row / ATOM_ROWS * operand.atom_stride;
         at += row % ATOM_ROWS * ROW_BYTES + chunk * 16;
@@ -55,23 +61,35 @@ void load_row(const Operand& operand, uint32_t row, uint16_t (&halves)[DEPTH]) {
             fail("a product reads row %u at %u of %u bytes of shared memory", row, at, limit);
         }
         race::reads(block.shared + at, 16);
-        memcpy(halves + chunk * 8, block.shared + at, 16);
+        memcpy(bytes + chunk * 16, block.shared + at, 16);
+    }
+    if (!is_e4m3) {
+        memcpy(halves, bytes, DEPTH_BYTES);
+        return;
+    }
+    for (uint32_t k = 0; k < DEPTH_BYTES; k++) {
+        halves[k] = E4M3.halves[bytes[k]];
     }
 }
 
 // All of a warp's share, `b` by columns.
 struct Share {
-    alignas(32) uint16_t a[16][DEPTH];
-    alignas(32) uint16_t b[MOST_COLUMNS][DEPTH];
+    alignas(32) uint16_t a[16][E4M3_DEPTH];
+    alignas(32) uint16_t b[MOST_COLUMNS][E4M3_DEPTH];
     alignas(32) float c[16][MOST_COLUMNS];
 };
 
-// Every element's products are added one after the other, as by mma_f16.
-void multiply(Share& share, uint32_t columns) {
+// What a sum and products of e4m3 come to: Hopper aligns all of them to the largest, and keeps so many bits behind its first one.
+constexpr float KEPT = 1 << 13;
+// Below it they are added as they are.
+constexpr float LEAST_ALIGNED = 1e-18f;
+
+// Products of halves are added one after the other, as by mma_f16.
+void multiply_halves(Share& share, uint32_t columns) {
     for (uint32_t row = 0; row < 16; row++) {
         for (uint32_t column = 0; column < columns; column++) {
             float sum = share.c[row][column];
-            for (uint32_t k = 0; k < DEPTH; k++) {
+            for (uint32_t k = 0; k < HALVES_DEPTH; k++) {
                 sum += half_to_float(share.a[row][k]) * half_to_float(share.b[column][k]);
             }
             share.c[row][column] = sum;
@@ -79,8 +97,81 @@ void multiply(Share& share, uint32_t columns) {
     }
 }
 
+void multiply_e4m3(Share& share, uint32_t columns) {
+    for (uint32_t row = 0; row < 16; row++) {
+        for (uint32_t column = 0; column < columns; column++) {
+            float terms[E4M3_DEPTH + 1] = {share.c[row][column]};
+            float largest = std::fabs(terms[0]);
+            for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
+                const float term = half_to_float(share.a[row][k]) * half_to_float(share.b[column][k]);
+                largest = std::max(largest, std::fabs(term));
+                terms[k + 1] = term;
+            }
+            int exponent = 0;
+            std::frexp(largest, &exponent);
+            const float unit = largest < LEAST_ALIGNED ? 1.0f : std::ldexp(1.0f / KEPT, exponent - 1);
+            float sum = 0.0f;
+            for (const float term : terms) {
+                sum += largest < LEAST_ALIGNED ? term : std::trunc(term / unit);
+            }
+            share.c[row][column] = sum * unit;
+        }
+    }
+}
+
 // The same with vectors of eight columns.
-__attribute__((target("avx2,f16c,fma"))) void multiply_vectors(Share& share, uint32_t columns) {
+__attribute__((target("avx2,f16c,fma"))) void multiply_e4m3_vectors(Share& share, uint32_t columns) {
+    alignas(32) float a[16][E4M3_DEPTH];
+    for (uint32_t row = 0; row < 16; row++) {
+        for (uint32_t k = 0; k < E4M3_DEPTH; k += 8) {
+            const __m128i* halves = reinterpret_cast<const __m128i*>(&share.a[row][k]);
+            _mm256_store_ps(&a[row][k], _mm256_cvtph_ps(_mm_load_si128(halves)));
+        }
+    }
+    const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    const __m256 power = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+    const __m256 least = _mm256_set1_ps(LEAST_ALIGNED);
+    for (uint32_t first = 0; first < columns; first += 8) {
+        __m256 b[E4M3_DEPTH];
+        for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
+            alignas(16) uint16_t column[8];
+            for (uint32_t i = 0; i < 8; i++) {
+                column[i] = share.b[first + i][k];
+            }
+            b[k] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(column)));
+        }
+        for (uint32_t row = 0; row < 16; row++) {
+            __m256 terms[E4M3_DEPTH];
+            const __m256 old = _mm256_load_ps(&share.c[row][first]);
+            __m256 largest = _mm256_and_ps(old, magnitude);
+            for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
+                terms[k] = _mm256_mul_ps(_mm256_set1_ps(a[row][k]), b[k]);
+                // What is no number stays: the second operand wins.
+                largest = _mm256_max_ps(largest, _mm256_and_ps(terms[k], magnitude));
+            }
+            const __m256 is_aligned = _mm256_cmp_ps(largest, least, _CMP_GE_OQ);
+            const __m256 first_bit = _mm256_and_ps(largest, power);
+            const __m256 one = _mm256_set1_ps(1.0f);
+            const __m256 unit =
+                _mm256_blendv_ps(one, _mm256_mul_ps(first_bit, _mm256_set1_ps(1.0f / KEPT)), is_aligned);
+            const __m256 factor = _mm256_div_ps(one, unit);
+            const auto aligned = [&](__m256 term) __attribute__((target("avx2,f16c,fma"))) {
+                const __m256 units = _mm256_mul_ps(term, factor);
+                const __m256 whole = _mm256_round_ps(units, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+                return _mm256_blendv_ps(units, whole, is_aligned);
+            };
+            __m256 sum = aligned(old);
+            for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
+                sum = _mm256_add_ps(sum, aligned(terms[k]));
+            }
+            _mm256_store_ps(&share.c[row][first], _mm256_mul_ps(sum, unit));
+        }
+    }
+}
+
+// Products of halves with vectors of eight columns.
+__attribute__((target("avx2,f16c,fma"))) void multiply_halves_vectors(Share& share, uint32_t columns) {
+    constexpr uint32_t DEPTH = HALVES_DEPTH;
     alignas(32) float a[16][DEPTH];
     for (uint32_t row = 0; row < 16; row++) {
         for (uint32_t k = 0; k < DEPTH; k += 8) {
@@ -140,27 +231,29 @@ Share& workspace() {
 void perform(const WarpProduct& product) {
     Share& share = workspace();
     if (product.has_fragments) {
-        memcpy(share.a, product.fragments, sizeof(share.a));
+        for (uint32_t row = 0; row < 16; row++) {
+            memcpy(share.a[row], product.fragments[row], DEPTH_BYTES);
+        }
     } else {
         const Operand a = operand_of(product.a);
         const uint32_t first = current->warp->index % 4 * 16;
         for (uint32_t row = 0; row < 16; row++) {
-            load_row(a, first + row, share.a[row]);
+            load_row(a, first + row, product.is_e4m3, share.a[row]);
         }
     }
     const Operand b = operand_of(product.b);
     for (uint32_t column = 0; column < product.columns; column++) {
-        load_row(b, column, share.b[column]);
+        load_row(b, column, product.is_e4m3, share.b[column]);
     }
     for (uint32_t lane = 0; lane < LANES; lane++) {
         for_sums(product.columns, lane, [&](uint32_t i, uint32_t row, uint32_t column) {
             share.c[row][column] = product.sums[lane][i];
         });
     }
-    if (HAS_VECTORS) {
-        multiply_vectors(share, product.columns);
+    if (product.is_e4m3) {
+        (HAS_VECTORS ? multiply_e4m3_vectors : multiply_e4m3)(share, product.columns);
     } else {
-        multiply(share, product.columns);
+        (HAS_VECTORS ? multiply_halves_vectors : multiply_halves)(share, product.columns);
     }
     for (uint32_t lane = 0; lane < LANES; lane++) {
         for_sums(product.columns, lane, [&](uint32_t i, uint32_t row, uint32_t column) {
@@ -188,6 +281,7 @@ void progress(WarpgroupShare& share) {
 }
 
 struct WgmmaArgument {
+    bool is_e4m3;
     uint32_t columns;
     float* c;
     const uint32_t* fragment;
@@ -214,13 +308,14 @@ void issue(WgmmaArgument** lanes) {
     const WgmmaArgument& first = *lanes[0];
     WarpProduct product;
     product.columns = first.columns;
+    product.is_e4m3 = first.is_e4m3;
     product.has_fragments = first.fragment != nullptr;
     product.a = first.a;
     product.b = first.b;
     product.group = share.open_group;
     for (uint32_t lane = 0; lane < LANES; lane++) {
         const WgmmaArgument& own = *lanes[lane];
-        if (own.columns != first.columns || own.a != first.a || own.b != first.b) {
+        if (own.columns != first.columns || own.is_e4m3 != first.is_e4m3 || own.a != first.a || own.b != first.b) {
             fail("lane %u has another product than lane 0", lane);
         }
         product.sums[lane] = own.c;
@@ -277,9 +372,9 @@ uint64_t matrix_descriptor(const void* first, uint32_t atom_stride) {
            SWIZZLE_128 << SWIZZLE_SHIFT;
 }
 
-void wgmma(uint32_t columns, float* c, const uint32_t* fragment, uint64_t a, uint64_t b) {
+void wgmma(bool is_e4m3, uint32_t columns, float* c, const uint32_t* fragment, uint64_t a, uint64_t b) {
     race::called_from(__builtin_return_address(0));
-    WgmmaArgument argument{columns, c, fragment, a, b};
+    WgmmaArgument argument{is_e4m3, columns, c, fragment, a, b};
     join(Collective::Wgmma, argument, issue);
 }
 

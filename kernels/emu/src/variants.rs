@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use spec_kernels::{Epilogue, Format, GEMM_ROWS, Variant, WGMMA_ROWS, path_of};
+use spec_kernels::{
+    Epilogue, Format, GEMM_ROWS, MULTIPLY_EPILOGUES, MULTIPLY_ROWS, Variant, WGMMA_ROWS, path_of,
+};
 
 /// One compiled kernel: its name, its source, and the defines.
 pub(crate) struct Unit {
@@ -82,6 +84,9 @@ fn variants() -> Vec<Variant> {
     all.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     for format in [Format::Fp8, Format::Fp16] {
         all.extend([Variant::embed(format), Variant::unpack(format)]);
+        for rows in MULTIPLY_ROWS {
+            all.extend(MULTIPLY_EPILOGUES.map(|e| Variant::multiply(format, rows, e)));
+        }
         for rows in WGMMA_ROWS {
             let qkv = [64, 128].map(|head_dim| Epilogue::Qkv { head_dim });
             let others = [Epilogue::Raw, Epilogue::Residual, Epilogue::SwiGlu, Epilogue::Head];

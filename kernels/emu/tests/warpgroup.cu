@@ -6,7 +6,7 @@
 constexpr uint32_t NUM_THREADS = 256;
 constexpr uint32_t NUM_GROUPS = NUM_THREADS / 32 / WARPGROUP_WARPS;
 constexpr uint32_t GROUP_ROWS = 64;
-constexpr uint32_t MAX_COLUMNS = 64;
+constexpr uint32_t MAX_COLUMNS = 256;
 constexpr uint32_t ROW_BYTES = 128;
 constexpr uint32_t ATOM_BYTES = 8 * ROW_BYTES;
 constexpr uint32_t STEP_BYTES = 32;
@@ -18,6 +18,7 @@ enum Form : uint32_t {
     WARPS,
     FRAGMENTS,
     SHARED,
+    SHARED_E4M3,
 };
 
 struct WarpgroupParams {
@@ -103,8 +104,10 @@ DEVICE void multiply_stage(float (&c)[N / 2], const uint8_t* stage) {
         const uint64_t whole = matrix_descriptor(first + group * ATOM_BYTES, NUM_GROUPS * ATOM_BYTES);
         if constexpr (FORM == FRAGMENTS) {
             wgmma_f16<N>(c, a[step], b);
-        } else {
+        } else if constexpr (FORM == SHARED) {
             wgmma_f16<N>(c, whole, b);
+        } else {
+            wgmma_e4m3<N>(c, whole, b);
         }
     }
     warpgroup_commit();
@@ -139,6 +142,16 @@ DEVICE void run(const WarpgroupParams& p) {
     }
 }
 
+// Of so many columns in shared memory alone.
+template <uint32_t N>
+DEVICE void choose_element(const WarpgroupParams& p) {
+    if (p.form == SHARED) {
+        run<N, SHARED>(p);
+    } else {
+        run<N, SHARED_E4M3>(p);
+    }
+}
+
 template <uint32_t N>
 DEVICE void choose_form(const WarpgroupParams& p) {
     if (p.form == WARPS) {
@@ -157,7 +170,11 @@ KERNEL(warpgroup, WarpgroupParams, NUM_THREADS, 1) {
         choose_form<16>(p);
     } else if (p.columns == 32) {
         choose_form<32>(p);
-    } else {
+    } else if (p.columns == 64) {
         choose_form<64>(p);
+    } else if (p.columns == 128) {
+        choose_element<128>(p);
+    } else {
+        choose_element<256>(p);
     }
 }

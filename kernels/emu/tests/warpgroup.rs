@@ -9,10 +9,9 @@ use half::f16;
 use spec_emu::{Arena, Landing, Launch, Mutation, Options, Program, Schedule, run};
 
 const ROWS: usize = 128;
-const COLUMNS: [usize; 4] = [8, 16, 32, 64];
 /// Bytes of a row in one stage of the kernel.
 const ROW_BYTES: usize = 128;
-const STAGE_BYTES: usize = (ROWS + 64) * ROW_BYTES;
+const STAGE_BYTES: usize = (ROWS + 256) * ROW_BYTES;
 
 /// How `warpgroup.cu` multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +19,16 @@ enum Form {
     Warps,
     Fragments,
     Shared,
+    SharedE4m3,
 }
 
-const FORMS: [Form; 3] = [Form::Warps, Form::Fragments, Form::Shared];
+/// Each with the columns that it takes.
+const FORMS: [(Form, &[usize]); 4] = [
+    (Form::Warps, &[8, 16, 32, 64]),
+    (Form::Fragments, &[8, 16, 32, 64]),
+    (Form::Shared, &[8, 16, 32, 64, 128, 256]),
+    (Form::SharedE4m3, &[128, 256]),
+];
 
 /// Operands as a form has them, row after row, and the sums that are there before.
 struct Problem {
@@ -42,26 +48,44 @@ impl Problem {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
             (state >> 40) as f32 / (1 << 22) as f32 - 2.0
         };
+        // Any bytes are e4m3, but for the two that are no number.
         let mut operand = |rows: usize| -> Vec<u8> {
             let halves = (0..rows * row_bytes / 2).map(|_| f16::from_f32(next()).to_le_bytes());
-            halves.flatten().collect()
+            let bytes = halves.flatten();
+            match form {
+                Form::SharedE4m3 => bytes.map(|byte| byte & 0xbf).collect(),
+                _ => bytes.collect(),
+            }
         };
         let (a, b) = (operand(ROWS), operand(columns));
         let c = (0..ROWS * columns).map(|_| next() * 9.0).collect();
         Self { form, columns, row_bytes, a, b, c }
     }
 
-    /// Every sum by ascending k. Products are exact in f32, so that it does not matter whether they are fused.
+    /// Every sum by ascending k, of e4m3 instruction by instruction. Products are exact in f32, so that it does not matter
+    /// whether they are fused.
     fn expected(&self) -> Vec<u32> {
         let values = |operand: &[u8]| -> Vec<f32> {
-            operand.as_chunks().0.iter().map(|&two| f16::from_le_bytes(two).to_f32()).collect()
+            match self.form {
+                Form::SharedE4m3 => operand.iter().map(|&byte| e4m3_value(byte)).collect(),
+                _ => operand
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|&two| f16::from_le_bytes(two).to_f32())
+                    .collect(),
+            }
         };
         let (a, b) = (values(&self.a), values(&self.b));
         let k = a.len() / ROWS;
         let sum = |(i, c): (usize, &f32)| {
             let (row, column) = (i / self.columns, i % self.columns);
-            let terms = a[row * k..][..k].iter().zip(&b[column * k..][..k]);
-            terms.fold(*c, |sum, (a, b)| sum + a * b).to_bits()
+            let terms = a[row * k..][..k].iter().zip(&b[column * k..][..k]).map(|(a, b)| a * b);
+            match self.form {
+                Form::SharedE4m3 => terms.collect::<Vec<_>>().chunks(32).fold(*c, aligned_sum),
+                _ => terms.fold(*c, |sum, term| sum + term),
+            }
+            .to_bits()
         };
         self.c.iter().enumerate().map(sum).collect()
     }
@@ -86,6 +110,24 @@ impl Problem {
     }
 }
 
+/// All terms in units of a 2^13th of the largest one's first bit, cut to whole ones.
+fn aligned_sum(before: f32, terms: &[f32]) -> f32 {
+    let all = || terms.iter().chain([&before]).map(|&term| f64::from(term));
+    let largest = all().fold(0.0, |largest: f64, term| largest.max(term.abs()));
+    let unit = largest.log2().floor().exp2() / 8192.0;
+    (all().map(|term| (term / unit).trunc()).sum::<f64>() * unit) as f32
+}
+
+/// Four bits of exponent, biased by 7, three of fraction.
+fn e4m3_value(byte: u8) -> f32 {
+    let (exponent, fraction) = (i32::from(byte >> 3 & 15), f32::from(byte & 7) / 8.0);
+    let magnitude = match exponent {
+        0 => fraction * 2f32.powi(-6),
+        _ => (1.0 + fraction) * 2f32.powi(exponent - 7),
+    };
+    if byte & 0x80 == 0 { magnitude } else { -magnitude }
+}
+
 /// Runs launches, in this process or in a program of its own.
 type Runner<'a> = &'a dyn Fn(&Arena, &[Launch], &Schedule) -> Result<(), String>;
 
@@ -101,8 +143,8 @@ fn schedules(num_seeds: u64) -> impl Iterator<Item = Schedule> {
 
 #[test]
 fn products_have_the_bits_of_their_sums_in_order_under_every_schedule() {
-    for form in FORMS {
-        for columns in COLUMNS {
+    for (form, all_columns) in FORMS {
+        for &columns in all_columns {
             let problem = Problem::random(form, columns, 3, columns as u64);
             let expected = problem.expected();
             for schedule in schedules(6) {

@@ -21,7 +21,7 @@ const SHARE: Duration = Duration::from_secs(180);
 
 /// Rows of the passes: every width of the products, and the tiles of the attention.
 const PARTS: [usize; 4] = [33, 9, 1, 2];
-/// A chunk for the library, and one behind it.
+/// A chunk in blocks, and one behind it.
 const LONG_PARTS: [usize; 2] = [300, 5];
 /// Tokens that requests generate.
 const MAX_TOKENS: usize = 6;
@@ -39,12 +39,14 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
         check(report, bed, &format!("launches of passes: {name}"), || {
             passes(&pair.cuda, bed, Prefill::Exact, &PARTS)
         });
-        check(report, bed, &format!("launches around the library: {name}"), || {
-            match prefill::missing(bed.machine) {
-                Some(missing) => Ok(Verdict::Skipped(missing)),
-                None => passes(&pair.cuda, bed, Prefill::CublasLt, &LONG_PARTS),
-            }
-        });
+        for (way, called) in prefill::BLOCKS {
+            check(report, bed, &format!("launches of prompts by {called}: {name}"), || {
+                match prefill::missing(way, bed.machine) {
+                    Some(missing) => Ok(Verdict::Skipped(missing)),
+                    None => passes(&pair.cuda, bed, way, &LONG_PARTS),
+                }
+            });
+        }
     }
     for (drafts, name) in
         [(Drafts::LookUp, "look-up"), (Drafts::Model, "model"), (Drafts::Head, "head")]

@@ -28,10 +28,10 @@ const FP8_KV_TOLERANCE: f32 = 0.2;
 /// The root of the mean square of all differences is that far below what the worst of thousands may be.
 const MEAN_SHARE: f64 = 0.25;
 
-/// Where a library multiplies rows in e4m3 too, with 4 bits, each of a few products a layer adds its share.
+/// Where blocks' rows are multiplied in e4m3 too, with 4 bits, each of a few products a layer adds its share.
 const FP8_ROWS_TOLERANCE: f32 = 0.5;
 
-/// So many tokens of a prompt go to the library; fewer behind them do not.
+/// So many tokens of a prompt are computed in blocks; fewer behind them are not.
 const LONG: usize = 300;
 
 /// Passes in which a wrong kernel is looked for: an emulator takes seconds for each.
@@ -55,12 +55,14 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
             the_same_beside_others(&pair.cuda, bed)
         });
         report.check(&format!("bits of two runs: {name}"), |_| the_same_again(&pair.cuda, bed));
-        report.check(&format!("logits by the library for many rows: {name}"), |_| {
-            near_the_cpu_by_library(&pair, case, bed)
-        });
-        report.check(&format!("bits of a row by the library, any passes: {name}"), |_| {
-            the_same_in_any_passes_by_library(&pair.cuda, bed)
-        });
+        for (way, called) in prefill::BLOCKS {
+            report.check(&format!("logits of a prompt by {called}: {name}"), |_| {
+                near_the_cpu_in_blocks(&pair, case, way, bed)
+            });
+            report.check(&format!("bits of a row by {called}, any passes: {name}"), |_| {
+                the_same_in_any_passes_of_blocks(&pair.cuda, way, bed)
+            });
+        }
         if report.has_failed(&against) {
             report.check_within(
                 launches::LIMIT,
@@ -93,14 +95,14 @@ fn near_the_cpu(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
     distance.verdict(tolerance(case))
 }
 
-/// A block through the library and rows behind it, twice.
-fn near_the_cpu_by_library(pair: &Pair, case: &Case, bed: Bed) -> Outcome {
-    if let Some(missing) = prefill::missing(bed.machine) {
+/// A block and rows behind it, twice.
+fn near_the_cpu_in_blocks(pair: &Pair, case: &Case, way: Prefill, bed: Bed) -> Outcome {
+    if let Some(missing) = prefill::missing(way, bed.machine) {
         return Ok(Verdict::Skipped(missing));
     }
     let tokens = tokens(LONG + length(bed));
     let parts = [LONG, length(bed)];
-    let run = || in_parts_by(&pair.cuda, bed, Prefill::CublasLt, &tokens, &parts);
+    let run = || in_parts_by(&pair.cuda, bed, way, &tokens, &parts);
     let found = run()?;
     same(&run()?, &found, "the second run")?;
     let mut distance = Distance::default();
@@ -190,12 +192,12 @@ fn sequence(idx: usize, bed: Bed) -> Vec<u32> {
 }
 
 /// A row of a block has its bits from its place there, and those behind it too.
-fn the_same_in_any_passes_by_library(engine: &Engine, bed: Bed) -> Outcome {
-    if let Some(missing) = prefill::missing(bed.machine) {
+fn the_same_in_any_passes_of_blocks(engine: &Engine, way: Prefill, bed: Bed) -> Outcome {
+    if let Some(missing) = prefill::missing(way, bed.machine) {
         return Ok(Verdict::Skipped(missing));
     }
     let tokens = tokens(LONG + length(bed));
-    let run = |parts: &[usize]| in_parts_by(engine, bed, Prefill::CublasLt, &tokens, parts);
+    let run = |parts: &[usize]| in_parts_by(engine, bed, way, &tokens, parts);
     let whole = run(&[LONG, length(bed)])?;
     for cut in [1, 50, 129] {
         let parts = [cut, LONG - cut, length(bed)];

@@ -3,7 +3,7 @@
 
 use half::f16;
 use spec_core::testing::cuda::model::many_params::{
-    FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
+    FinishParams, MultiplyParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
 };
 use spec_core::testing::cuda::model::params::{
     AttentionParams, EmbedParams, GemmParams, JoinParams, RopeParams, SpreadParams,
@@ -53,7 +53,7 @@ pub(crate) fn written(variant: &str, params: &[u8]) -> Vec<Written> {
     let kernel = variant.split('.').next().unwrap_or(variant);
     let arrays = of_pass(kernel, variant, params)
         .or_else(|| of_step(kernel))
-        .or_else(|| of_many_rows(kernel, params));
+        .or_else(|| of_many_rows(kernel, variant, params));
     let written = |(name, at, kind)| Written { name, at, kind };
     arrays.unwrap_or_default().into_iter().map(written).collect()
 }
@@ -126,13 +126,21 @@ fn of_step(kernel: &str) -> Option<Vec<Array>> {
     })
 }
 
-fn of_many_rows(kernel: &str, params: &[u8]) -> Option<Vec<Array>> {
+fn of_many_rows(kernel: &str, variant: &str, params: &[u8]) -> Option<Vec<Array>> {
     let operand = |at: usize| {
         let values = format(params, at + offset_of!(Operand, format));
         [("output", at, values), ("scales", at + offset_of!(Operand, scales), FLOATS)]
     };
     let unpacked = format(params, offset_of!(UnpackParams, format));
     Some(match kernel {
+        "multiply" => {
+            let is_half = variant.contains(".EPILOGUE=SWIGLU");
+            let output = if is_half { Kind::Half } else { FLOATS };
+            vec![
+                ("output", offset_of!(MultiplyParams, output), output),
+                ("squares", offset_of!(MultiplyParams, squares), FLOATS),
+            ]
+        }
         "unpack" => vec![("output", offset_of!(UnpackParams, output), unpacked)],
         "normalise" => operand(offset_of!(NormaliseParams, output)).into(),
         "quantise" => operand(offset_of!(QuantiseParams, output)).into(),

@@ -1,4 +1,4 @@
-//! How fast prompts are computed: by the few-row products alone, and by the library for many rows where it is there.
+//! How fast prompts are computed: by the few-row products alone, and in blocks, which kernels multiply or a library does.
 
 use crate::gpu::Machine;
 use crate::kind;
@@ -22,19 +22,33 @@ const FEW_ROWS: usize = 300;
 /// Measurements behind a median.
 const SAMPLES: usize = 5;
 
-/// Both ways, by the names of the serving parameter.
-const WAYS: [(Prefill, &str); 2] = [(Prefill::Exact, "exact"), (Prefill::CublasLt, "cublaslt")];
+/// All ways, by the names of the serving parameter.
+const WAYS: [(Prefill, &str); 3] = [(Prefill::Exact, "exact"), BLOCKS[0], BLOCKS[1]];
 
-/// What products by the library lack here, if they lack anything.
-pub(crate) fn missing(machine: Machine) -> Option<String> {
-    if machine == Machine::EmulatedDriver {
-        return Some("the library would ask the emulated driver for more than it has".into());
+/// Those in blocks.
+pub(crate) const BLOCKS: [(Prefill, &str); 2] =
+    [(Prefill::Blocks, "blocks"), (Prefill::CublasLt, "cublaslt")];
+
+/// What a way lacks here, if it lacks anything.
+pub(crate) fn missing(prefill: Prefill, machine: Machine) -> Option<String> {
+    match prefill {
+        Prefill::Exact => None,
+        Prefill::Blocks => match machine.open() {
+            Ok(device) if device.describe().capability == (9, 0) => None,
+            Ok(_) => Some("kernels multiply blocks on compute capability 9.0".into()),
+            Err(error) => Some(error.to_string()),
+        },
+        Prefill::CublasLt if machine == Machine::EmulatedDriver => {
+            Some("the library would ask the emulated driver for more than it has".into())
+        }
+        Prefill::CublasLt => {
+            let enabled = machine.open().and_then(|mut device| device.enable_products(&[]));
+            enabled.err().map(|error| error.to_string())
+        }
     }
-    let enabled = machine.open().and_then(|mut device| device.enable_products(&[]));
-    enabled.err().map(|error| error.to_string())
 }
 
-/// Times a prompt both ways; gives how many figures went into the report.
+/// Times a prompt in all ways that are there; gives how many figures went into the report.
 pub(crate) fn run(
     engine: &Engine,
     shape: &Shape,
@@ -42,9 +56,8 @@ pub(crate) fn run(
     report: &mut Report,
 ) -> Result<usize, Box<dyn Error>> {
     let before = report.count("prefill");
-    let lacks_library = missing(machine).is_some();
     for (prefill, way) in WAYS {
-        if prefill == Prefill::CublasLt && lacks_library {
+        if missing(prefill, machine).is_some() {
             continue;
         }
         let num_rows = if machine.is_emulated() { FEW_ROWS } else { ROWS };

@@ -284,8 +284,9 @@ impl Layers {
 }
 
 fn options(plan: Plan, machine: Machine) -> Options {
-    // The emulated driver has no library, and need not say so each time.
-    let prefill = prefill::missing(machine).map(|_| Prefill::Exact);
+    // Where nothing computes prompts in blocks that need not be said each time.
+    let lacks = |(way, _)| prefill::missing(way, machine).is_some();
+    let prefill = prefill::BLOCKS.into_iter().all(lacks).then_some(Prefill::Exact);
     let most = plan.batches.iter().max().copied().unwrap_or(1);
     // Twice the prompts: room for what is generated, and pages are whole.
     let kv_tokens = Some((2 * most * plan.context).max(MIN_KV_TOKENS));

@@ -57,10 +57,10 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
     }
     assert_eq!(result["emulated"], json!(true));
     assert_eq!(result["counts"]["failed"], json!(0));
-    // Four models by two checks of launches, and two of steps; four models by six, five of texts, three of the bench.
-    assert_eq!(result["counts"]["passed"], json!(9 + 2 + 24 + 5 + 3), "{result:#}");
+    // Four models by three checks of launches, and three of steps; four models by eight, six of texts, three of the bench.
+    assert_eq!(result["counts"]["passed"], json!(12 + 3 + 32 + 6 + 3), "{result:#}");
     let ways: Vec<_> = list(&result, "prefill").iter().map(|entry| &entry["way"]).collect();
-    assert_eq!(ways, ["exact", "cublaslt"]);
+    assert_eq!(ways, ["exact", "blocks", "cublaslt"]);
     let kernels = |entry: &&Value| entry["rows"] == json!(33);
     let mut kinds: Vec<_> =
         list(&result, "kernels").iter().filter(kernels).map(|e| &e["kernel"]).collect();
@@ -77,8 +77,9 @@ fn the_whole_run_passes_on_an_emulated_gpu_and_its_tables_show_it() {
         "| tiny FP8 gate_up |",
         "| tiny FP8, 2 of 4 layers | tiny FP8 |",
         "target sample",
+        "| tiny FP8 | blocks | 300 |",
         "| tiny FP8 | cublaslt | 300 |",
-        "43 passed",
+        "56 passed",
     ] {
         assert!(table.contains(part), "{part} is not in\n{table}");
     }
@@ -172,8 +173,10 @@ fn wrong_logits_are_followed_by_a_search_for_the_launch() {
         "bits of a row, any passes",
         "bits of a row, beside others",
         "bits of two runs",
-        "logits by the library for many rows",
-        "bits of a row by the library, any passes",
+        "logits of a prompt by blocks",
+        "bits of a row by blocks, any passes",
+        "logits of a prompt by cublaslt",
+        "bits of a row by cublaslt, any passes",
     ];
     let names = FEW.iter().flat_map(|case| kinds.map(|kind| format!("{kind}: {}", case.name())));
     let ended = |(idx, name)| json!({ "name": name, "status": if idx == kinds.len() { "failed" } else { "passed" } });
@@ -182,7 +185,7 @@ fn wrong_logits_are_followed_by_a_search_for_the_launch() {
     let mut report = Report::new(Some(file), Map::new());
     let bed = Bed { machine: Machine::Emulator, arch: "sm_90a", small: true };
     crate::logits::run(&mut report, bed);
-    assert_eq!(report.finish().0, "24 passed, 1 failed, 0 skipped");
+    assert_eq!(report.finish().0, "32 passed, 1 failed, 0 skipped");
     let (_, result) = result_in(folder.path());
     let name = format!("launches behind those logits: {}", FEW[1].name());
     assert_eq!(list(&result, "checks").last().unwrap()["name"], json!(name));
@@ -206,7 +209,7 @@ fn a_run_over_the_driver_goes_on_behind_a_kernel_that_faults() {
     let program = std::env::current_exe().unwrap();
     let driver = program.parent().unwrap().with_file_name("deps/libspec_emu_driver.so");
     // An illegal address in the first process.
-    let mut fault = Some("kernel=700@100");
+    let mut fault = Some("kernel=700@20");
     let process = || {
         let mut command = Command::new(&program);
         let name = "tests::a_run_over_the_driver_goes_on_behind_a_kernel_that_faults";
@@ -223,9 +226,9 @@ fn a_run_over_the_driver_goes_on_behind_a_kernel_that_faults() {
     let failed = list(&result, "checks").iter().find(|check| check["status"] == "failed");
     let detail = failed.unwrap()["detail"].to_string();
     assert!(detail.contains("cuStreamSynchronize: error 700"), "{detail}");
-    assert!(detail.contains("(launch ") && detail.contains(".WEIGHT=FP8."), "{detail}");
+    assert!(detail.contains("(launch ") && detail.contains(".WEIGHT=FP16."), "{detail}");
     // One of four models and two kinds of steps has failed; the library is not there.
-    assert_eq!(result["counts"]["passed"], json!(6 + 2 + 4), "{line}: {result:#}");
+    assert_eq!(result["counts"]["passed"], json!(10 + 2 + 5), "{line}: {result:#}");
 }
 
 /// Which kernel each cubin of the run is, for the emulated driver.

@@ -25,7 +25,7 @@ const WAYS: [(DraftPolicy, usize, usize); 8] = [
 const FEW_LONG: usize = 2;
 /// Room for all sequences of a run.
 const KV_TOKENS: usize = 16 * 1024;
-/// What prompts are longer by where the library shall compute them.
+/// What prompts are longer by that are to be computed in blocks.
 const LONG: usize = 300;
 /// How many of them an emulator gets through.
 const FEW_WAYS: usize = 5;
@@ -41,12 +41,14 @@ pub(crate) fn run(report: &mut Report, bed: Bed) {
         let name = format!("texts with and without drafts by {name}");
         report.check(&name, |_| the_same_with_drafts(drafts, Prefill::Exact, bed));
     }
-    report.check("texts whose prompts the library computes", |_| {
-        match prefill::missing(bed.machine) {
-            Some(missing) => Ok(Verdict::Skipped(missing)),
-            None => the_same_with_drafts(Drafts::Model, Prefill::CublasLt, bed),
-        }
-    });
+    for (way, called) in prefill::BLOCKS {
+        report.check(&format!("texts whose prompts are computed by {called}"), |_| {
+            match prefill::missing(way, bed.machine) {
+                Some(missing) => Ok(Verdict::Skipped(missing)),
+                None => the_same_with_drafts(Drafts::Model, way, bed),
+            }
+        });
+    }
 }
 
 fn the_same_with_drafts(drafts: Drafts, prefill: Prefill, bed: Bed) -> Outcome {

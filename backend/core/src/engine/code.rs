@@ -7,7 +7,10 @@ use crate::model::eagle::Eagle;
 use crate::model::image::RUN;
 use crate::model::medusa::Medusa;
 use crate::model::{DraftHead, Dtype, EagleConfig, MedusaConfig, ModelConfig};
-use spec_kernels::{Epilogue, Format, MAX_GROUP, Variant, gemm_rows, has_warpgroups};
+use spec_kernels::{
+    Epilogue, Format, MAX_GROUP, MULTIPLY_EPILOGUES, MULTIPLY_ROWS, Variant, gemm_rows,
+    has_warpgroups,
+};
 
 /// Elements of a head that the kernels are written for.
 const HEAD_DIMS: [usize; 2] = [64, 128];
@@ -60,14 +63,20 @@ impl<'a> Kernels<'a> {
         Variant::rope(format(self.precision.kv), self.model.head_dim)
     }
 
-    /// The matrices, row by row, for products of many rows.
+    /// The product with whole blocks of a prompt, in tiles of so many rows.
+    pub(crate) fn multiply(&self, rows: usize, epilogue: Epilogue) -> Variant {
+        Variant::multiply(format(self.precision.weights), rows, epilogue)
+    }
+
+    /// The matrices, row by row, for products of many rows by a library.
     pub(crate) fn unpack(&self) -> Variant {
         Variant::unpack(format(self.precision.weights))
     }
 
-    /// The attention's output as what is multiplied; FP16 weights take it as it is.
-    pub(crate) fn quantise(&self) -> Option<Variant> {
-        (self.precision.weights == Dtype::Fp8).then(|| Variant::plain("quantise"))
+    /// The attention's output as what is multiplied; with FP16 weights a library takes it as it is.
+    pub(crate) fn quantise(&self, by_library: bool) -> Option<Variant> {
+        let takes_it = by_library && self.precision.weights != Dtype::Fp8;
+        (!takes_it).then(|| Variant::plain("quantise"))
     }
 
     /// The attention, in narrow tiles and in wide ones.
@@ -98,6 +107,12 @@ pub fn needed_variants(model: &ModelConfig, precision: &Precision, arch: &str) -
         Some(DraftHead::Medusa(medusa)) => of_medusa(&kernels, medusa, rows),
     };
     variants.extend(has_warpgroups(arch).then(|| Variant::plain("normalise")));
+    if has_warpgroups(arch) && model.draft_head.is_none() {
+        for epilogue in MULTIPLY_EPILOGUES {
+            variants.extend(MULTIPLY_ROWS.map(|rows| kernels.multiply(rows, epilogue)));
+        }
+        variants.extend(kernels.quantise(false));
+    }
     // Two matrices of one shape share their kernel.
     let mut seen = std::collections::HashSet::new();
     variants.retain(|variant| seen.insert(variant.clone()));
@@ -114,7 +129,7 @@ fn of_model(kernels: &Kernels<'_>, rows: &[usize]) -> Vec<Variant> {
     variants.extend(kernels.attention());
     variants.extend(["rows", "sample", "accept"].map(Variant::plain));
     variants.extend([kernels.unpack(), Variant::plain("normalise")]);
-    variants.extend(kernels.quantise());
+    variants.extend(kernels.quantise(true));
     variants.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     variants.extend(kernels.model.draft_vocab.map(|_| Variant::plain("spread")));
     variants
@@ -251,7 +266,7 @@ mod tests {
     #[test]
     fn warpgroups_take_more_rows() {
         let hopper = needed_variants(&small_llama(), &FP8, "sm_90a");
-        assert_eq!(hopper.len(), names(&small_llama()).len() + 5 * 2);
+        assert_eq!(hopper.len(), names(&small_llama()).len() + 5 * 2 + 3 * 2);
         let most = "gemm.WEIGHT=FP8.ROWS=192.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160";
         assert!(hopper.iter().any(|variant| variant.to_string() == most));
     }

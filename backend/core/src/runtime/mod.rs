@@ -102,7 +102,7 @@ pub struct Options {
     pub gpu: usize,
     /// Number of the GPU of the drafter; `None` is that of the target.
     pub draft_gpu: Option<usize>,
-    /// Who multiplies the rows of long prompts on a GPU; `None` is a library where there is one.
+    /// Who multiplies the rows of long prompts on a GPU; `None` is in blocks where somebody can.
     pub prefill: Option<Prefill>,
     /// Whether a GPU begins the next step before the host has seen what the last one brought.
     pub launch_ahead: bool,

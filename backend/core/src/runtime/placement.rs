@@ -89,10 +89,8 @@ impl<'a> Placement<'a> {
             };
             engines.push((engine, place));
         }
-        let has_gpu = engines.iter().any(|(_, place)| place.number().is_some());
-        if options.prefill == Some(Prefill::CublasLt) && !has_gpu {
-            let message = "prefill = cublaslt on an engine that was built for the cpu";
-            return Err(Error::Unsupported(message.into()));
+        if let Some(prefill) = options.prefill {
+            check_prefill(prefill, &engines)?;
         }
         // Only a CPU's engines compute with it.
         let pool = match engines.iter().any(|(_, place)| place.number().is_none()) {
@@ -382,18 +380,52 @@ impl Footprint {
     }
 }
 
-/// Who multiplies the rows of long prompts where nothing is said: the library, if it can for all models on GPUs, and if
-/// a step has the rows of a block.
+/// Models on GPUs. Heads have no blocks of prompts.
+fn models_on_gpus<'a>(
+    engines: &'a [(&'a Engine, Place)],
+) -> impl Iterator<Item = (&'a Engine, &'a Gpu)> {
+    let on_gpu = |(engine, place): &'a (&'a Engine, Place)| match place {
+        Place::Gpu(_, gpu) if engine.manifest().model.draft_head.is_none() => Some((*engine, gpu)),
+        Place::Gpu(..) | Place::Cpu => None,
+    };
+    engines.iter().filter_map(on_gpu)
+}
+
+/// Refuses a way to compute long prompts that is named and not there.
+fn check_prefill(prefill: Prefill, engines: &[(&Engine, Place)]) -> Result<()> {
+    let name = match prefill {
+        Prefill::Exact => return Ok(()),
+        Prefill::Blocks => "blocks",
+        Prefill::CublasLt => "cublaslt",
+    };
+    if engines.iter().all(|(_, place)| place.number().is_none()) {
+        let message = format!("prefill = {name} on an engine that was built for the cpu");
+        return Err(Error::Unsupported(message));
+    }
+    for (_, gpu) in models_on_gpus(engines).filter(|_| prefill == Prefill::Blocks) {
+        let (major, minor) = gpu.lock().describe().capability;
+        if !cuda::multiplies_blocks((major, minor)) {
+            let message = format!(
+                "prefill = blocks on a GPU of compute capability {major}.{minor}, expected 9.0: use auto or cublaslt"
+            );
+            return Err(Error::Unsupported(message));
+        }
+    }
+    Ok(())
+}
+
+/// Who multiplies the rows of long prompts where nothing is said and a step has the rows of a block: the kernels here, if
+/// they can on all GPUs that have models, or a library, if it can for all models.
 fn prefill(engines: &[(&Engine, Place)], bounds: &StepBounds) -> Prefill {
     if bounds.rows < cuda::BLOCK_LEN {
         return Prefill::Exact;
     }
-    for (engine, place) in engines {
-        let Place::Gpu(_, gpu) = place else { continue };
-        if engine.manifest().model.draft_head.is_some() {
-            continue;
-        }
-        let enabled = cuda::Model::enable_blocks(engine.manifest(), &mut **gpu.lock());
+    let multiplies = |gpu: &Gpu| cuda::multiplies_blocks(gpu.lock().describe().capability);
+    if models_on_gpus(engines).all(|(_, gpu)| multiplies(gpu)) {
+        return Prefill::Blocks;
+    }
+    for (engine, gpu) in models_on_gpus(engines) {
+        let enabled = cuda::Model::enable_library(engine.manifest(), &mut **gpu.lock());
         if let Err(error) = enabled {
             eprintln!("prompts are computed a few rows at a time, which is slower: {error}");
             return Prefill::Exact;

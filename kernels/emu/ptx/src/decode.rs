@@ -2,7 +2,8 @@
 
 use crate::arithmetic;
 use crate::operation::{
-    Asynchronous, Left, Operation, Place, Shuffle, Slot, Source, Space, Together, WarpProduct,
+    Asynchronous, Element, Left, Operation, Place, Shuffle, Slot, Source, Space, Together,
+    WarpProduct,
 };
 use crate::parse::Names;
 use crate::warpgroup;
@@ -165,7 +166,7 @@ impl Reader<'_> {
             "wgmma.fence.sync.aligned" => Together::WarpgroupFence,
             "wgmma.commit_group.sync.aligned" => Together::WarpgroupCommit,
             "wgmma.wait_group.sync.aligned" => Together::WarpgroupWait(self.constant(0)?),
-            opcode if warpgroup::num_sums(opcode).is_some() => self.product(opcode)?,
+            opcode if let Some(form) = warpgroup::Form::of(opcode) => self.product(&form)?,
             "bar.warp.sync" => Together::Sync { mask: self.source(0)? },
             "bar.sync" => Together::Barrier {
                 id: self.source(0)?,
@@ -184,21 +185,22 @@ impl Reader<'_> {
         }))
     }
 
-    /// Sums, the left operand, a descriptor, whether sums are added to; then factors, which are 1, and that nothing is
-    /// transposed.
-    fn product(&self, opcode: &str) -> Decoded<Together> {
-        let sums = self.slots(0)?;
-        warpgroup::check_sums(opcode, &sums)?;
-        let (a, rest): (_, &[&str]) = if self.operand(1)?.starts_with('{') {
-            (Left::Fragments(self.values_of(1)?), &["1", "1", "0"])
-        } else {
-            (Left::Descriptor(self.source(1)?), &["1", "1", "0", "0"])
+    /// Sums, the left operand, a descriptor, whether sums are added to; then factors, which are 1, and of halves that
+    /// nothing is transposed.
+    fn product(&self, form: &warpgroup::Form) -> Decoded<Together> {
+        let (sums, element) = (self.slots(0)?, form.element);
+        form.check_sums(&sums)?;
+        let (a, rest): (_, &[&str]) = match (self.operand(1)?.starts_with('{'), element) {
+            (true, Element::Half) => (Left::Fragments(self.values_of(1)?), &["1", "1", "0"]),
+            (true, Element::E4m3) => return Err("fragments of e4m3 are not known".into()),
+            (false, Element::Half) => (Left::Descriptor(self.source(1)?), &["1", "1", "0", "0"]),
+            (false, Element::E4m3) => (Left::Descriptor(self.source(1)?), &["1", "1"]),
         };
         if self.operands.get(4..) != Some(rest) {
             return Err(format!("{:?} at the end, expected {rest:?}", self.operands.get(4..)));
         }
         let (b, adds) = (self.source(2)?, self.source(3)?);
-        Ok(Together::Product(WarpProduct { sums, a, b, adds }))
+        Ok(Together::Product(WarpProduct { element, sums, a, b, adds }))
     }
 
     fn constant(&self, at: usize) -> Decoded<u64> {

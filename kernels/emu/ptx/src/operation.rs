@@ -200,12 +200,20 @@ pub(crate) enum Together {
 /// A product of a warpgroup.
 #[derive(Debug)]
 pub(crate) struct WarpProduct {
+    pub(crate) element: Element,
     pub(crate) sums: Vec<Slot>,
     pub(crate) a: Left,
     /// A descriptor.
     pub(crate) b: Source,
     /// Whether to what the sums were.
     pub(crate) adds: Source,
+}
+
+/// What both operands are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Element {
+    Half,
+    E4m3,
 }
 
 /// The left operand.

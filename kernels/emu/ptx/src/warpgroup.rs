@@ -5,11 +5,12 @@
 use half::f16;
 
 use crate::block::Block;
-use crate::operation::{LANES, Left, Slot, Source, WarpProduct};
+use crate::number::{e4m3_to_half, sum_of_e4m3};
+use crate::operation::{Element, LANES, Left, Slot, Source, WarpProduct};
 use crate::parse::SHARED_START;
 
-/// Elements of k of a product.
-const DEPTH: usize = 16;
+/// Bytes of k of a product.
+const DEPTH_BYTES: usize = 32;
 /// Rows of a warp.
 const ROWS: usize = 16;
 /// Warps of a warpgroup.
@@ -110,8 +111,8 @@ impl Operand {
     }
 }
 
-/// 16 elements of each row.
-type Rows = Vec<[f32; DEPTH]>;
+/// The elements of each row: 16 halves or 32 of e4m3.
+type Rows = Vec<Vec<f32>>;
 
 impl Block<'_> {
     pub(crate) fn fence_warpgroup(&mut self, first: usize) {
@@ -178,19 +179,22 @@ impl Block<'_> {
             Left::Fragments(sources) => self.fragments(first, sources),
             Left::Descriptor(_) => {
                 let own = first / LANES % WARPS * ROWS;
-                self.rows(first, &Operand::of(a)?, own..own + ROWS)?
+                self.rows(first, &Operand::of(a)?, own..own + ROWS, product.element)?
             }
         };
-        let right = self.rows(first, &Operand::of(b)?, 0..product.sums.len() * 2)?;
+        let columns = 0..product.sums.len() * 2;
+        let right = self.rows(first, &Operand::of(b)?, columns, product.element)?;
         for lane in 0..LANES {
             for (at, &slot) in product.sums.iter().enumerate() {
                 let row = lane / 4 + at % 4 / 2 * 8;
                 let column = at / 4 * 8 + lane % 4 * 2 + at % 2;
-                let mut sum = f32::from_bits(self.get(first + lane, Source::Slot(slot)) as u32);
-                // In which order the instruction leaves open: by ascending k, each rounded, as in the emulator.
-                for k in 0..DEPTH {
-                    sum += left[row][k] * right[column][k];
-                }
+                let before = f32::from_bits(self.get(first + lane, Source::Slot(slot)) as u32);
+                let products = left[row].iter().zip(&right[column]).map(|(a, b)| a * b);
+                let sum = match product.element {
+                    // In which order the instruction leaves open: by ascending k, each rounded, as in the emulator.
+                    Element::Half => products.fold(before, |sum, product| sum + product),
+                    Element::E4m3 => sum_of_e4m3(before, products),
+                };
                 self.set(first + lane, slot, sum.to_bits().into());
             }
         }
@@ -199,14 +203,13 @@ impl Block<'_> {
 
     /// A warp's rows out of its lanes' registers.
     fn fragments(&self, first: usize, sources: &[Source; 4]) -> Rows {
-        let mut rows = vec![[0.0; DEPTH]; ROWS];
+        let mut rows = vec![vec![0.0; DEPTH_BYTES / 2]; ROWS];
         for lane in 0..LANES {
             for (register, &source) in sources.iter().enumerate() {
                 let word = self.get(first + lane, source);
                 for part in 0..2 {
-                    let half = f16::from_bits((word >> (16 * part)) as u16);
                     let (row, column) = (lane / 4 + register % 2 * 8, lane % 4 * 2 + part);
-                    rows[row][column + register / 2 * 8] = half.to_f32();
+                    rows[row][column + register / 2 * 8] = from_half((word >> (16 * part)) as u16);
                 }
             }
         }
@@ -219,20 +222,32 @@ impl Block<'_> {
         first: usize,
         operand: &Operand,
         rows: std::ops::Range<usize>,
+        element: Element,
     ) -> Result<Rows, String> {
         let mut found = Vec::with_capacity(rows.len());
         for row in rows {
-            let mut elements = [0.0; DEPTH];
-            for (chunk, elements) in elements.chunks_exact_mut(DEPTH / 2).enumerate() {
-                let address = operand.chunk(row as u64, chunk as u64);
+            let mut elements = Vec::with_capacity(DEPTH_BYTES);
+            for chunk in 0..DEPTH_BYTES as u64 / CHUNK_BYTES {
+                let address = operand.chunk(row as u64, chunk);
                 if !self.proxies.are_seen(address, first) {
                     return Err(format!(
                         "a product reads {address:#x}, where a store has no fence.proxy.async behind it"
                     ));
                 }
                 let bytes = self.shared_bytes(address, CHUNK_BYTES as usize)?;
-                for (element, half) in elements.iter_mut().zip(bytes.as_chunks().0) {
-                    *element = f16::from_le_bytes(*half).to_f32();
+                match element {
+                    Element::Half => {
+                        elements.extend(
+                            bytes
+                                .as_chunks()
+                                .0
+                                .iter()
+                                .map(|&two| from_half(u16::from_le_bytes(two))),
+                        );
+                    }
+                    Element::E4m3 => {
+                        elements.extend(bytes.iter().map(|&byte| from_half(e4m3_to_half(byte))));
+                    }
                 }
             }
             found.push(elements);
@@ -258,17 +273,33 @@ impl Block<'_> {
     }
 }
 
-/// Sums of a product by its opcode, none for another one.
-pub(crate) fn num_sums(opcode: &str) -> Option<usize> {
-    let columns = opcode.strip_prefix("wgmma.mma_async.sync.aligned.m64n")?;
-    let columns: usize = columns.strip_suffix("k16.f32.f16.f16")?.parse().ok()?;
-    (columns.is_multiple_of(8) && (8..=256).contains(&columns)).then_some(columns / 2)
+fn from_half(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
 }
 
-/// Registers that get sums.
-pub(crate) fn check_sums(opcode: &str, sums: &[Slot]) -> Result<(), String> {
-    match num_sums(opcode) {
-        Some(expected) if expected == sums.len() => Ok(()),
-        _ => Err(format!("{} sums of {opcode}", sums.len())),
+/// What the opcode of a product says.
+pub(crate) struct Form {
+    pub(crate) element: Element,
+    num_sums: usize,
+}
+
+impl Form {
+    /// None of another opcode.
+    pub(crate) fn of(opcode: &str) -> Option<Self> {
+        let shape = opcode.strip_prefix("wgmma.mma_async.sync.aligned.m64n")?;
+        let (columns, element) = match shape.split_once('k')? {
+            (columns, "16.f32.f16.f16") => (columns, Element::Half),
+            (columns, "32.f32.e4m3.e4m3") => (columns, Element::E4m3),
+            _ => return None,
+        };
+        let columns: usize = columns.parse().ok()?;
+        let is_known = columns.is_multiple_of(8) && (8..=256).contains(&columns);
+        is_known.then_some(Self { element, num_sums: columns / 2 })
+    }
+
+    /// Registers that get sums.
+    pub(crate) fn check_sums(&self, sums: &[Slot]) -> Result<(), String> {
+        let (found, expected) = (sums.len(), self.num_sums);
+        if found == expected { Ok(()) } else { Err(format!("{found} sums, expected {expected}")) }
     }
 }

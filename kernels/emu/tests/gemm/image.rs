@@ -69,32 +69,35 @@ impl Matrix {
         }
     }
 
-    /// Byte of a chunk: word t of one of FP8 has elements 2t, 2t + 1, 2t + 8 and 2t + 9.
-    fn in_chunk(&self, k: usize, byte: usize) -> usize {
-        match self.format {
-            Format::Fp8 => k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2,
-            Format::Fp16 => byte,
-        }
-    }
-
     /// The image whose row `i` is row `order[i]` of the matrix.
     pub(crate) fn pack(&self, order: &[usize]) -> Vec<u8> {
         let bytes = bytes_of(self.format);
-        let unit_k = UNIT_ROW_BYTES / bytes;
-        let k_units = self.k.div_ceil(unit_k);
+        let k_units = self.k.div_ceil(UNIT_ROW_BYTES / bytes);
         let mut image = vec![0; order.len().div_ceil(TILE) * k_units * TILE * UNIT_ROW_BYTES];
         for (i, &row) in order.iter().enumerate() {
             for k in 0..self.k {
-                let unit = i / TILE * k_units + k / unit_k;
-                let (line, byte) = (i % TILE, k % unit_k * bytes);
-                let place = ((byte / 16) ^ (line % 8)) * 16 + self.in_chunk(k, byte % 16);
-                let to = unit * TILE * UNIT_ROW_BYTES + line * UNIT_ROW_BYTES + place;
+                let to = place_in_image(self.format, k_units, i, k);
                 let code = self.codes[row * self.k + k].to_le_bytes();
                 image[to..to + bytes].copy_from_slice(&code[..bytes]);
             }
         }
         image
     }
+}
+
+/// Byte of an image of so many units a tile at which element `k` of a row begins.
+pub(crate) fn place_in_image(format: Format, k_units: usize, row: usize, k: usize) -> usize {
+    let bytes = bytes_of(format);
+    let unit_k = UNIT_ROW_BYTES / bytes;
+    let unit = row / TILE * k_units + k / unit_k;
+    let (line, byte) = (row % TILE, k % unit_k * bytes);
+    // Word t of a chunk of FP8 has elements 2t, 2t + 1, 2t + 8 and 2t + 9.
+    let in_chunk = match format {
+        Format::Fp8 => k % 8 / 2 * 4 + k % 16 / 8 * 2 + k % 2,
+        Format::Fp16 => byte % 16,
+    };
+    let place = ((byte / 16) ^ (line % 8)) * 16 + in_chunk;
+    (unit * TILE + line) * UNIT_ROW_BYTES + place
 }
 
 pub(crate) fn bytes_of(format: Format) -> usize {

@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "shared with the tests of the few-row product")]
 #[path = "../gemm/image.rs"]
 mod image;
+mod multiply;
 mod mutation;
 mod operand;
 mod product;

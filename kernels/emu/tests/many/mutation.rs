@@ -3,7 +3,7 @@
 
 use crate::image::Random;
 use crate::run::{put, read};
-use crate::written::{Written, code_of};
+use crate::written::{Layout, Written, code_of};
 use spec_core::testing::cuda::device::{Pod, bytes_of};
 use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams, UnpackParams,
@@ -39,7 +39,7 @@ struct Chain {
 impl Chain {
     fn new() -> Self {
         let (arena, random) = (Arena::new(1 << 26), &mut Random(1));
-        let written = Written::new(&arena, Format::Fp8, ROWS, WIDTH);
+        let written = Written::new(&arena, Format::Fp8, ROWS, WIDTH, Layout::RowAfterRow);
         let residual = put(&arena, &random.floats(ROWS * WIDTH, |x| x));
         let squares = put(&arena, &[0.0; ROWS * WIDTH / 64]);
         let finish = FinishParams {
@@ -51,7 +51,7 @@ impl Chain {
             num_rows: ROWS as u32,
             n: WIDTH as u32,
         };
-        let halves = Written::new(&arena, Format::Fp16, ROWS, WIDTH);
+        let halves = Written::new(&arena, Format::Fp16, ROWS, WIDTH, Layout::RowAfterRow);
         let normalise = NormaliseParams {
             row_index: 0,
             input: residual,

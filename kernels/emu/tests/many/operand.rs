@@ -2,7 +2,7 @@
 
 use crate::image::Random;
 use crate::run::{floats, put, read, run};
-use crate::written::Written;
+use crate::written::{LAYOUTS, Layout, Written};
 use half::f16;
 use spec_core::testing::cuda::model::many_params::{
     FinishParams, NormaliseParams, Operand, QuantiseParams,
@@ -20,6 +20,10 @@ const SUM_ERROR: f64 = 1e-6;
 /// What a sum of 64 squares may lose in f32, of its value.
 const SQUARES_ERROR: f32 = 1e-6;
 const EPS: f32 = 1e-3;
+
+fn kinds() -> impl Iterator<Item = (Format, Layout)> {
+    FORMATS.into_iter().flat_map(|format| LAYOUTS.map(|layout| (format, layout)))
+}
 
 /// Rows of very different size, one of zeros.
 fn rows(count: usize, width: usize, random: &mut Random) -> Vec<Vec<f32>> {
@@ -43,12 +47,12 @@ fn squares(row: &[f32]) -> Vec<f32> {
 fn normalise(
     rows: &[Vec<f32>],
     weight: &[f32],
-    format: Format,
+    (format, layout): (Format, Layout),
     (stride, grid): (usize, u32),
     seed: u64,
 ) -> (Arena, Written) {
     let arena = Arena::new(1 << 26);
-    let written = Written::new(&arena, format, rows.len(), stride);
+    let written = Written::new(&arena, format, rows.len(), stride, layout);
     let params = NormaliseParams {
         input: put(&arena, &rows.concat()),
         squares: put(&arena, &rows.iter().flat_map(|row| squares(row)).collect::<Vec<_>>()),
@@ -66,12 +70,12 @@ fn normalise(
 
 #[test]
 fn rows_are_normalised() {
-    for format in FORMATS {
+    for kind in kinds() {
         for (seed, (count, k, stride, grid)) in (0..).zip(SHAPES) {
             let random = &mut Random(seed);
             let (rows, weight) = (rows(count, k, random), random.floats(k, |x| 1.0 + 0.5 * x));
             let expected: Vec<_> = rows.iter().map(|row| normalised(row, &weight)).collect();
-            let (arena, written) = normalise(&rows, &weight, format, (stride, grid), seed);
+            let (arena, written) = normalise(&rows, &weight, kind, (stride, grid), seed);
             written.check(&arena, &expected);
         }
     }
@@ -81,20 +85,20 @@ fn rows_are_normalised() {
 fn bits_of_a_normalised_row_depend_on_that_row_alone() {
     let random = &mut Random(5);
     let (all, weight) = (rows(6, 1100, random), random.floats(1100, |x| 1.0 + 0.5 * x));
-    for format in FORMATS {
-        let (arena, together) = normalise(&all, &weight, format, (1152, 4), 1);
+    for kind in kinds() {
+        let (arena, together) = normalise(&all, &weight, kind, (1152, 4), 1);
         let together = together.rows(&arena);
         for (idx, row) in all.iter().enumerate() {
             let row = std::slice::from_ref(row);
-            let (arena, alone) = normalise(row, &weight, format, (1152, 1), idx as u64);
-            assert_eq!(alone.rows(&arena)[0].0, together[idx].0, "{format:?}: row {idx}");
+            let (arena, alone) = normalise(row, &weight, kind, (1152, 1), idx as u64);
+            assert_eq!(alone.rows(&arena)[0].0, together[idx].0, "{kind:?}: row {idx}");
         }
     }
 }
 
 #[test]
 fn halves_are_quantised() {
-    for format in FORMATS {
+    for (format, layout) in kinds() {
         for (seed, (count, k, stride, grid)) in (10..).zip(SHAPES) {
             let halves = |row: Vec<f32>| row.into_iter().map(f16::from_f32).collect::<Vec<_>>();
             let rows: Vec<_> = rows(count, k, &mut Random(seed)).into_iter().map(halves).collect();
@@ -102,7 +106,7 @@ fn halves_are_quantised() {
                 rows.iter().map(|row| row.iter().map(|x| x.to_f64()).collect()).collect();
             let bytes: Vec<u8> = rows.concat().iter().flat_map(|x| x.to_le_bytes()).collect();
             let arena = Arena::new(1 << 26);
-            let written = Written::new(&arena, format, count, stride);
+            let written = Written::new(&arena, format, count, stride, layout);
             let (input, output) = (arena.put(&bytes), written.params);
             let params = QuantiseParams { input, output, num_rows: count as u32, k: k as u32 };
             run(&Variant::plain("quantise"), grid, params, seed);
@@ -204,7 +208,7 @@ fn swiglu(outputs: &[f64]) -> Vec<f64> {
 
 #[test]
 fn gates_and_ups_become_the_next_input() {
-    for format in FORMATS {
+    for (format, layout) in kinds() {
         for (parts, (count, half, grid)) in
             (0..8).zip([(1, 32, 1), (6, 96, 4), (3, 1120, 2)].into_iter().cycle())
         {
@@ -212,7 +216,7 @@ fn gates_and_ups_become_the_next_input() {
             let sums = Sums::random(count, 2 * half, parts, random);
             let expected: Vec<_> = (0..count).map(|row| swiglu(&sums.outputs(row))).collect();
             let arena = Arena::new(1 << 26);
-            let written = Written::new(&arena, format, count, half.next_multiple_of(128));
+            let written = Written::new(&arena, format, count, half.next_multiple_of(128), layout);
             let params = FinishParams { output: written.params, ..sums.params(&arena) };
             run(&Variant::finish(Epilogue::SwiGlu), grid, params, parts as u64);
             written.check(&arena, &expected);
@@ -226,7 +230,8 @@ fn what_is_no_number_stays_none() {
     row[7] = f32::NAN;
     let weight = vec![1.0; 96];
     for format in FORMATS {
-        let (arena, written) = normalise(&[row.clone()], &weight, format, (128, 1), 3);
+        let (arena, written) =
+            normalise(&[row.clone()], &weight, (format, Layout::RowAfterRow), (128, 1), 3);
         let (bytes, _) = &written.rows(&arena)[0];
         let is_nan = match format {
             Format::Fp16 => f16::from_le_bytes([bytes[14], bytes[15]]).is_nan(),

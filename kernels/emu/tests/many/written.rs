@@ -1,6 +1,6 @@
 //! Operands as a kernel writes them, and how close they must be.
 
-use crate::image::e4m3_value;
+use crate::image::{TILE, e4m3_value, place_in_image};
 use crate::run::{UNTOUCHED, floats, read};
 use half::f16;
 use spec_core::testing::cuda::model::many_params::Operand;
@@ -16,34 +16,88 @@ const E4M3_MOST: f64 = 448.0;
 /// A scale is two roundings away from the exact one, behind what the kernel computes in f32.
 const SCALE_ERROR: f64 = 1e-5;
 
-/// Room for rows of an operand, and one more that nobody may touch.
+/// How rows stand in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    RowAfterRow,
+    /// As in a packed matrix, from this place on.
+    Units {
+        first: usize,
+    },
+}
+
+/// With rows in one tile and in two.
+pub(crate) const LAYOUTS: [Layout; 3] =
+    [Layout::RowAfterRow, Layout::Units { first: 0 }, Layout::Units { first: 62 }];
+
+/// Room for rows of an operand, and others that nobody may touch.
 pub(crate) struct Written {
     format: Format,
     rows: usize,
-    stride: usize,
+    layout: Layout,
     pub(crate) params: Operand,
 }
 
 impl Written {
-    pub(crate) fn new(arena: &Arena, format: Format, rows: usize, stride: usize) -> Self {
-        let bytes = (rows + 1) * stride * bytes_of(format);
+    /// Of at least `stride` elements a row.
+    pub(crate) fn new(
+        arena: &Arena,
+        format: Format,
+        rows: usize,
+        stride: usize,
+        layout: Layout,
+    ) -> Self {
+        let (stride, first, places) = match layout {
+            Layout::RowAfterRow => (stride, 0, rows + 1),
+            Layout::Units { first } => {
+                let unit_k = 128 / bytes_of(format);
+                (stride.next_multiple_of(unit_k), first, (first + rows).next_multiple_of(TILE))
+            }
+        };
         let params = Operand {
-            values: arena.put(&vec![UNTOUCHED; bytes]),
+            values: arena.put(&vec![UNTOUCHED; places * stride * bytes_of(format)]),
             scales: arena.put(&vec![UNTOUCHED; (rows + 1) * 4]),
             stride: stride as u32,
             format: code_of(format),
+            first: first as u32,
+            in_units: u32::from(layout != Layout::RowAfterRow),
         };
-        Self { format, rows, stride, params }
+        Self { format, rows, layout, params }
+    }
+
+    /// Where an element of a row is.
+    fn place(&self, row: usize, k: usize) -> usize {
+        let (stride, bytes) = (self.params.stride as usize, bytes_of(self.format));
+        match self.layout {
+            Layout::RowAfterRow => (row * stride + k) * bytes,
+            Layout::Units { first } => {
+                place_in_image(self.format, stride * bytes / 128, first + row, k)
+            }
+        }
+    }
+
+    fn places(&self) -> usize {
+        match self.layout {
+            Layout::RowAfterRow => self.rows + 1,
+            Layout::Units { first } => (first + self.rows).next_multiple_of(TILE),
+        }
     }
 
     /// The bytes of each row, its scale among them.
     pub(crate) fn rows(&self, arena: &Arena) -> Vec<(Vec<u8>, f32)> {
-        let row_bytes = self.stride * bytes_of(self.format);
-        let values = read(arena, self.params.values, (self.rows + 1) * row_bytes);
+        let (stride, bytes) = (self.params.stride as usize, bytes_of(self.format));
+        let mut values = read(arena, self.params.values, self.places() * stride * bytes);
         let scales = read(arena, self.params.scales, (self.rows + 1) * 4);
-        assert!(values[self.rows * row_bytes..].iter().all(|&x| x == UNTOUCHED), "a row too many");
-        let rows = values.chunks(row_bytes).map(<[u8]>::to_vec);
-        rows.zip(floats(&scales)).take(self.rows).collect()
+        let mut take = |row: usize, k: usize| {
+            let place = self.place(row, k);
+            let element = values[place..place + bytes].to_vec();
+            values[place..place + bytes].fill(UNTOUCHED);
+            element
+        };
+        let rows: Vec<Vec<u8>> =
+            (0..self.rows).map(|row| (0..stride).flat_map(|k| take(row, k)).collect()).collect();
+        assert!(values.iter().all(|&x| x == UNTOUCHED), "a row too many");
+        rows.into_iter().zip(floats(&scales)).collect()
     }
 
     /// Compares the rows with what they should be.

@@ -9,7 +9,7 @@ pub(crate) mod model;
 pub(crate) mod step;
 
 pub use device::{Driver, Gpu, SearchPath, is_present};
-pub(crate) use model::{BLOCK_LEN, Held, Uploaded, Weights};
+pub(crate) use model::{BLOCK_LEN, Held, Uploaded, Weights, multiplies_blocks};
 pub use model::{
     Eagle, HeadOnHost, HeadOutline, Medusa, MedusaOnHost, Model, OnHost, Outline, Pass, Planned,
     PlannedPass, Prefill,

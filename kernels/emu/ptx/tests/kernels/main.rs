@@ -34,7 +34,7 @@ use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
 use spec_emu::{Arena, Launch, Schedule};
 use spec_emu_ptx::{Kernels, compare};
-use spec_kernels::{Epilogue, Format, Variant};
+use spec_kernels::{Epilogue, Format, MULTIPLY_EPILOGUES, Variant};
 
 /// The kernels of an architecture; none where there is no NVRTC.
 fn kernels(arch: &'static str) -> Option<Kernels> {
@@ -207,9 +207,14 @@ fn no_product_of_floats_is_left_to_be_fused_with_a_sum() {
         Variant::plain("quantise"),
         Variant::plain("sample"),
     ];
+    let of_warpgroups = MULTIPLY_EPILOGUES.map(|epilogue| Variant::multiply(fp8, 128, epilogue));
+    let variants_of = |arch| {
+        let more = if arch == "compute_90a" { &of_warpgroups[..] } else { &[] };
+        variants.iter().chain(more)
+    };
     for (arch, variant) in ["compute_90a", "compute_80"]
-        .iter()
-        .flat_map(|arch| variants.iter().map(move |variant| (arch, variant)))
+        .into_iter()
+        .flat_map(|arch| variants_of(arch).map(move |variant| (arch, variant)))
     {
         let text = compiler.ptx(arch, variant).unwrap();
         assert!(text.contains("f32"), "{variant}");

@@ -8,7 +8,7 @@ use crate::model::decoder::{Decoder, Layer, Linear, MatrixKind};
 use crate::model::eagle::Eagle;
 use crate::model::medusa::Medusa;
 use crate::model::{EagleConfig, MedusaConfig, ModelConfig};
-use spec_kernels::{Epilogue, Variant, WGMMA_ROWS};
+use spec_kernels::{Variant, WGMMA_ROWS};
 
 /// A product compiled for each number of rows, in the order of [`shape::gemm_rows`].
 #[derive(Clone, Copy, Debug)]
@@ -200,34 +200,6 @@ impl LayerCode {
             Tiling::Narrow => self.attention,
             Tiling::Wide => self.attention_wide,
         }
-    }
-}
-
-/// The kernels around products of many rows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ManyCode {
-    /// Packed matrices row by row.
-    pub(super) unpack: Kernel,
-    pub(super) normalise: Kernel,
-    /// From the attention to the product, where the weights are FP8.
-    pub(super) quantise: Option<Kernel>,
-    /// Adds to the residual stream.
-    pub(super) residual: Kernel,
-    /// silu(gate) * up.
-    pub(super) swiglu: Kernel,
-}
-
-impl ManyCode {
-    pub(super) fn of(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
-        let shared_bytes = shape::OPERAND_SHARED_BYTES;
-        let quantise = kernels.quantise();
-        Ok(Self {
-            unpack: loader.load(&kernels.unpack(), 0)?,
-            normalise: loader.load(&Variant::plain("normalise"), shared_bytes)?,
-            quantise: quantise.map(|code| loader.load(&code, shared_bytes)).transpose()?,
-            residual: loader.load(&Variant::finish(Epilogue::Residual), shared_bytes)?,
-            swiglu: loader.load(&Variant::finish(Epilogue::SwiGlu), shared_bytes)?,
-        })
     }
 }
 

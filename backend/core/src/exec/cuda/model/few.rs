@@ -86,6 +86,7 @@ fn normed(
             scales: 0,
             stride: matrix.k as u32,
             format: format_code(Dtype::Fp16),
+            ..Operand::default()
         },
         row_index: from.row_index,
         eps: layers.config.rms_norm_eps,

@@ -7,8 +7,8 @@ use crate::exec::cuda::device::pod::device_structs;
 
 device_structs! {
     /// Rows that a product reads.
-    Operand is 24 bytes {
-        /// `[rows][stride]`.
+    Operand is 32 bytes {
+        /// `[places][stride]`, or units of 64 places.
         values: Address,
         /// f32 a row, in FP8.
         scales: Address,
@@ -16,6 +16,32 @@ device_structs! {
         stride: u32,
         /// 1 for FP8, 2 for FP16.
         format: u32,
+        /// Place of the first row.
+        first: u32,
+        /// 1 where a kernel of this project multiplies.
+        in_units: u32,
+    }
+
+    /// Of `multiply.cu`.
+    MultiplyParams is 72 bytes {
+        /// Image of a matrix.
+        weights: Address,
+        /// The same of rows at their places.
+        rows: Address,
+        /// Of the sums: of places, in FP8.
+        scaling: Scaling,
+        /// `[rows][n]`, as the kernel says.
+        output: Address,
+        /// f32 `[rows][tiles of n]`: sums of its squares, where the residual stream grows.
+        squares: Address,
+        /// Outputs.
+        n: u32,
+        /// Of a tile.
+        k_units: u32,
+        /// Place of the first row.
+        first: u32,
+        /// Rows.
+        num_rows: u32,
     }
 
     /// Of `unpack.cu`.
@@ -35,7 +61,7 @@ device_structs! {
     }
 
     /// Of `normalise.cu`.
-    NormaliseParams is 72 bytes {
+    NormaliseParams is 80 bytes {
         /// f32 `[rows][k]`.
         input: Address,
         /// f32 `[rows][tiles of k]`: sums of its squares.
@@ -57,7 +83,7 @@ device_structs! {
     }
 
     /// Of `quantise.cu`.
-    QuantiseParams is 40 bytes {
+    QuantiseParams is 48 bytes {
         /// f16 `[rows][k]`.
         input: Address,
         /// What is written.
@@ -69,7 +95,7 @@ device_structs! {
     }
 
     /// Of `finish.cu`.
-    FinishParams is 80 bytes {
+    FinishParams is 88 bytes {
         /// f32 `[rows][n]`, n padded as the image is.
         sums: Address,
         /// Of the sums.

@@ -33,7 +33,7 @@ pub use medusa::Medusa;
 pub use medusa_on_host::MedusaOnHost;
 pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
 pub(crate) use pass::DecoderPart;
-pub(crate) use shape::BLOCK_LEN;
+pub(crate) use shape::{BLOCK_LEN, multiplies_blocks};
 pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};
 pub(crate) use workspace::{Capacity, Workspace};
@@ -62,7 +62,7 @@ pub struct Model {
     /// Kernels of the embedding and of the head.
     ends: EndCode,
     capacity: Capacity,
-    /// For blocks of prompts, where a library multiplies those.
+    /// For blocks of prompts, where they are multiplied as such.
     many: Option<Many>,
     /// What the addresses of `decoder` are valid with.
     _weights: Option<Held>,
@@ -118,7 +118,7 @@ impl Model {
             Ok((LayerCode::of(kernels, loader)?, EndCode::of(kernels, loader)?))
         })?;
         let capacity = Capacity::of(engine.manifest(), prefill);
-        let many = capacity.blocks.map(|rows| Many::load(engine, rows, device)).transpose()?;
+        let many = Many::load(engine, prefill, capacity.blocks.unwrap_or(0), device)?;
         let layers = Layers::alloc(engine, layer_code, &capacity, num_pages, device)?;
         let decoder = (**decoder).clone();
         Ok(Self { decoder, layers, ends, capacity, many, _weights: Some(weights) })
@@ -155,18 +155,21 @@ impl Model {
             None => (),
         }
         let capacity = Capacity::of(manifest, prefill);
+        let block_rows = capacity.blocks.unwrap_or(0);
         Layers::bytes(manifest, &capacity, device)
-            + capacity.blocks.map_or(0, |rows| Many::bytes(manifest, rows, device))
+            + Many::bytes(manifest, prefill, block_rows, device)
     }
 
-    /// Gets what blocks of prompts of an engine's model take, beside their memory. The error says what is missing.
-    pub(crate) fn enable_blocks(manifest: &Manifest, device: &mut dyn Device) -> Result<()> {
-        Many::enable(manifest, device)
+    /// Gets what a library takes that multiplies blocks of prompts of an engine's model, beside memory. The error says what
+    /// is missing.
+    pub(crate) fn enable_library(manifest: &Manifest, device: &mut dyn Device) -> Result<()> {
+        Many::enable_library(manifest, device)
     }
 
     /// What of a prompt is computed in blocks, if anything.
     pub(crate) fn prompt_blocks(&self) -> Option<PromptBlocks> {
-        self.capacity.blocks.map(|_| shape::prompt_blocks(self.layers.capability))
+        let of = |many: &Many| shape::prompt_blocks(many.is_by_library(), self.layers.capability);
+        self.many.as_ref().map(of)
     }
 
     /// Runs segments for their keys and values alone; does not wait.
@@ -184,8 +187,8 @@ impl Model {
     /// How large the tables of a pass may be.
     fn bounds(&self) -> Bounds {
         let Capacity { few: rows, blocks, sequences, .. } = self.capacity;
-        let of_prompts = shape::prompt_blocks(self.layers.capability);
-        let blocks = blocks.map(|rows| Blocks { rows, of_prompts });
+        let blocks = blocks.zip(self.prompt_blocks());
+        let blocks = blocks.map(|(rows, of_prompts)| Blocks { rows, of_prompts });
         Bounds { rows, blocks, sequences, group: self.layers.group() }
     }
 

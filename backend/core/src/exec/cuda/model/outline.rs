@@ -1,9 +1,10 @@
 //! What a model's passes launch, without its weights, its code or a GPU: for predictions. The launches are those of the
 //! executor itself; only their addresses mean nothing.
 
-use super::code::{EndCode, LayerCode, LoadKernel, ManyCode};
+use super::code::{EndCode, LayerCode, LoadKernel};
 use super::layers::Layers;
 use super::many::InBlocks;
+use super::many_params::MultiplyParams;
 use super::params::GemmParams;
 use super::pass::DecoderPart;
 use super::shape::{self, Tiling};
@@ -16,6 +17,7 @@ use crate::engine::{Kernels, Limits, Precision};
 use crate::exec::cuda::device::pod::bytes_of_mut;
 use crate::exec::cuda::device::{Address, Description, Kernel, Launch, Op};
 use crate::model::decoder::{Decoder, Linear, Load, Vector};
+use crate::model::image::unit_len;
 use crate::model::{Dtype, ModelConfig};
 use crate::pages::pages_for;
 use spec_kernels::Variant;
@@ -46,6 +48,8 @@ pub enum Planned {
         ring_bytes: u32,
         /// Rows that a product computes; those of the pass elsewhere.
         rows: usize,
+        /// Outputs and inputs of a product whose variant does not say them, inputs in whole units.
+        matrix: Option<[usize; 2]>,
     },
     /// A product of a library.
     Library {
@@ -82,12 +86,8 @@ impl Outline {
         let code = LayerCode::of(&kernels, &mut loader)?;
         let ends = EndCode::of(&kernels, &mut loader)?;
         let capacity = Capacity::new(config, limits, prefill);
-        let packed = precision.weights;
         let device = Description { name: String::new(), capability, driver: 0, num_sms };
-        let many = match capacity.blocks {
-            Some(_) => Some(Many::outline(ManyCode::of(&kernels, &mut loader)?, packed, &device)),
-            None => None,
-        };
+        let many = Many::outline(&kernels, prefill, &device, &mut loader)?;
         let layers = Layers::outline(config, precision, code, num_sms, capability);
         let decoder = Decoder::of(config).load(&mut Nowhere)?;
         let model = Model { decoder, layers, ends, capacity, many, _weights: None };
@@ -171,14 +171,22 @@ impl Outline {
 fn planned(launch: &Launch, rows: usize, variants: &[Variant], capability: (u32, u32)) -> Planned {
     let Launch { kernel, grid, block, shared_bytes, .. } = *launch;
     let variant = variants[kernel.0 as usize].clone();
-    let (mut rows, mut ring_bytes) = (rows, 0);
+    let (mut rows, mut ring_bytes, mut matrix) = (rows, 0, None);
     if variant.kernel == "gemm" {
         let mut params = [GemmParams::default()];
         bytes_of_mut(&mut params).copy_from_slice(&launch.params);
         rows = params[0].num_rows as usize;
         ring_bytes = shape::gemm_ring_bytes(rows, capability);
     }
-    Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows }
+    if variant.kernel == "multiply" {
+        let mut params = [MultiplyParams::default()];
+        bytes_of_mut(&mut params).copy_from_slice(&launch.params);
+        let [MultiplyParams { n, k_units, .. }] = params;
+        let is_fp8 = variant.defines.contains(&("WEIGHT", "FP8".into()));
+        let unit = unit_len(if is_fp8 { Dtype::Fp8 } else { Dtype::Fp16 });
+        matrix = Some([n as usize, k_units as usize * unit]);
+    }
+    Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows, matrix }
 }
 
 /// An EAGLE head, with matrices of its own, of which nothing is loaded.

@@ -1,5 +1,5 @@
 //! The operations of a forward pass over prepared rows. The decoder is written here, once; how rows are multiplied with a
-//! matrix is a choice: by kernels that take few rows each (`few`), or by a library (`many`).
+//! matrix is a choice: by kernels that take few rows each (`few`), or in blocks (`many`).
 
 use super::Pass;
 use super::code::{ByRows, EndCode};
@@ -53,7 +53,7 @@ pub(super) enum Output<'a> {
 pub(super) struct PassOps<'a> {
     pub(super) layers: &'a Layers,
     pub(super) pass: &'a Pass,
-    /// Who multiplies, where that is a library.
+    /// Who multiplies, where it has rows of blocks.
     blocks: Option<InBlocks<'a>>,
     /// What of the decoder it runs, and keeps.
     part: DecoderPart<'a>,

@@ -4,7 +4,8 @@ use crate::batch::PromptBlocks;
 use crate::model::Dtype;
 use crate::model::image::unit_len;
 use crate::pages::PAGE_TOKENS;
-use spec_kernels::{GEMM_ROWS, MAX_GROUP, WGMMA_ROWS};
+use spec_kernels::{GEMM_ROWS, MAX_GROUP, MULTIPLY_ROWS, WGMMA_ROWS};
+use std::ops::Range;
 
 /// Outputs in a tile of a matrix.
 pub(crate) const TILE_OUTPUTS: usize = 64;
@@ -101,22 +102,25 @@ pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
 pub const ROW_THREADS: u32 = 256;
 
-/// Positions of a block of a prompt, which a library multiplies where it may.
+/// Positions of a block of a prompt, whose rows are multiplied together.
 pub(crate) const BLOCK_LEN: usize = 512;
 /// Rows of a prompt that are computed as fast as a block by products of few rows, which take a time each that a block takes
-/// at once. On an H100 2048 tokens of an 8B model in FP8 took 110 ms so, so 256 take 14; a block took 14 of four together,
-/// and more alone (`scripts/bench/results`, 2026-11-26T1109). Without warpgroups a block was predicted to be faster than
-/// three launches of 64 rows.
-const FEW_OF_PROMPT: usize = 256;
-const FEW_OF_PROMPT_BY_WARPS: usize = 128;
+/// at once. Kernels here multiply a part of a block in less: 256 rows of an 8B model in FP8 were predicted to take half of
+/// what few-row products take on an H100, and 128 as long. Without warpgroups a library's block was predicted to be faster
+/// than three launches of 64 rows.
+const FEW_OF_PROMPT: usize = 128;
+/// The same where a library multiplies whole blocks and warpgroups few rows. On an H100 2048 tokens took 110 ms by few-row
+/// products, so 256 take 14; a block took 14 of four together, and more alone (`scripts/bench/results`, 2026-11-26T1109).
+const FEW_BESIDE_LIBRARY: usize = 256;
 
-/// What of a prompt a library multiplies on a GPU of this compute capability, where it may.
-pub(crate) fn prompt_blocks(capability: (u32, u32)) -> PromptBlocks {
-    let few = if has_warpgroups(capability) { FEW_OF_PROMPT } else { FEW_OF_PROMPT_BY_WARPS };
+/// What of a prompt is multiplied in blocks, by a library or by kernels here, on a GPU of this compute capability.
+pub(crate) fn prompt_blocks(by_library: bool, capability: (u32, u32)) -> PromptBlocks {
+    let is_late = by_library && has_warpgroups(capability);
+    let few = if is_late { FEW_BESIDE_LIBRARY } else { FEW_OF_PROMPT };
     PromptBlocks { len: BLOCK_LEN, least: few + 1 }
 }
-/// Blocks of a prompt in a pass, at most: matrices are unpacked for all of them together, which takes a third of the time
-/// of one. More would cost memory and save little.
+/// Blocks of a prompt in a pass, at most: weights are read, or unpacked, for all of them together. More would cost memory and
+/// save little.
 const BLOCKS_AT_ONCE: usize = 4;
 
 /// Rows of a pass through blocks where steps have up to so many rows: those of whole blocks.
@@ -127,6 +131,43 @@ pub(crate) fn block_rows(step_rows: usize) -> usize {
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
 /// Unpacking blocks of a multiprocessor.
 pub(crate) const UNPACK_BLOCKS: u32 = 4;
+
+/// Whether a kernel here multiplies whole blocks of prompts on a GPU of this compute capability.
+pub(crate) fn multiplies_blocks(capability: (u32, u32)) -> bool {
+    has_warpgroups(capability)
+}
+
+/// Threads of a product with whole blocks of a prompt: two warpgroups that multiply, and a warp that loads.
+pub const MULTIPLY_THREADS: u32 = 9 * 32;
+/// Its shared memory: barriers, a ring, and what warps tell each other.
+pub const MULTIPLY_SHARED_BYTES: u32 = 212 << 10;
+
+/// How a product with whole blocks of a prompt is cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MultiplyTiles {
+    /// Rows of a tile, one of [`MULTIPLY_ROWS`].
+    pub(crate) rows: usize,
+    /// Blocks of threads.
+    pub(crate) grid: u32,
+}
+
+impl MultiplyTiles {
+    /// For `n` outputs of rows at these places. A tile of so many rows is two tiles of outputs wide. The bits of a sum do not
+    /// depend on it.
+    pub(crate) fn of(n: usize, places: Range<usize>, num_sms: u32) -> Self {
+        let pairs = n.div_ceil(2 * TILE_OUTPUTS);
+        let tiles = MULTIPLY_ROWS.map(|rows| {
+            let row_tiles = places.end.div_ceil(rows) - places.start / rows;
+            let count = (pairs * row_tiles) as u32;
+            (Self { rows, grid: count.min(num_sms) }, count.div_ceil(num_sms))
+        });
+        // What a tile takes is loading its units out of the L2 cache: as many of its rows as of 128 outputs.
+        let takes =
+            |(tile, rounds): &(Self, u32)| *rounds as usize * (tile.rows + 2 * TILE_OUTPUTS);
+        let [(small, _), (large, _)] = tiles;
+        if takes(&tiles[0]) < takes(&tiles[1]) { small } else { large }
+    }
+}
 
 /// Attention blocks of a multiprocessor.
 const ATTENTION_BLOCKS: usize = 2;
@@ -261,6 +302,29 @@ mod tests {
     fn a_pass_has_as_many_blocks_as_a_step_has_room_for_up_to_four() {
         let rows = [1, 512, 1023, 1024, 2047, 8192].map(block_rows);
         assert_eq!(rows, [512, 512, 512, 1024, 1536, 2048]);
+    }
+
+    /// Of an 8B model on an H100.
+    #[test]
+    fn tiles_of_prompts_are_those_that_keep_multiprocessors_busy() {
+        let tiles = |n, rows| {
+            let MultiplyTiles { rows, grid, .. } = MultiplyTiles::of(n, 0..rows, 132);
+            (rows, grid)
+        };
+        // A block by itself: 32 pairs of outputs by four tiles or two.
+        assert_eq!(tiles(4096, 512), (128, 128));
+        assert_eq!(tiles(6144, 512), (256, 96));
+        assert_eq!(tiles(28672, 512), (256, 132));
+        // Four blocks.
+        assert_eq!(tiles(4096, 2048), (256, 132));
+    }
+
+    #[test]
+    fn only_tiles_that_have_rows_are_multiplied() {
+        let grid = |places| MultiplyTiles::of(64, places, 132);
+        assert_eq!(grid(0..1), MultiplyTiles { rows: 128, grid: 1 });
+        assert_eq!(grid(500..512), MultiplyTiles { rows: 128, grid: 1 });
+        assert_eq!(grid(300..1030), MultiplyTiles { rows: 128, grid: 7 });
     }
 
     #[test]

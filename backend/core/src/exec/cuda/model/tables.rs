@@ -9,7 +9,7 @@ use crate::pages::{PageId, pages_for};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub rows: usize,
-    /// Where a library multiplies blocks of prompts.
+    /// Where blocks of prompts are multiplied as such.
     pub blocks: Option<Blocks>,
     pub sequences: usize,
     /// Query heads of a key head.
@@ -41,7 +41,7 @@ impl Bounds {
 /// The rows of one pass.
 #[derive(Debug, PartialEq)]
 pub(super) struct Tables {
-    /// Where a library multiplies: the place of the first row in its block.
+    /// Of a pass in blocks: the place of the first row in its block.
     pub place: Option<usize>,
     /// In segment order.
     pub rows: Vec<Row>,
@@ -65,8 +65,7 @@ struct Part<'a> {
     len: usize,
 }
 
-/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes that a library multiplies
-/// hold rows of one prompt alone.
+/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes in blocks hold rows of one prompt alone.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();

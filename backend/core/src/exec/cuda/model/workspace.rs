@@ -22,7 +22,7 @@ pub(crate) struct Capacity {
     pub rows: usize,
     /// Rows of a pass that few-row products compute, and rows that get logits in any pass.
     pub few: usize,
-    /// Rows of a pass through blocks of prompts, where a library multiplies those.
+    /// Rows of a pass through blocks of prompts, where these are multiplied as such.
     pub blocks: Option<usize>,
     /// Sequences of a pass.
     pub sequences: usize,
@@ -46,10 +46,7 @@ impl Capacity {
             true => 2 * limits.max_draft_len.max(1),
         };
         let few = (limits.max_batch_size * places).max(MIN_PASS_ROWS.min(limits.max_num_tokens));
-        let blocks = match prefill {
-            Prefill::Exact => None,
-            Prefill::CublasLt => Some(shape::block_rows(limits.max_num_tokens)),
-        };
+        let blocks = (prefill != Prefill::Exact).then(|| shape::block_rows(limits.max_num_tokens));
         let rows = few.max(blocks.unwrap_or(0));
         let group = model.num_heads / model.num_kv_heads;
         Self {

@@ -80,5 +80,5 @@ fn sampled(num_logits: usize) -> Planned {
 
 fn plain(kernel: &'static str, grid: u32, threads: u32, shared_bytes: u32, rows: usize) -> Planned {
     let variant = Variant::plain(kernel);
-    Planned::Kernel { variant, grid, threads, shared_bytes, ring_bytes: 0, rows }
+    Planned::Kernel { variant, grid, threads, shared_bytes, ring_bytes: 0, rows, matrix: None }
 }
