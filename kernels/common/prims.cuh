@@ -235,6 +235,15 @@ DEVICE void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
         : "memory");
 }
 
+// The same of data that other CTAs read too.
+DEVICE void bulk_copy_kept(void* shared, const void* global, uint32_t bytes, uint64_t* mbar) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(shared)),
+        "l"(global), "r"(bytes), "r"(shared_address(mbar))
+        : "memory");
+}
+
 #endif
 
 // Copies 16 bytes to shared memory, in this thread's open group.

@@ -8,6 +8,18 @@ constexpr uint32_t WARPGROUP_WARPS = 4;
 
 #ifdef __CUDACC_RTC__
 
+// From here on threads of this warpgroup have N registers each, a multiple of 8: more than before, when others have left them.
+template <uint32_t N>
+DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// The same with fewer than before.
+template <uint32_t N>
+DEVICE void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
 // Orders what this thread has done to registers before the products behind it; in front of the first of each group.
 DEVICE void warpgroup_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

@@ -30,9 +30,14 @@ static_assert(sizeof(MultiplyParams) == 72, "as on the host");
 
 constexpr uint32_t PAIR_TILES = 2;
 constexpr uint32_t CONSUMER_WARPS = PAIR_TILES * WARPGROUP_WARPS;
-constexpr uint32_t THREADS = (CONSUMER_WARPS + 1) * 32;
-constexpr uint32_t REGISTERS = 224;
-static_assert(REGISTERS * THREADS <= 65536, "all that a multiprocessor has");
+// A warpgroup more, of which one thread loads, and which leaves its registers to the others: each quarter of a multiprocessor
+// has 16384, and a warp of each warpgroup.
+constexpr uint32_t THREADS = (PAIR_TILES + 1) * WARPGROUP_WARPS * 32;
+constexpr uint32_t REGISTERS = 168;
+constexpr uint32_t LOADING_REGISTERS = 24;
+constexpr uint32_t MULTIPLYING_REGISTERS = 240;
+static_assert((PAIR_TILES + 1) * REGISTERS * 32 <= 16384, "when it begins");
+static_assert((PAIR_TILES * MULTIPLYING_REGISTERS + LOADING_REGISTERS) * 32 <= 16384, "after that");
 
 // A stage has a unit of each tile of a pair, and those of the rows that meet them.
 constexpr uint32_t ROW_UNITS = ROWS / UNIT_OUTPUTS;
@@ -77,7 +82,7 @@ DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
 }
 
 DEVICE void copy_unit(uint8_t* to, const uint8_t* image, uint64_t unit, uint64_t* full) {
-    bulk_copy(to, image + unit * UNIT_BYTES, UNIT_BYTES, full);
+    bulk_copy_kept(to, image + unit * UNIT_BYTES, UNIT_BYTES, full);
 }
 
 // Asks for the weights of a stage, and says how much will come. Of an odd number of tiles the last one comes twice: so who
@@ -210,8 +215,12 @@ KERNEL_OF_REGISTERS(multiply, MultiplyParams, THREADS, REGISTERS) {
     barrier_all();
     const Order order = order_of(p);
     if (warp_index() < CONSUMER_WARPS) {
+        take_registers<MULTIPLYING_REGISTERS>();
         consume(p, order, ring, shared_memory() + TOLD_OFFSET);
-    } else if (lane_index() == 0) {
-        produce(p, order, ring);
+    } else {
+        leave_registers<LOADING_REGISTERS>();
+        if (warp_index() == CONSUMER_WARPS && lane_index() == 0) {
+            produce(p, order, ring);
+        }
     }
 }

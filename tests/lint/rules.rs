@@ -14,8 +14,8 @@ const REGISTERS: [(&str, u32); 14] = [
     ("finish", 64),
     ("gemm", 96),
     ("join", 64),
-    // Alone in a multiprocessor, of 288 threads.
-    ("multiply", 224),
+    // Alone in a multiprocessor, of 384 threads, which share them anew when they have begun.
+    ("multiply", 168),
     ("normalise", 64),
     ("quantise", 64),
     ("rope", 64),
@@ -99,7 +99,7 @@ impl Expected {
             }
             "multiply" => {
                 let product = if is_defined(variant, "WEIGHT", "FP8") { "QGMMA" } else { "HGMMA" };
-                expected.list(true, &[product, "WARPGROUP", "UBLKCP", "SYNCS"]);
+                expected.list(true, &[product, "WARPGROUP", "UBLKCP", "SYNCS", "USETMAXREG"]);
                 expected.list(false, &["LDGSTS", "LDSM"]);
             }
             "attention" => expected.list(true, &["HMMA", "LDGSTS", "MUFU"]),

@@ -175,7 +175,8 @@ impl PromptBlocks {
     }
 
     /// Of the rows `first .. first + len` of a prompt those up to the last end of a block, if there is one, or all where
-    /// they go on behind the last block. A block that is cut takes as long as a whole one, and again for its rest.
+    /// they go on behind the last block. A block that is cut takes nearly as long as a whole one, and again for its
+    /// rest.
     pub fn whole(&self, first: usize, len: usize, prompt_len: usize) -> usize {
         let (end, last) = (self.end(prompt_len), first + len);
         if last >= end { len } else { (last / self.len * self.len).saturating_sub(first) }

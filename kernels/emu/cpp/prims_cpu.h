@@ -272,6 +272,10 @@ DEVICE void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t
     emu::bulk_copy(shared, global, bytes, mbar);
 }
 
+DEVICE void bulk_copy_kept(void* shared, const void* global, uint32_t bytes, uint64_t* mbar) {
+    emu::bulk_copy(shared, global, bytes, mbar);
+}
+
 #endif
 
 DEVICE void async_copy16(void* shared, const void* global) {

@@ -146,7 +146,7 @@ __attribute__((target("avx2,f16c,fma"))) void multiply_e4m3_vectors(Share& share
             __m256 largest = _mm256_and_ps(old, magnitude);
             for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
                 terms[k] = _mm256_mul_ps(_mm256_set1_ps(a[row][k]), b[k]);
-                // What is no number stays: the second operand wins.
+                // What is no number may be lost here; the sum has it all the same.
                 largest = _mm256_max_ps(largest, _mm256_and_ps(terms[k], magnitude));
             }
             const __m256 is_aligned = _mm256_cmp_ps(largest, least, _CMP_GE_OQ);

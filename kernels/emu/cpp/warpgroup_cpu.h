@@ -12,6 +12,12 @@ void wgmma(bool is_e4m3, uint32_t columns, float* c, const uint32_t* fragment, u
 
 }  // namespace emu
 
+// Registers are not counted here.
+template <uint32_t N>
+DEVICE void take_registers() {}
+template <uint32_t N>
+DEVICE void leave_registers() {}
+
 DEVICE void warpgroup_fence() {
     emu::warpgroup_fence();
 }

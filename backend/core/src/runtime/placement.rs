@@ -14,6 +14,7 @@ use crate::machine::Headroom;
 use crate::model::{DraftHead, ModelConfig};
 use crate::pages::{PAGE_TOKENS, pages_for};
 use crate::{Error, Result};
+use spec_kernels::has_warpgroups;
 use std::sync::Arc;
 
 /// Share of the machine's free memory that the KV caches may take where nothing is said.
@@ -339,7 +340,7 @@ impl Footprint {
     pub fn of(target: &Manifest, draft: Option<&Manifest>, num_sms: u32) -> Self {
         let bounds = step_bounds(target, draft, 1, &Options::default());
         let engines = [Some(target), draft].into_iter().flatten();
-        match target.device {
+        match &target.device {
             Built::Cpu => {
                 let isa = Isa::detect();
                 let passes = engines.enumerate().map(|(idx, engine)| {
@@ -355,13 +356,15 @@ impl Footprint {
                     kv_fraction: CPU_FRACTION,
                 }
             }
-            Built::Cuda { min_driver, .. } => {
+            Built::Cuda { archs, min_driver } => {
                 // One that multiplies FP8.
-                let (name, capability) = (String::new(), (9, 0));
-                let device = Description { name, capability, driver: min_driver, num_sms };
-                let prefill = match bounds.rows < cuda::BLOCK_LEN {
-                    true => Prefill::Exact,
-                    false => Prefill::CublasLt,
+                let (name, capability, driver) = (String::new(), (9, 0), *min_driver);
+                let device = Description { name, capability, driver, num_sms };
+                let multiplies = archs.iter().all(|arch| has_warpgroups(arch));
+                let prefill = match bounds.rows >= cuda::BLOCK_LEN {
+                    true if multiplies => Prefill::Blocks,
+                    true => Prefill::CublasLt,
+                    false => Prefill::Exact,
                 };
                 let passes =
                     engines.map(|engine| cuda::Model::working_bytes(engine, prefill, &device));

@@ -121,7 +121,7 @@ impl Block<'_> {
             }
             Asynchronous::Policy(to) => self.set(thread, *to, POLICY),
             Asynchronous::Bulk { to, from, bytes, at, policy } => {
-                if self.get(thread, *policy) != POLICY {
+                if policy.is_some_and(|policy| self.get(thread, policy) != POLICY) {
                     return Err("a hint that is no policy".into());
                 }
                 let bytes = self.get(thread, *bytes) as u32 as usize;

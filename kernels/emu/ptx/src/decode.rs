@@ -10,13 +10,15 @@ use crate::warpgroup;
 
 type Decoded<T> = Result<T, String>;
 
-/// What instructions do that order memory, tell the launch behind or fill a cache: here everything happens in order, and
-/// there is no cache.
-const ORDERING: [&str; 4] = [
+/// What instructions do that order memory, tell the launch behind, fill a cache or share out registers: here everything happens
+/// in order, there is no cache, and registers are not counted.
+const ORDERING: [&str; 6] = [
     "fence.mbarrier_init.release.cluster",
     "griddepcontrol.wait",
     "griddepcontrol.launch_dependents",
     "prefetch.global.L2",
+    "setmaxnreg.inc.sync.aligned.u32",
+    "setmaxnreg.dec.sync.aligned.u32",
 ];
 
 /// Loads and stores that differ from plain ones by their order alone.
@@ -222,7 +224,8 @@ impl Reader<'_> {
     }
 
     fn asynchronous(&self, opcode: &str) -> Decoded<Option<Asynchronous>> {
-        const BULK: &str =
+        const BULK: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes";
+        const HINTED: &str =
             "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint";
         Ok(Some(match opcode {
             "mbarrier.init.shared.b64" => {
@@ -244,12 +247,12 @@ impl Reader<'_> {
             "createpolicy.fractional.L2::evict_first.b64" if self.operand(1)? == "1.0" => {
                 Asynchronous::Policy(self.slot(0)?)
             }
-            BULK => Asynchronous::Bulk {
+            BULK | HINTED => Asynchronous::Bulk {
                 to: self.place(0)?,
                 from: self.place(1)?,
                 bytes: self.source(2)?,
                 at: self.place(3)?,
-                policy: self.source(4)?,
+                policy: (opcode == HINTED).then(|| self.source(4)).transpose()?,
             },
             "cp.async.cg.shared.global" if self.operand(2)? == "16" => Asynchronous::Copy {
                 to: self.place(0)?,

@@ -134,7 +134,7 @@ pub(crate) enum Asynchronous {
         from: Place,
         bytes: Source,
         at: Place,
-        policy: Source,
+        policy: Option<Source>,
     },
     /// 16 bytes, of which so many are read and the others are zeros.
     Copy {

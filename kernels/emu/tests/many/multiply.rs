@@ -3,12 +3,14 @@
 
 use crate::image::{Matrix, Random, TILE, image_order, reorder};
 use crate::run::{UNTOUCHED, floats, put, read};
-use crate::written::bytes_of;
+use crate::written::{Layout, Written, bytes_of};
 use half::f16;
 use spec_core::testing::cuda::device::bytes_of as bytes_of_params;
-use spec_core::testing::cuda::model::many_params::MultiplyParams;
+use spec_core::testing::cuda::model::many_params::{MultiplyParams, QuantiseParams};
 use spec_core::testing::cuda::model::params::Scaling;
-use spec_core::testing::cuda::model::{MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS};
+use spec_core::testing::cuda::model::{
+    MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS, OPERAND_SHARED_BYTES, ROW_THREADS,
+};
 use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule, run};
 use spec_kernels::{Epilogue, Format, MULTIPLY_EPILOGUES, MULTIPLY_ROWS, Variant};
 use std::ops::Range;
@@ -255,6 +257,96 @@ fn what_becomes_of_a_row_does_not_depend_on_the_cut() {
             assert!(bits(&part.values) == of(&whole.values), "{epilogue:?}, {cut:?}");
             assert!(bits(&part.squares) == of(&whole.squares), "squares, {cut:?}");
         }
+    }
+}
+
+/// Rows that a kernel in front writes, and others in their place when they have been multiplied: each kernel may begin while the
+/// one before it still runs.
+fn in_a_chain(program: &Program, schedule: &Schedule) -> Result<Vec<u8>, String> {
+    const PLACES: usize = 128;
+    const WIDTH: usize = 384;
+    let (arena, random) = (Arena::new(1 << 26), &mut Random(6));
+    let weights = Matrix::random(Format::Fp8, 64, WIDTH, random);
+    let weights = arena.put(&weights.pack(&(0..64).collect::<Vec<_>>()));
+    let written = Written::new(&arena, Format::Fp8, PLACES, WIDTH, Layout::Units { first: 0 });
+    let (num_rows, k) = (PLACES as u32, WIDTH as u32);
+    let mut quantise = || {
+        let halves = random.floats(PLACES * WIDTH, |x| x).into_iter().map(f16::from_f32);
+        let bytes: Vec<u8> = halves.flat_map(f16::to_le_bytes).collect();
+        QuantiseParams { input: arena.put(&bytes), output: written.params, num_rows, k }
+    };
+    let quantise = [quantise(), quantise()];
+    let multiply = [0, 1].map(|_| MultiplyParams {
+        weights,
+        rows: written.params.values,
+        output: arena.put(&[0; PLACES * 64 * 4]),
+        n: 64,
+        k_units: 3,
+        num_rows,
+        ..MultiplyParams::default()
+    });
+    let product = Variant::multiply(Format::Fp8, 128, Epilogue::Raw).to_string();
+    let one = |params| Launch {
+        variant: "quantise",
+        grid: 3,
+        block: ROW_THREADS,
+        shared_bytes: OPERAND_SHARED_BYTES,
+        params,
+        overlap: true,
+        ..Launch::default()
+    };
+    let other = |params| Launch {
+        variant: &product,
+        grid: 1,
+        block: MULTIPLY_THREADS,
+        shared_bytes: MULTIPLY_SHARED_BYTES,
+        params,
+        overlap: true,
+        ..Launch::default()
+    };
+    let launches = [
+        one(bytes_of_params(&quantise[..1])),
+        other(bytes_of_params(&multiply[..1])),
+        one(bytes_of_params(&quantise[1..])),
+        other(bytes_of_params(&multiply[1..])),
+    ];
+    program.run(&arena, &launches, schedule)?;
+    Ok(multiply.map(|params| read(&arena, params.output, PLACES * 64 * 4)).concat())
+}
+
+fn find_in_a_chain(options: &Options<'_>) -> Option<String> {
+    let product = Variant::multiply(Format::Fp8, 128, Epilogue::Raw).to_string();
+    let variants = ["quantise", &product];
+    let plain = Program::build(&variants, &Options::default()).expect("builds");
+    let expected = in_a_chain(&plain, &Schedule::PLAIN).expect("runs");
+    let changed = Program::build(&variants, options).expect("builds");
+    (0..6).find_map(|seed| match in_a_chain(&changed, &Schedule::seeded(seed)) {
+        Ok(found) if found == expected => None,
+        Ok(_) => Some(format!("other results with seed {seed}")),
+        Err(message) => Some(message),
+    })
+}
+
+#[test]
+fn rows_are_waited_for_and_not_replaced_too_early() {
+    assert_eq!(find_in_a_chain(&Options { races: true, mutation: None }), None);
+    for (name, file, text, replacement) in [
+        (
+            "rows are asked for before they are there",
+            PRODUCT,
+            "    grid_wait();\n    Cursor at = {0, 0};\n    for (uint32_t index = block_index(); index < tiles;",
+            "    Cursor at = {0, 0};\n    for (uint32_t index = block_index(); index < tiles;",
+        ),
+        (
+            "rows are replaced while they are multiplied",
+            "prefill/quantise.cu",
+            "    grid_wait();\n",
+            "    struct AtTheEnd { ~AtTheEnd() { grid_wait(); } } at_the_end;\n",
+        ),
+    ] {
+        let mutation = Some(Mutation { file, text, replacement });
+        let found = find_in_a_chain(&Options { races: false, mutation });
+        assert!(found.is_some(), "{name} is not found out");
     }
 }
 

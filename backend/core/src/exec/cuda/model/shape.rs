@@ -127,7 +127,8 @@ const BLOCKS_AT_ONCE: usize = 4;
 pub(crate) fn block_rows(step_rows: usize) -> usize {
     (step_rows / BLOCK_LEN).clamp(1, BLOCKS_AT_ONCE) * BLOCK_LEN
 }
-/// Shared memory of the kernels that write what it multiplies.
+
+/// Shared memory of the kernels that write rows of blocks.
 pub const OPERAND_SHARED_BYTES: u32 = ROW_THREADS / 32 * 4;
 /// Unpacking blocks of a multiprocessor.
 pub(crate) const UNPACK_BLOCKS: u32 = 4;
@@ -137,8 +138,8 @@ pub(crate) fn multiplies_blocks(capability: (u32, u32)) -> bool {
     has_warpgroups(capability)
 }
 
-/// Threads of a product with whole blocks of a prompt: two warpgroups that multiply, and a warp that loads.
-pub const MULTIPLY_THREADS: u32 = 9 * 32;
+/// Threads of a product with whole blocks of a prompt: two warpgroups that multiply, and one that loads.
+pub const MULTIPLY_THREADS: u32 = 3 * 128;
 /// Its shared memory: barriers, a ring, and what warps tell each other.
 pub const MULTIPLY_SHARED_BYTES: u32 = 212 << 10;
 

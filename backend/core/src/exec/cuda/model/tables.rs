@@ -65,7 +65,8 @@ struct Part<'a> {
     len: usize,
 }
 
-/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes in blocks hold rows of one prompt alone.
+/// Cuts segments into passes, in order; a segment that is cut goes on in the next pass. Passes in blocks hold rows of one
+/// prompt alone.
 pub(super) fn passes(segments: &[Segment<'_>], bounds: &Bounds) -> Vec<Tables> {
     let mut passes = Vec::new();
     let mut parts: Vec<Part<'_>> = Vec::new();
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_library_no_pass_is_large() {
+    fn without_blocks_no_pass_is_large() {
         let (tokens, pages): (Vec<u32>, Vec<PageId>) = ((0..700).collect(), (0..100).collect());
         let bounds = Bounds { rows: 256, blocks: None, sequences: 8, group: 4 };
         let segment = Segment {
