@@ -70,9 +70,10 @@ impl NormaliseParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let Self { input, squares, weight, values, row_index, eps, num_rows, k } = *self;
         let (scales, unused) = (0, 0);
+        let (first, in_units) = (0, 0);
         Fields::default()
             .pointers(&[input, squares, weight, values, scales])
-            .words(&[k, format_code(Format::Fp16)])
+            .words(&[k, format_code(Format::Fp16), first, in_units])
             .pointers(&[row_index])
             .floats(&[eps])
             .words(&[num_rows, k, unused])

@@ -45,6 +45,25 @@ struct Cut {
     grid: u32,
 }
 
+/// What rounding both factors to e4m3 costs a sum of many products, of its size: half of a sixteenth at most each.
+const ROUNDING_ERROR: f64 = 0.025;
+
+/// Where a sum has hundreds of instructions, each of which cuts it.
+#[test]
+fn deep_sums_of_e4m3_lose_less_than_the_rounding_of_their_factors() {
+    let problem = Problem::random(Format::Fp8, Epilogue::Raw, 128, 64, 14_336);
+    let found = problem.run_here(&Cut { tile: 128, places: 0..128, grid: 1 }, 1).values;
+    let (mut lost, mut size) = (0.0, 0.0);
+    for (i, &found) in found.iter().enumerate() {
+        let (sum, _) = problem.sum(i / 64, i % 64);
+        lost += (f64::from(found) - sum).powi(2);
+        size += sum.powi(2);
+    }
+    let share = (lost / size).sqrt();
+    println!("sums of 14336 products lose {share:.4} of their size");
+    assert!(share < ROUNDING_ERROR / 4.0, "{share} of a sum is lost");
+}
+
 /// What is left behind: `[row][width]`, and where the residual stream grows its squares.
 #[derive(Clone, Debug, PartialEq)]
 struct Left {

@@ -87,12 +87,14 @@ impl Many {
         device: &mut dyn Device,
     ) -> Result<Option<Self>> {
         let manifest = engine.manifest();
-        if prefill == Prefill::CublasLt {
-            library::enable(manifest, device)?;
+        match prefill {
+            Prefill::Exact => return Ok(None),
+            Prefill::Blocks => (),
+            Prefill::CublasLt => library::enable(manifest, device)?,
         }
-        let describe = device.describe().clone();
+        let description = device.describe().clone();
         let many = load(engine, device, |kernels, loader| {
-            Self::outline(kernels, prefill, &describe, loader)
+            Self::outline(kernels, prefill, &description, loader)
         })?;
         many.map(|many| many.with_buffers(&manifest.model, rows, device)).transpose()
     }
