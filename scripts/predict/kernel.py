@@ -80,8 +80,8 @@ class Multiply:
     def finish_clocks(self):
         """To make outputs of a tile's sums: what stands behind the last wait for products, up to where the next tile begins."""
         first = self.code.find("WARPGROUP.DEPBAR")[-1] + 1
-        ends = [index for index in range(first, len(self.code.instructions)) if self.ends_tile(index)]
-        ends, _ = self.simulator.run(self.code.instructions[first:ends[0]], PRODUCT_WARPS, 2)
+        last = next(index for index in range(first, len(self.code.instructions)) if self.ends_tile(index))
+        ends, _ = self.simulator.run(self.code.instructions[first:last], PRODUCT_WARPS, 2)
         return ends[1] - ends[0]
 
     def ends_tile(self, index):
