@@ -43,8 +43,11 @@ fn logits_of_blocks_of_prompts_are_those_of_the_cpu_executor() {
 
 #[test]
 fn bits_of_a_prompts_row_do_not_depend_on_what_is_computed_with_it() {
-    let kinds = [(&SMALL, Dtype::Fp8), (&NORMED, Dtype::Fp16)];
-    for (way, (sizes, dtype)) in WAYS.into_iter().flat_map(|way| kinds.map(|kind| (way, kind))) {
+    for (way, sizes, dtype) in [
+        (Prefill::Blocks, &SMALL, Dtype::Fp8),
+        (Prefill::Blocks, &NORMED, Dtype::Fp16),
+        (Prefill::CublasLt, &SMALL, Dtype::Fp8),
+    ] {
         let (_dir, _, cuda) = both(sizes, dtype, Dtype::Fp8);
         let text = tokens(330);
         let run = |prefill, prompt_len, parts: &[usize]| {
@@ -106,27 +109,12 @@ fn long_requests() -> Vec<Request> {
     requests().into_iter().enumerate().map(longer).collect()
 }
 
+/// However its prompt is cut, whatever runs beside it and is cached, and with any speculation, a text is the same.
 #[test]
 fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
-    // What is taken where nothing is said. Steps that hold a block and little more, and many.
-    let [fixed, adaptive] = [Fixed, Adaptive].map(running::options);
-    let steps = [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)];
-    texts_are_the_same(Prefill::Blocks, None, &steps);
-}
-
-#[test]
-fn texts_are_the_same_however_a_library_computes_blocks_of_prompts() {
-    let said = Some(Prefill::CublasLt);
-    texts_are_the_same(Prefill::CublasLt, said, &[(&running::options(Fixed), 3, 1030)]);
-}
-
-/// However its prompt is cut, whatever runs beside it and is cached, and with any speculation, a text is the same: in runs of
-/// so many drafts, in steps of so many rows.
-fn texts_are_the_same(way: Prefill, said: Option<Prefill>, steps: &[(&Options, usize, usize)]) {
     let (_dir, engine) = target(Drafts::Model);
     let runtime = |options: &Options, seed| {
-        let prefill = options.prefill.or(said);
-        let options = Options { kv_tokens: Some(6144), prefill, ..options.clone() };
+        let options = Options { kv_tokens: Some(6144), ..options.clone() };
         load_bounded(&engine, options, Schedule::seeded(seed))
     };
     let with_drafts = |draft_len| {
@@ -149,8 +137,8 @@ fn texts_are_the_same(way: Prefill, said: Option<Prefill>, steps: &[(&Options, u
         let run = |request| told(&running::run(&mut runtime, &[request])).remove(0);
         with_drafts(0).into_iter().map(run).collect::<Vec<_>>()
     };
-    let fixed = running::options(Fixed);
-    let alone = Options { kv_reuse: false, prefill: Some(way), ..fixed.clone() };
+    let [fixed, adaptive] = [Fixed, Adaptive].map(running::options);
+    let alone = Options { kv_reuse: false, prefill: Some(Prefill::Blocks), ..fixed.clone() };
     let plain = run_alone(&alone);
     let exact = Options { prefill: Some(Prefill::Exact), ..fixed.clone() };
     let exact = run_alone(&exact);
@@ -158,7 +146,8 @@ fn texts_are_the_same(way: Prefill, said: Option<Prefill>, steps: &[(&Options, u
     let num_telling = plain.iter().filter(|(_, told)| told.iter().any(Option::is_some)).count();
     assert!(num_telling >= 4, "{num_telling} tell their bits");
     assert!(num_other >= num_telling, "{num_other} texts would tell of other bits");
-    for &(options, draft_len, rows) in steps {
+    // What is taken where nothing is said, in steps that hold a block and little more, and many.
+    for (options, draft_len, rows) in [(&fixed, 3, 520), (&adaptive, models::MAX_DRAFT_LEN, 2048)] {
         let options = Options { max_num_tokens: Some(rows), ..options.clone() };
         let mut runtime = runtime(&options, 2);
         let done = running::run(&mut runtime, &with_drafts(draft_len));
@@ -171,7 +160,7 @@ fn texts_are_the_same(way: Prefill, said: Option<Prefill>, steps: &[(&Options, u
     }
     let narrow = Options {
         max_num_tokens: Some(200),
-        prefill: Some(way),
+        prefill: Some(Prefill::Blocks),
         admission: AdmissionPolicy::MaxUtilization,
         ..fixed
     };
