@@ -65,7 +65,7 @@ void prepare_warp(Block& block, uint32_t index) {
     warp.queued = false;
     for (uint32_t lane = 0; lane < LANES; lane++) {
         Thread& thread = warp.lanes[lane];
-        thread.stack_pointer = fresh_stack(warp.stacks, lane, thread_main);
+        warp.stack_pointers[lane] = fresh_stack(warp.stacks, lane, thread_main);
         thread.warp = &warp;
         thread.block = &block;
         thread.index = index * LANES + lane;

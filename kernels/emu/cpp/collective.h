@@ -27,9 +27,6 @@ inline void join(Collective kind, Argument& argument, All all) {
         warp.ready = ~0u & ~(1u << self->lane);
         machine->idle_polls = 0;
     } else {
-        self->call = name(kind);
-        self->detail[0] = warp.arrived;
-        self->detail[1] = warp.alive;
         switch_away();
     }
 }

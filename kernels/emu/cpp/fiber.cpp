@@ -9,8 +9,6 @@ namespace emu {
 namespace {
 
 constexpr size_t LANES = 32;
-constexpr size_t STACK_BYTES = 64 << 10;
-constexpr size_t GUARD_BYTES = 4 << 10;
 constexpr size_t MAPPING_BYTES = GUARD_BYTES + LANES * STACK_BYTES;
 // Three lines of the cache; not a divisor of a page, so that 32 lanes take different sets.
 constexpr size_t STAGGER_BYTES = 192;
@@ -68,11 +66,6 @@ void* fresh_stack(uint8_t* stacks, uint32_t lane, void (*entry)()) {
         *--slots = nullptr;
     }
     return slots;
-}
-
-bool inside_stack(const uint8_t* stacks, uint32_t lane, const void* frame) {
-    const uint8_t* lowest = stacks + GUARD_BYTES + lane * STACK_BYTES;
-    return frame >= lowest && frame < lowest + STACK_BYTES;
 }
 
 }  // namespace emu

@@ -12,6 +12,9 @@
 
 namespace emu {
 
+constexpr size_t STACK_BYTES = 64 << 10;
+constexpr size_t GUARD_BYTES = 4 << 10;
+
 // Maps stacks for the lanes of a warp. Throws std::bad_alloc.
 uint8_t* map_stacks();
 void unmap_stacks(uint8_t* stacks);
@@ -20,7 +23,10 @@ void unmap_stacks(uint8_t* stacks);
 void* fresh_stack(uint8_t* stacks, uint32_t lane, void (*entry)());
 
 // Whether a frame at `frame` still lies in the stack of `lane`.
-bool inside_stack(const uint8_t* stacks, uint32_t lane, const void* frame);
+inline bool inside_stack(const uint8_t* stacks, uint32_t lane, const void* frame) {
+    const uint8_t* lowest = stacks + GUARD_BYTES + lane * STACK_BYTES;
+    return frame >= lowest && frame < lowest + STACK_BYTES;
+}
 
 // Saves the registers that calls preserve, goes to `load`, which a switch or fresh_stack has made.
 extern "C" void emu_switch(void** save, void* load);

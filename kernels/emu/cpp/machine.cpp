@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "block.h"
+#include "collective.h"
 #include "crash.h"
 #include "fiber.h"
 #include "race.h"
@@ -33,6 +34,14 @@ Thread* take_lane(Warp& warp) {
     const uint32_t order = rotate_right(warp.ready, warp.first_lane);
     const uint32_t lane = (__builtin_ctz(order) + warp.first_lane) % LANES;
     warp.ready &= ~(1u << lane);
+    // The stacks of a block do not fit in the first cache: the next one is fetched while this lane runs.
+    const uint32_t left = order & (order - 1);
+    if (left) {
+        const uint32_t next = (__builtin_ctz(left) + warp.first_lane) % LANES;
+        __builtin_prefetch(&warp.lanes[next]);
+        __builtin_prefetch(warp.stack_pointers[next]);
+        __builtin_prefetch(static_cast<const char*>(warp.stack_pointers[next]) + 64);
+    }
     return &warp.lanes[lane];
 }
 
@@ -41,6 +50,11 @@ void enqueue(Warp& warp) {
         warp.queued = true;
         machine->runnable.push_back(&warp);
     }
+}
+
+// Where the stack pointer of a thread is while it does not run.
+void*& saved(const Thread& thread) {
+    return thread.warp->stack_pointers[thread.lane];
 }
 
 void to_scheduler(void** save) {
@@ -53,7 +67,7 @@ void to_thread(void** save, Thread* thread) {
     current = thread;
     view = thread;
     race::go_to(thread->strand);
-    emu_switch(save, thread->stack_pointer);
+    emu_switch(save, saved(*thread));
 }
 
 std::string describe(const Thread& thread) {
@@ -78,7 +92,7 @@ void fail(const char* format, ...) {
     va_end(arguments);
     fail_for(*current, text);
     for (;;) {
-        to_scheduler(&current->stack_pointer);
+        to_scheduler(&saved(*current));
     }
 }
 
@@ -93,9 +107,9 @@ void switch_away() {
         fail("its stack is too small for this kernel");
     }
     if (warp.ready == 0 || --warp.turns == 0) {
-        to_scheduler(&self->stack_pointer);
+        to_scheduler(&saved(*self));
     } else {
-        to_thread(&self->stack_pointer, take_lane(warp));
+        to_thread(&saved(*self), take_lane(warp));
     }
 }
 
@@ -125,7 +139,7 @@ void wake_all(WaitList& list) {
 void maybe_yield() {
     if (machine->schedule->disturbed && random_below(16) == 0) {
         current->warp->ready |= 1u << current->lane;
-        to_scheduler(&current->stack_pointer);
+        to_scheduler(&saved(*current));
     }
 }
 
@@ -133,7 +147,7 @@ void yield_poll() {
     machine->idle_polls++;
     current->warp->ready |= 1u << current->lane;
     current->call = "a loop that reads memory";
-    to_scheduler(&current->stack_pointer);
+    to_scheduler(&saved(*current));
 }
 
 void end_thread() {
@@ -242,10 +256,13 @@ std::string deadlock() {
                 continue;
             }
             const Thread& thread = warp.lanes[__builtin_ctz(warp.alive)];
+            const bool is_joining = warp.arrived >> thread.lane & 1;
+            const uint64_t first = is_joining ? warp.arrived : thread.detail[0];
+            const uint64_t second = is_joining ? warp.alive : thread.detail[1];
             char text[256];
             snprintf(text, sizeof text, "; %s in %s (%llu, %llu)", describe(thread).c_str(),
-                     thread.call, static_cast<unsigned long long>(thread.detail[0]),
-                     static_cast<unsigned long long>(thread.detail[1]));
+                     is_joining ? name(warp.collective) : thread.call,
+                     static_cast<unsigned long long>(first), static_cast<unsigned long long>(second));
             message += text;
             shown++;
         }

@@ -58,12 +58,13 @@ struct LaneCopy {
     uint32_t group;
 };
 
-struct Thread : KernelView {
-    void* stack_pointer = nullptr;
+// What every switch reads is in one line of the cache.
+struct alignas(64) Thread : KernelView {
     Warp* warp = nullptr;
     Block* block = nullptr;
     Thread* next_waiting = nullptr;
-    // What it waits for, for messages: the call and two numbers that belong to it.
+    // What it waits for, for messages: the call and two numbers that belong to it. Where its warp waits for other lanes, the
+    // warp says so.
     const char* call = "";
     uint64_t detail[2] = {0, 0};
     uint32_t open_group = 0;
@@ -120,6 +121,8 @@ struct WarpgroupShare {
 
 struct Warp {
     Thread lanes[LANES];
+    // Of the lanes that do not run.
+    void* stack_pointers[LANES] = {};
     Block* block = nullptr;
     uint8_t* stacks = nullptr;
     uint32_t index = 0;
