@@ -16,7 +16,7 @@ use common::models::{Recipe, SMOLLM2};
 use common::running::{self, Done};
 use common::small::{NORMED, SMALL, in_parts, tokens};
 use common::tiny::{self, Sizes};
-use common::{golden, models, turn};
+use common::{golden, models};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
@@ -44,7 +44,7 @@ const WORST_BY_TYPICAL: f32 = 5.0;
 const NUM_SMS: u32 = 3;
 
 fn emulator(schedule: Schedule) -> Emulator {
-    Emulator::new((9, 0), NUM_SMS, schedule)
+    Emulator::new((9, 0), NUM_SMS, schedule).with_small_samples()
 }
 
 fn open(dir: &Path, name: &str) -> Engine {
@@ -417,7 +417,6 @@ fn texts_do_not_depend_on_what_a_gpu_leaves_open() {
 /// A model of 135 million weights. The closest of its choices here is decided by more than the formats differ.
 #[test]
 fn a_real_model_writes_what_it_writes_on_the_cpu() {
-    let _turn = turn();
     let Some(checkpoint) = models::hf(SMOLLM2) else { return };
     let recipe = Recipe::ngram(checkpoint, Dtype::Fp16);
     let cpu = recipe.engine("smollm2-135m-fp16-ngram");

@@ -7,6 +7,7 @@ use spec_core::model::Dtype;
 use spec_core::testing::cuda::device::{
     Address, Description, Device, Graph, Held, Kernel, Launch, Mark, Op, ProductShape, Shared,
 };
+use spec_core::testing::cuda::step::params::{SAMPLE_SLICES, SAMPLE_THREADS};
 use spec_core::{Error, Result};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -48,7 +49,12 @@ pub struct Emulator {
     copies_left: Option<usize>,
     /// Shapes of products that are enabled.
     products: HashSet<ProductShape>,
+    small_samples: bool,
 }
+
+/// A kernel as it is shipped, and another that does the same in fewer and smaller blocks: their names, blocks and threads.
+const SAMPLE: (&str, u32, u32) = ("sample", SAMPLE_SLICES, SAMPLE_THREADS);
+const SMALL_SAMPLE: (&str, u32, u32) = ("sample_small", 2, 64);
 
 impl Emulator {
     /// A GPU of this compute capability with a few multiprocessors.
@@ -66,7 +72,14 @@ impl Emulator {
             marks: Vec::new(),
             copies_left: None,
             products: HashSet::new(),
+            small_samples: false,
         }
+    }
+
+    /// Samples in fewer and smaller blocks than are launched: what they decide depends on that by rounding alone, and most of the
+    /// time of a step of a small model goes by their threads.
+    pub fn with_small_samples(self) -> Self {
+        Self { small_samples: true, ..self }
     }
 
     /// Refuses one copy from shared memory, the one behind so many others.
@@ -125,24 +138,31 @@ impl Emulator {
         }
     }
 
+    fn as_run<'a>(&'a self, launch: &'a Launch) -> machine::Launch<'a> {
+        let mut variant = &self.kernels[launch.kernel.0 as usize][..];
+        let (mut grid, mut block) = (launch.grid, launch.block);
+        if self.small_samples && variant == SAMPLE.0 {
+            variant = SMALL_SAMPLE.0;
+            (grid, block) = (grid / SAMPLE.1 * SMALL_SAMPLE.1, SMALL_SAMPLE.2);
+        }
+        machine::Launch {
+            variant,
+            grid,
+            block,
+            shared_bytes: launch.shared_bytes,
+            params: &launch.params,
+            overlap: launch.overlap,
+            max_resident: MAX_RESIDENT,
+        }
+    }
+
     fn run(&mut self, launches: &[Launch]) -> Result<()> {
         if launches.is_empty() {
             return Ok(());
         }
-        let launches: Vec<_> = launches
-            .iter()
-            .map(|launch| machine::Launch {
-                variant: &self.kernels[launch.kernel.0 as usize],
-                grid: launch.grid,
-                block: launch.block,
-                shared_bytes: launch.shared_bytes,
-                params: &launch.params,
-                overlap: launch.overlap,
-                max_resident: MAX_RESIDENT,
-            })
-            .collect();
         // Another order each time, and the same in every run.
         self.schedule.seed = self.schedule.seed.wrapping_add(1);
+        let launches: Vec<_> = launches.iter().map(|launch| self.as_run(launch)).collect();
         machine::run(&launches, &self.schedule).map_err(Error::Device)
     }
 }
