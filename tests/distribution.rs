@@ -179,13 +179,8 @@ fn sample(
     (policy, draft_len): (DraftPolicy, usize),
     branches: usize,
 ) -> (BTreeMap<Vec<u32>, u64>, u64, u64) {
-    // The work of a step is too little to be shared out.
-    let options = Options {
-        threads: Some(1),
-        ngram_branches: branches,
-        draft_branches: branches,
-        ..running::options(policy)
-    };
+    let options =
+        Options { ngram_branches: branches, draft_branches: branches, ..running::options(policy) };
     let mut runtime = running::load(engine, &options);
     let request = Request {
         prompt: prompt.to_vec().into(),

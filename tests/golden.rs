@@ -10,7 +10,7 @@ use common::models::{self, QWEN, Recipe, SMOLLM2};
 use common::{data, running, turn};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
-use spec_core::runtime::{DraftPolicy, Request};
+use spec_core::runtime::{DraftPolicy, Options, Request};
 
 /// Most that an fp32 logit, or a log-sum-exp, may differ from the reference's: both sum in fp32, in other
 /// orders, logits up to 35. The closest choice among the recorded greedy tokens has a gap of 0.0024, so
@@ -77,7 +77,9 @@ fn check_chats(model: &str, names: &[&str]) {
         ..Request::default()
     };
     let requests: Vec<Request> = prompts.into_iter().map(request).collect();
-    let mut runtime = running::load(&engine, &running::options(DraftPolicy::Fixed));
+    // On all processors, as whoever serves it.
+    let options = Options { threads: None, ..running::options(DraftPolicy::Fixed) };
+    let mut runtime = running::load(&engine, &options);
     let done = running::run(&mut runtime, &requests);
     for (done, recorded) in done.iter().zip(recorded) {
         eprintln!("{model} {}: {} of 128 tokens", recorded["name"], done.tokens.len());

@@ -7,7 +7,7 @@ mod common;
 
 use common::models::{self, MAX_DRAFT_LEN, Recipe, SMOLLM2};
 use common::running::{self, Done};
-use common::{cache, data, turn};
+use common::{cache, data};
 use serde_json::json;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
@@ -203,7 +203,6 @@ fn check_reuse(what: &str, engine: &Engine) {
 
 #[test]
 fn shared_beginnings_change_neither_texts_nor_log_probabilities_nor_acceptance() {
-    let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_reuse("good drafter", &engine);
     let Some(engine) = ngram() else { return };
@@ -235,7 +234,6 @@ fn check_given(what: &str, engine: &Engine, draft_len: usize) {
 
 #[test]
 fn given_drafts_right_or_wrong_do_not_change_a_text() {
-    let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_given("good drafter", &engine, 4);
     let Some(engine) = no_drafter() else { return };
@@ -262,14 +260,12 @@ fn check_draft_lengths(what: &str, engine: &Engine, lengths: impl Iterator<Item 
 
 #[test]
 fn every_draft_length_of_the_ngram_drafter_gives_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_draft_lengths("ngram", &engine, 1..=MAX_DRAFT_LEN);
 }
 
 #[test]
 fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     let requests = many_requests(12, &tokenizer(&engine));
     let expected = alone(&engine, &requests);
@@ -287,14 +283,12 @@ fn trees_of_looked_up_drafts_give_the_tokens_of_plain_decoding() {
 
 #[test]
 fn trees_of_a_models_drafts_give_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = poor_drafter() else { return };
     check_trees(&engine);
 }
 
 #[test]
 fn trees_drafted_without_some_layers_give_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = skipping() else { return };
     check_trees(&engine);
 }
@@ -350,7 +344,6 @@ fn check_suffix(what: &str, engine: &Engine) {
 
 #[test]
 fn drafts_from_texts_that_ended_give_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_suffix("suffix", &engine);
     let Some(engine) = poor_drafter() else { return };
@@ -359,28 +352,24 @@ fn drafts_from_texts_that_ended_give_the_tokens_of_plain_decoding() {
 
 #[test]
 fn every_draft_length_of_a_good_drafter_gives_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_draft_lengths("good drafter", &engine, 1..=MAX_DRAFT_LEN);
 }
 
 #[test]
 fn every_draft_length_of_a_poor_drafter_gives_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = poor_drafter() else { return };
     check_draft_lengths("poor drafter", &engine, 1..=MAX_DRAFT_LEN);
 }
 
 #[test]
 fn every_draft_length_without_some_layers_gives_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = skipping() else { return };
     check_draft_lengths("without some layers", &engine, 1..=MAX_DRAFT_LEN);
 }
 
 #[test]
 fn an_fp32_target_gives_the_tokens_of_plain_decoding() {
-    let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Fp32) else { return };
     check_draft_lengths("fp32", &engine, [1, 5].into_iter());
 }
@@ -401,21 +390,18 @@ fn check_batches(what: &str, engine: &Engine, policy: DraftPolicy) {
 
 #[test]
 fn batch_mates_do_not_change_a_text_with_the_ngram_drafter() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_batches("ngram", &engine, Fixed);
 }
 
 #[test]
 fn batch_mates_do_not_change_a_text_with_a_model_as_the_drafter() {
-    let _turn = turn();
     let Some(engine) = poor_drafter() else { return };
     check_batches("poor drafter", &engine, Fixed);
 }
 
 #[test]
 fn batch_mates_do_not_change_a_text_that_is_drafted_without_some_layers() {
-    let _turn = turn();
     let Some(engine) = skipping() else { return };
     check_batches("without some layers", &engine, Fixed);
 }
@@ -505,7 +491,6 @@ fn check_given_up(what: &str, engine: &Engine) {
 
 #[test]
 fn steps_that_are_given_up_for_others_do_not_change_a_text() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_given_up("ngram, given up", &engine);
     let Some(engine) = poor_drafter() else { return };
@@ -516,28 +501,24 @@ fn steps_that_are_given_up_for_others_do_not_change_a_text() {
 
 #[test]
 fn preemption_and_chunked_prefill_do_not_change_a_text_with_the_ngram_drafter() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_preemption("ngram", &engine);
 }
 
 #[test]
 fn preemption_and_chunked_prefill_do_not_change_a_text_with_a_model_as_the_drafter() {
-    let _turn = turn();
     let Some(engine) = good_drafter(Dtype::Bf16) else { return };
     check_preemption("good drafter", &engine);
 }
 
 #[test]
 fn preemption_and_chunked_prefill_do_not_change_a_text_that_is_drafted_without_some_layers() {
-    let _turn = turn();
     let Some(engine) = skipping() else { return };
     check_preemption("without some layers", &engine);
 }
 
 #[test]
 fn a_cache_that_is_too_small_for_the_batch_does_not_change_a_text() {
-    let _turn = turn();
     let Some(engine) = ngram() else { return };
     check_crowd("ngram, crowded", &engine);
     let Some(engine) = poor_drafter() else { return };

@@ -25,9 +25,16 @@ pub(crate) struct Done {
     pub(crate) reason: FinishReason,
 }
 
-/// Options of the tests: a bounded KV cache.
+/// Options of the tests: a bounded KV cache, and one thread, since tests run beside each other: threads of a step that wait
+/// for each other on processors that others use take many times as long.
 pub(crate) fn options(draft_policy: DraftPolicy) -> Options {
-    Options { draft_policy, kv_bytes: Some(KV_BYTES), max_queue: 1 << 20, ..Options::default() }
+    Options {
+        draft_policy,
+        kv_bytes: Some(KV_BYTES),
+        max_queue: 1 << 20,
+        threads: Some(1),
+        ..Options::default()
+    }
 }
 
 /// Loads an engine.
