@@ -13,7 +13,7 @@ pub(crate) mod tiny;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Held by a test while it runs a real model: several at once would only take cores and memory from each other.
+/// Held by a test while it runs a real model on all processors: several at once would only take them from each other.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
