@@ -288,7 +288,7 @@ fn requests() -> Vec<Request> {
     requests
 }
 
-pub(crate) fn counters(done: &[Done]) -> Vec<(u64, u64)> {
+fn counters(done: &[Done]) -> Vec<(u64, u64)> {
     done.iter().map(|done| (done.counters.drafted, done.counters.accepted)).collect()
 }
 
@@ -297,24 +297,29 @@ pub(crate) fn counters(done: &[Done]) -> Vec<(u64, u64)> {
 fn drafts_of_the_graph_are_those_of_the_host() {
     for (sizes, kind, dtype, _) in [kinds()[1], kinds()[3], kinds()[4], kinds()[6]] {
         let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
-        let requests = requests();
-        let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
-        let plain =
-            requests.iter().map(|request| Request { draft_len: Some(0), ..request.clone() });
-        let plain: Vec<Request> = plain.collect();
-        let run = |requests: &[Request]| {
-            running::run(&mut load(&pair.target, Fixed, Schedule::PLAIN), requests)
-        };
-        let (expected, on_host, found) = (run(&plain), run(&told), run(&requests));
-        assert_eq!(texts(&on_host), texts(&expected), "{kind:?}");
-        assert_eq!(texts(&found), texts(&expected), "{kind:?}");
-        assert_eq!(counters(&found), counters(&on_host), "{kind:?}");
-        let (drafted, accepted) = totals(&found);
-        assert!(drafted > accepted && accepted > 20, "{kind:?}: {accepted} of {drafted}");
+        assert_drafts_are_those_of_the_host(&pair.target, &requests(), &format!("{kind:?}"));
     }
 }
 
-pub(crate) fn telling(mut request: Request) -> Request {
+pub(crate) fn assert_drafts_are_those_of_the_host(
+    engine: &Engine,
+    requests: &[Request],
+    what: &str,
+) {
+    let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
+    let plain = requests.iter().map(|request| Request { draft_len: Some(0), ..request.clone() });
+    let plain: Vec<Request> = plain.collect();
+    let run =
+        |requests: &[Request]| running::run(&mut load(engine, Fixed, Schedule::PLAIN), requests);
+    let (expected, on_host, found) = (run(&plain), run(&told), run(requests));
+    assert_eq!(texts(&on_host), texts(&expected), "{what}");
+    assert_eq!(texts(&found), texts(&expected), "{what}");
+    assert_eq!(counters(&found), counters(&on_host), "{what}");
+    let (drafted, accepted) = totals(&found);
+    assert!(drafted > accepted && accepted > 20, "{what}: {accepted} of {drafted}");
+}
+
+fn telling(mut request: Request) -> Request {
     request.sampling.logprobs = Some(0);
     request
 }
@@ -336,12 +341,21 @@ fn texts_do_not_depend_on_when_a_head_of_masks_is_asked() {
 
 fn assert_texts_do_not_depend_on_when((sizes, kind, dtype, _): Kind) {
     let pair = Pair::new("cuda:sm_90a", sizes, &kind, dtype);
-    let mut requests = requests();
+    assert_texts_are_those_of_plain_decoding(&pair.target, requests(), &[]);
+}
+
+/// In steps that hold more or less, with cut prompts, look-up beside the drafter, branches, pages that are found and such that
+/// are lost, and with other options besides.
+pub(crate) fn assert_texts_are_those_of_plain_decoding(
+    engine: &Engine,
+    mut requests: Vec<Request>,
+    besides: &[Options],
+) {
     // Some are decided about on the host, one never drafts.
     requests[1] = telling(requests[1].clone());
     requests[2].draft_len = Some(0);
-    let alone = running::run_alone(&mut load(&pair.target, Fixed, Schedule::PLAIN), &requests);
-    for options in [
+    let alone = running::run_alone(&mut load(engine, Fixed, Schedule::PLAIN), &requests);
+    let options = [
         running::options(Fixed),
         running::options(Adaptive),
         Options { max_num_tokens: Some(19), ..running::options(Fixed) },
@@ -352,8 +366,9 @@ fn assert_texts_do_not_depend_on_when((sizes, kind, dtype, _): Kind) {
         },
         Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..running::options(Fixed) },
         Options { draft_branches: 3, ..running::options(Fixed) },
-    ] {
-        let mut runtime = load_with(&pair.target, options.clone(), Schedule::seeded(3));
+    ];
+    for options in options.iter().chain(besides) {
+        let mut runtime = load_with(engine, options.clone(), Schedule::seeded(3));
         // Pages of the first round are found in the second.
         for round in [1, 2] {
             let done = running::run(&mut runtime, &requests);
@@ -369,7 +384,7 @@ fn assert_texts_do_not_depend_on_when((sizes, kind, dtype, _): Kind) {
         admission: AdmissionPolicy::MaxUtilization,
         ..running::options(Fixed)
     };
-    let done = running::run(&mut load_bounded(&pair.target, options, Schedule::PLAIN), &requests);
+    let done = running::run(&mut load_bounded(engine, options, Schedule::PLAIN), &requests);
     assert_eq!(texts(&done), alone, "with few pages");
 }
 

@@ -4,16 +4,15 @@ use crate::common::models::Recipe;
 use crate::common::running;
 use crate::common::small::{NORMED, SMALL, tokens};
 use crate::common::tiny::{self, Sizes};
-use crate::heads::{assert_close, counters, telling};
-use crate::{
-    FP8_TOLERANCE, FP16_TOLERANCE, NUM_SMS, emulator, load, load_bounded, load_with, open,
-    requests_of_three_tokens, texts, totals,
+use crate::heads::{
+    assert_close, assert_drafts_are_those_of_the_host, assert_texts_are_those_of_plain_decoding,
 };
+use crate::{FP8_TOLERANCE, FP16_TOLERANCE, NUM_SMS, emulator, open, requests_of_three_tokens};
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
-use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
-use spec_core::runtime::{AdmissionPolicy, Isa, Lookup, Options, Request, Runtime};
+use spec_core::runtime::DraftPolicy::Fixed;
+use spec_core::runtime::{Isa, Options, Request, Runtime};
 use spec_core::testing::cpu::{self, Resources, Weights};
 use spec_core::testing::cuda::{Gpu, Medusa, MedusaOnHost, Model};
 use spec_core::testing::draft::Heads;
@@ -113,63 +112,16 @@ fn requests() -> Vec<Request> {
 fn drafts_of_the_graph_are_those_of_the_host() {
     for dtype in [Dtype::Fp16, Dtype::Fp8] {
         let pair = Pair::new("cuda:sm_90a", &SMALL, dtype);
-        let requests = requests();
-        let told: Vec<Request> = requests.iter().cloned().map(telling).collect();
-        let plain =
-            requests.iter().map(|request| Request { draft_len: Some(0), ..request.clone() });
-        let plain: Vec<Request> = plain.collect();
-        let run = |requests: &[Request]| {
-            running::run(&mut load(&pair.target, Fixed, Schedule::PLAIN), requests)
-        };
-        let (expected, on_host, found) = (run(&plain), run(&told), run(&requests));
-        assert_eq!(texts(&on_host), texts(&expected), "{dtype}");
-        assert_eq!(texts(&found), texts(&expected), "{dtype}");
-        assert_eq!(counters(&found), counters(&on_host), "{dtype}");
-        let (drafted, accepted) = totals(&found);
-        assert!(drafted > accepted && accepted > 20, "{dtype}: {accepted} of {drafted}");
+        assert_drafts_are_those_of_the_host(&pair.target, &requests(), &dtype.to_string());
     }
 }
 
 #[test]
 fn texts_do_not_depend_on_when_heads_are_asked() {
     let pair = Pair::new("cuda:sm_90a", &SMALL, Dtype::Fp16);
-    let mut requests = requests();
-    // Some are decided about on the host, one never drafts.
-    requests[1] = telling(requests[1].clone());
-    requests[2].draft_len = Some(0);
-    let alone = running::run_alone(&mut load(&pair.target, Fixed, Schedule::PLAIN), &requests);
-    for options in [
-        running::options(Fixed),
-        running::options(Adaptive),
-        Options { max_num_tokens: Some(19), ..running::options(Fixed) },
-        Options {
-            max_batch_size: Some(2),
-            lookup: Some(Lookup::Ngram),
-            ..running::options(Adaptive)
-        },
-        Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..running::options(Fixed) },
-        Options { draft_branches: 3, ..running::options(Fixed) },
-        // More than there are sequences in a step.
-        Options { max_batch_size: Some(1), draft_branches: 4, ..running::options(Fixed) },
-    ] {
-        let mut runtime = load_with(&pair.target, options.clone(), Schedule::seeded(3));
-        // Pages of the first round are found in the second.
-        for round in [1, 2] {
-            let done = running::run(&mut runtime, &requests);
-            assert_eq!(texts(&done), alone, "round {round} of {options:?}");
-            // What adapts may find that drafts do not pay here.
-            let drafts = totals(&done).0 > 0 || options.draft_policy == Adaptive;
-            assert!(drafts, "round {round} of {options:?}");
-        }
-    }
-    // Pages are few: sequences lose theirs, and begin anew.
-    let options = Options {
-        kv_tokens: Some(1024),
-        admission: AdmissionPolicy::MaxUtilization,
-        ..running::options(Fixed)
-    };
-    let done = running::run(&mut load_bounded(&pair.target, options, Schedule::PLAIN), &requests);
-    assert_eq!(texts(&done), alone, "with few pages");
+    // More than there are sequences in a step.
+    let alone = Options { max_batch_size: Some(1), draft_branches: 4, ..running::options(Fixed) };
+    assert_texts_are_those_of_plain_decoding(&pair.target, requests(), &[alone]);
 }
 
 #[test]
@@ -180,4 +132,21 @@ fn heads_on_another_gpu_than_their_target_are_refused() {
     let refused = Runtime::load_on(&pair.target, &options, &open);
     let message = refused.err().expect("it is refused").to_string();
     assert!(message.contains("run on the GPU of their target (`draft_gpu`)"), "{message}");
+}
+
+#[test]
+fn heads_of_another_width_than_their_targets_are_refused() {
+    let [small, normed] =
+        [&SMALL, &NORMED].map(|sizes| Pair::new("cuda:sm_90a", sizes, Dtype::Fp16));
+    let gpu = Gpu::new(Box::new(emulator(Schedule::PLAIN)));
+    let target = Arc::new(Model::load(&small.target, NUM_PAGES, &mut **gpu.lock()).unwrap());
+    let error = Medusa::load(&normed.heads, target, &mut **gpu.lock()).err().expect("is refused");
+    let expected = format!(
+        "width and tokens of its heads are ({}, {}), of the target ({}, {})",
+        NORMED.hidden,
+        tiny::VOCAB,
+        SMALL.hidden,
+        tiny::VOCAB
+    );
+    assert!(error.to_string().ends_with(&expected), "{error}");
 }
