@@ -1,5 +1,8 @@
 //! Where draft tokens come from, and what there is of each such source.
 
+/// Tokens of a position that are drafted at most.
+pub const MAX_DRAFT_BRANCHES: usize = 16;
+
 /// A kind of drafter. What it drafts is accepted more or less often and costs more or less, by its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DraftSource {

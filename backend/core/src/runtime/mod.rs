@@ -43,14 +43,12 @@ use std::time::Duration;
 pub use crate::batch::Emitted;
 pub use crate::draft::{OnStates, Watch};
 pub use crate::draft_len::{DraftPolicy, StepShape, StepTime};
+pub use crate::draft_source::MAX_DRAFT_BRANCHES;
 pub use crate::exec::cpu::{Isa, Pinned, Pinning};
 pub use crate::exec::cuda::Prefill;
 pub use crate::pages::{PAGE_TOKENS, pages_for};
 pub use crate::scheduler::{AdmissionPolicy, Event, Usage};
 pub use crate::sequence::{Counters, FinishReason, Sequence, SequenceId};
-
-/// Tokens of a position that are drafted at most.
-pub const MAX_DRAFT_BRANCHES: usize = 16;
 
 /// Draft tokens that a request may bring along to an engine without a drafter.
 const MAX_GIVEN_LEN: usize = 16;

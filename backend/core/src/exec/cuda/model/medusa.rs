@@ -14,6 +14,7 @@ use super::weights::{Held, Matrix, Weights};
 use super::workspace::Workspace;
 use super::{Model, Pass};
 use crate::batch::Logits;
+use crate::draft_source::MAX_DRAFT_BRANCHES;
 use crate::engine::{Engine, Limits, Manifest};
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::model::{MedusaConfig, ModelConfig, medusa};
@@ -37,9 +38,6 @@ pub struct Medusa {
     _weights: Held,
 }
 
-/// Places of a step that drafts for one sequence may branch to, at most: as many as the runtime lets `draft_branches` be.
-const MOST_PLACES: usize = 16;
-
 /// Rows at most.
 #[derive(Clone, Copy, Debug)]
 struct Capacity {
@@ -51,7 +49,8 @@ struct Capacity {
 
 impl Capacity {
     fn of(limits: &Limits) -> Self {
-        let drafting = limits.max_batch_size.max(MOST_PLACES);
+        // A step of one sequence may have that many branches of its drafts.
+        let drafting = limits.max_batch_size.max(MAX_DRAFT_BRANCHES);
         Self { verified: drafting * (limits.max_draft_len + 1), drafting }
     }
 }
