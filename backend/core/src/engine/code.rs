@@ -73,10 +73,14 @@ impl<'a> Kernels<'a> {
         Variant::unpack(format(self.precision.weights))
     }
 
-    /// The attention's output as what is multiplied; with FP16 weights a library takes it as it is.
-    pub(crate) fn quantise(&self, by_library: bool) -> Option<Variant> {
-        let takes_it = by_library && self.precision.weights != Dtype::Fp8;
-        (!takes_it).then(|| Variant::plain("quantise"))
+    /// Halves as kernels here multiply them in blocks.
+    pub(crate) fn quantise(&self) -> Variant {
+        Variant::plain("quantise")
+    }
+
+    /// The same for a library, which takes halves as they are where weights are FP16.
+    pub(crate) fn quantise_for_library(&self) -> Option<Variant> {
+        (self.precision.weights == Dtype::Fp8).then(|| self.quantise())
     }
 
     /// The attention, in narrow tiles and in wide ones.
@@ -111,7 +115,7 @@ pub fn needed_variants(model: &ModelConfig, precision: &Precision, arch: &str) -
         for epilogue in MULTIPLY_EPILOGUES {
             variants.extend(MULTIPLY_ROWS.map(|rows| kernels.multiply(rows, epilogue)));
         }
-        variants.extend(kernels.quantise(false));
+        variants.push(kernels.quantise());
     }
     // Two matrices of one shape share their kernel.
     let mut seen = std::collections::HashSet::new();
@@ -129,7 +133,7 @@ fn of_model(kernels: &Kernels<'_>, rows: &[usize]) -> Vec<Variant> {
     variants.extend(kernels.attention());
     variants.extend(["rows", "sample", "accept"].map(Variant::plain));
     variants.extend([kernels.unpack(), Variant::plain("normalise")]);
-    variants.extend(kernels.quantise(true));
+    variants.extend(kernels.quantise_for_library());
     variants.extend([Epilogue::Residual, Epilogue::SwiGlu].map(Variant::finish));
     variants.extend(kernels.model.draft_vocab.map(|_| Variant::plain("spread")));
     variants

@@ -20,6 +20,7 @@ use spec_kernels::{Epilogue, MULTIPLY_EPILOGUES, MULTIPLY_ROWS};
 /// The kernels, and plain sums of queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByKernels {
+    quantise: Kernel,
     raw: ByTile,
     residual: ByTile,
     swiglu: ByTile,
@@ -51,7 +52,8 @@ impl ByKernels {
     pub(super) fn outline(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
         let [raw, residual, swiglu] =
             MULTIPLY_EPILOGUES.map(|epilogue| ByTile::of(kernels, epilogue, loader));
-        Ok(Self { raw: raw?, residual: residual?, swiglu: swiglu?, sums: 0 })
+        let quantise = loader.load(&kernels.quantise(), shape::OPERAND_SHARED_BYTES)?;
+        Ok(Self { quantise, raw: raw?, residual: residual?, swiglu: swiglu?, sums: 0 })
     }
 
     pub(super) fn with_buffers(
@@ -78,16 +80,15 @@ impl ByKernels {
         output: Output<'_>,
     ) {
         let (operands, first) = (&blocks.many.operands, blocks.first);
-        let quantise = operands.quantise.expect("kernels here multiply what was written for them");
         match input {
             Input::Normed(norm) => operands.normalise(ops, matrix, norm, first),
             Input::Attended => {
                 let attended = ops.attended();
-                operands.quantise(ops, quantise, matrix, attended, first);
+                operands.quantise(ops, self.quantise, matrix, attended, first);
             }
             Input::Activated => {
                 let activated = ops.layers.workspace.activated;
-                operands.quantise(ops, quantise, matrix, activated, first);
+                operands.quantise(ops, self.quantise, matrix, activated, first);
             }
             Input::Halves(_) | Input::Rows { .. } => unreachable!("of heads, which have no blocks"),
         }

@@ -25,6 +25,8 @@ use spec_kernels::{Epilogue, Variant};
 pub(super) struct ByLibrary {
     /// Packed matrices row by row.
     unpack: Kernel,
+    /// From halves to FP8, where that is multiplied.
+    quantise: Option<Kernel>,
     /// Adds to the residual stream.
     residual: Kernel,
     /// silu(gate) * up.
@@ -54,11 +56,13 @@ pub(super) fn enable(manifest: &Manifest, device: &mut dyn Device) -> Result<()>
 impl ByLibrary {
     /// Without memory.
     pub(super) fn outline(kernels: &Kernels<'_>, loader: &mut impl LoadKernel) -> Result<Self> {
-        let mut finish =
-            |epilogue| loader.load(&Variant::finish(epilogue), shape::OPERAND_SHARED_BYTES);
-        let (residual, swiglu) = (finish(Epilogue::Residual)?, finish(Epilogue::SwiGlu)?);
         let unpack = loader.load(&kernels.unpack(), 0)?;
-        Ok(Self { unpack, residual, swiglu, buffers: Buffers::default() })
+        let mut of_rows = |variant| loader.load(&variant, shape::OPERAND_SHARED_BYTES);
+        let [residual, swiglu] = [Epilogue::Residual, Epilogue::SwiGlu]
+            .map(|epilogue| of_rows(Variant::finish(epilogue)));
+        let quantise = kernels.quantise_for_library().map(of_rows).transpose()?;
+        let (residual, swiglu) = (residual?, swiglu?);
+        Ok(Self { unpack, quantise, residual, swiglu, buffers: Buffers::default() })
     }
 
     pub(super) fn with_buffers(
@@ -111,7 +115,7 @@ impl ByLibrary {
         input: Input,
     ) -> (Address, Address) {
         let (operands, first) = (&blocks.many.operands, blocks.first);
-        match (input, operands.quantise) {
+        match (input, self.quantise) {
             (Input::Normed(norm), _) => operands.normalise(ops, matrix, norm, first),
             // FP16 weights are multiplied with what there is.
             (Input::Attended, None) => return (ops.layers.workspace.attended, operands.scales),

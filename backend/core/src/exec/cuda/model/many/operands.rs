@@ -19,8 +19,6 @@ use spec_kernels::Variant;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operands {
     normalise: Kernel,
-    /// From halves to what is multiplied, but where a library multiplies FP16.
-    pub(super) quantise: Option<Kernel>,
     /// What is multiplied.
     pub(super) format: Dtype,
     /// Format of the packed weights.
@@ -42,10 +40,8 @@ impl Operands {
         loader: &mut impl LoadKernel,
     ) -> Result<Self> {
         let packed = kernels.precision.weights;
-        let mut load = |code| loader.load(&code, shape::OPERAND_SHARED_BYTES);
         Ok(Self {
-            normalise: load(Variant::plain("normalise"))?,
-            quantise: kernels.quantise(by_library).map(load).transpose()?,
+            normalise: loader.load(&Variant::plain("normalise"), shape::OPERAND_SHARED_BYTES)?,
             format: product_format(packed, device),
             packed,
             in_units: !by_library,
@@ -92,7 +88,7 @@ impl Operands {
         by_row(ops, self.normalise, params);
     }
 
-    /// Writes halves for it.
+    /// Writes halves for it, by the kernel that the product's multiplier has for that.
     pub(super) fn quantise(
         &self,
         ops: &mut PassOps<'_>,
