@@ -119,27 +119,43 @@ void multiply_e4m3(Share& share, uint32_t columns) {
     }
 }
 
-// The same with vectors of eight columns.
-__attribute__((target("avx2,f16c,fma"))) void multiply_e4m3_vectors(Share& share, uint32_t columns) {
-    alignas(32) float a[16][E4M3_DEPTH];
+#define VECTORS __attribute__((target("avx2,f16c,fma")))
+
+VECTORS inline __m256 widened(const uint16_t* halves) {
+    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(halves)));
+}
+
+template <uint32_t DEPTH>
+VECTORS inline void widen_rows(const Share& share, float (&a)[16][DEPTH]) {
     for (uint32_t row = 0; row < 16; row++) {
-        for (uint32_t k = 0; k < E4M3_DEPTH; k += 8) {
-            const __m128i* halves = reinterpret_cast<const __m128i*>(&share.a[row][k]);
-            _mm256_store_ps(&a[row][k], _mm256_cvtph_ps(_mm_load_si128(halves)));
+        for (uint32_t k = 0; k < DEPTH; k += 8) {
+            _mm256_store_ps(&a[row][k], widened(&share.a[row][k]));
         }
     }
+}
+
+// Eight columns from `first` on, one vector for each k.
+template <uint32_t DEPTH>
+VECTORS inline void widen_columns(const Share& share, uint32_t first, __m256 (&b)[DEPTH]) {
+    for (uint32_t k = 0; k < DEPTH; k++) {
+        alignas(16) uint16_t column[8];
+        for (uint32_t i = 0; i < 8; i++) {
+            column[i] = share.b[first + i][k];
+        }
+        b[k] = widened(column);
+    }
+}
+
+// Products of e4m3 with vectors of eight columns.
+VECTORS void multiply_e4m3_vectors(Share& share, uint32_t columns) {
+    alignas(32) float a[16][E4M3_DEPTH];
+    widen_rows(share, a);
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 power = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
     const __m256 least = _mm256_set1_ps(LEAST_ALIGNED);
     for (uint32_t first = 0; first < columns; first += 8) {
         __m256 b[E4M3_DEPTH];
-        for (uint32_t k = 0; k < E4M3_DEPTH; k++) {
-            alignas(16) uint16_t column[8];
-            for (uint32_t i = 0; i < 8; i++) {
-                column[i] = share.b[first + i][k];
-            }
-            b[k] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(column)));
-        }
+        widen_columns(share, first, b);
         for (uint32_t row = 0; row < 16; row++) {
             __m256 terms[E4M3_DEPTH];
             const __m256 old = _mm256_load_ps(&share.c[row][first]);
@@ -155,7 +171,7 @@ __attribute__((target("avx2,f16c,fma"))) void multiply_e4m3_vectors(Share& share
             const __m256 unit =
                 _mm256_blendv_ps(one, _mm256_mul_ps(first_bit, _mm256_set1_ps(1.0f / KEPT)), is_aligned);
             const __m256 factor = _mm256_div_ps(one, unit);
-            const auto aligned = [&](__m256 term) __attribute__((target("avx2,f16c,fma"))) {
+            const auto aligned = [&](__m256 term) VECTORS {
                 const __m256 units = _mm256_mul_ps(term, factor);
                 const __m256 whole = _mm256_round_ps(units, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
                 return _mm256_blendv_ps(units, whole, is_aligned);
@@ -170,24 +186,13 @@ __attribute__((target("avx2,f16c,fma"))) void multiply_e4m3_vectors(Share& share
 }
 
 // Products of halves with vectors of eight columns.
-__attribute__((target("avx2,f16c,fma"))) void multiply_halves_vectors(Share& share, uint32_t columns) {
+VECTORS void multiply_halves_vectors(Share& share, uint32_t columns) {
     constexpr uint32_t DEPTH = HALVES_DEPTH;
     alignas(32) float a[16][DEPTH];
-    for (uint32_t row = 0; row < 16; row++) {
-        for (uint32_t k = 0; k < DEPTH; k += 8) {
-            const __m128i* halves = reinterpret_cast<const __m128i*>(&share.a[row][k]);
-            _mm256_store_ps(&a[row][k], _mm256_cvtph_ps(_mm_load_si128(halves)));
-        }
-    }
+    widen_rows(share, a);
     for (uint32_t first = 0; first < columns; first += 8) {
         __m256 b[DEPTH];
-        for (uint32_t k = 0; k < DEPTH; k++) {
-            alignas(16) uint16_t column[8];
-            for (uint32_t i = 0; i < 8; i++) {
-                column[i] = share.b[first + i][k];
-            }
-            b[k] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(column)));
-        }
+        widen_columns(share, first, b);
         for (uint32_t row = 0; row < 16; row += 4) {
             __m256 sums[4];
 #pragma GCC unroll 4
