@@ -84,6 +84,22 @@ void prepare_warp(Block& block, uint32_t index) {
     }
 }
 
+// Takes its place among those that run at the same time.
+void join_cluster(Block& block) {
+    Grid& grid = *block.grid;
+    const uint32_t num_blocks = grid.launch->entry->cluster;
+    block.cluster = nullptr;
+    if (num_blocks == 1) {
+        return;
+    }
+    const uint32_t rank = block.index % num_blocks;
+    if (rank == 0) {
+        grid.clusters.emplace_back();
+    }
+    block.cluster = &grid.clusters.back();
+    block.cluster->blocks[rank] = &block;
+}
+
 Block& idle_block() {
     Machine& m = *machine;
     if (m.idle_blocks.empty()) {
@@ -108,6 +124,7 @@ Block& take_block(Grid& grid) {
     block.num_mbarriers = 0;
     block.triggered = false;
     block.waited = false;
+    join_cluster(block);
     for (Barrier& barrier : block.barriers) {
         barrier = Barrier();
     }
@@ -125,6 +142,9 @@ Block& take_block(Grid& grid) {
 void give_block(Block& block) {
     std::vector<Block*>& resident = machine->resident;
     resident.erase(std::find(resident.begin(), resident.end(), &block));
+    if (block.cluster) {
+        block.cluster->blocks[block.index % block.grid->launch->entry->cluster] = nullptr;
+    }
     for (uint32_t w = 0; w < block.num_warps; w++) {
         for (Thread& thread : block.warps[w].lanes) {
             race::destroy(thread.strand);

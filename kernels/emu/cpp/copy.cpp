@@ -8,8 +8,6 @@
 
 namespace emu {
 
-MBarrier& find_mbar(const uint64_t* mbar);
-
 namespace {
 
 void check_copy(const void* shared, const void* global, uint32_t bytes, const char* call) {
@@ -73,7 +71,7 @@ void land(Pending& pending) {
     race::release(&pending.mbar->race_sync[pending.mbar->parity]);
     race::go_to(here);
     race::destroy(pending.strand);
-    pending.thread->block->copies_in_flight--;
+    pending.block->copies_in_flight--;
     const uint32_t arrivals = pending.bytes > 0 ? 0 : 1;
     if (!count_arrival(*pending.mbar, arrivals, -static_cast<int64_t>(pending.bytes))) {
         fail_for(*pending.thread, "more arrivals by async_arrive than the mbarrier counts");
@@ -81,7 +79,7 @@ void land(Pending& pending) {
 }
 
 void issue(Pending pending) {
-    current->block->copies_in_flight++;
+    pending.block->copies_in_flight++;
     if (machine->schedule->landing == Landing::AtOnce) {
         land(pending);
     } else {
@@ -107,7 +105,21 @@ void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* mbar)
     if (bytes == 0) {
         fail("a bulk_copy of nothing");
     }
-    issue(Pending{current, &find_mbar(mbar), shared, global, bytes, 0, copier()});
+    issue(Pending{current, current->block, &find_mbar(mbar), shared, global, bytes, 0, copier()});
+}
+
+void bulk_copy_to_cluster(void* shared, const void* global, uint32_t bytes, uint64_t* mbar, uint32_t blocks) {
+    race::called_from(__builtin_return_address(0));
+    check_copy(shared, global, bytes, "bulk_copy_to_cluster");
+    if (bytes == 0 || blocks == 0) {
+        fail("a bulk_copy_to_cluster of %u bytes to %u blocks", bytes, blocks);
+    }
+    find_mbar(mbar);
+    for (uint32_t rank = 0; rank < blocks; rank++) {
+        Block& there = block_of_cluster(rank);
+        MBarrier& state = find_mbar_in(there, counterpart(there, mbar));
+        issue(Pending{current, &there, &state, counterpart(there, shared), global, bytes, 0, copier()});
+    }
 }
 
 void async_copy(void* shared, const void* global) {
@@ -141,7 +153,7 @@ void async_wait(uint32_t pending) {
 
 void async_arrive(uint64_t* mbar) {
     race::called_from(__builtin_return_address(0));
-    issue(Pending{current, &find_mbar(mbar), nullptr, nullptr, 0, current->num_issued, copier()});
+    issue(Pending{current, current->block, &find_mbar(mbar), nullptr, nullptr, 0, current->num_issued, copier()});
 }
 
 }  // namespace emu

@@ -6,12 +6,17 @@
 
 namespace emu {
 
+// Blocks of a cluster, at most: as many as every GPU with clusters takes.
+constexpr uint32_t MAX_CLUSTER = 8;
+
 // What unit.cpp knows about one compiled kernel.
 struct Entry {
     const char* name;
     void (*invoke)(const void* params);
     size_t params_bytes;
     uint32_t num_threads;
+    // Blocks of a cluster.
+    uint32_t cluster;
 };
 
 // What a kernel sees of the thread that runs it.

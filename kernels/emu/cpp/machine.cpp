@@ -173,6 +173,10 @@ bool may_start(const Grid& grid) {
     if (grid.started == launch.grid) {
         return false;
     }
+    // A cluster begins as a whole.
+    if (grid.started % launch.entry->cluster != 0) {
+        return true;
+    }
     if (launch.max_resident && grid.started - grid.ended >= launch.max_resident) {
         return false;
     }
@@ -316,6 +320,10 @@ std::string wrong(const Launch& launch) {
     }
     if (launch.grid == 0) {
         return kernel + "launched with no blocks";
+    }
+    if (launch.grid % entry.cluster != 0) {
+        return kernel + "launched with " + std::to_string(launch.grid) + " blocks, which are no whole clusters of " +
+               std::to_string(entry.cluster);
     }
     return "";
 }

@@ -19,6 +19,7 @@ namespace emu {
 constexpr uint32_t LANES = 32;
 
 struct Block;
+struct Cluster;
 struct Grid;
 struct Warp;
 
@@ -162,6 +163,8 @@ struct MBarrier {
 struct Block {
     Grid* grid = nullptr;
     uint32_t index = 0;
+    // Null where it is alone.
+    Cluster* cluster = nullptr;
     std::vector<uint8_t> memory;
     uint8_t* shared = nullptr;
     std::deque<Warp> warps;
@@ -175,8 +178,16 @@ struct Block {
     bool waited = false;
 };
 
+// Blocks that run at the same time, by rank; null where one has not begun or has ended.
+struct Cluster {
+    Block* blocks[MAX_CLUSTER] = {};
+    Barrier barrier;
+    char race_sync = 0;  // of mbar_init_fence
+};
+
 struct Grid {
     const Launch* launch = nullptr;
+    std::deque<Cluster> clusters;
     Grid* before = nullptr;
     size_t index = 0;
     uint32_t started = 0;
@@ -188,10 +199,11 @@ struct Grid {
     char race_sync = 0;
 };
 
-// A bulk copy; or, with no bytes, an arrival that waits for the first `num_copies` copies of
+// A bulk copy to a block; or, with no bytes, an arrival that waits for the first `num_copies` copies of
 // `thread`.
 struct Pending {
     Thread* thread;
+    Block* block;
     MBarrier* mbar;
     void* shared;
     const void* global;
@@ -258,6 +270,22 @@ void switch_away();
 
 // Lands a bulk copy, or lets an arrival happen, that the schedule chooses. One must be pending.
 void land_one();
+
+// The state of an mbarrier of the running thread's block.
+MBarrier& find_mbar(const uint64_t* mbar);
+
+// The block of that rank in the running thread's cluster. Fails where it does not run.
+Block& block_of_cluster(uint32_t rank);
+
+// What stands there as `own` stands in the running thread's block.
+template <class T>
+T* counterpart(Block& there, T* own) {
+    const auto offset = reinterpret_cast<uintptr_t>(own) - reinterpret_cast<uintptr_t>(current->block->shared);
+    return reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(there.shared) + offset);
+}
+
+// The state of the barrier at an address in the shared memory of a block.
+MBarrier& find_mbar_in(Block& block, const uint64_t* mbar);
 
 // One arrival, and bytes that the phase is to wait for (or that have come, negative). False: too
 // many arrivals.

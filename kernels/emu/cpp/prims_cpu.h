@@ -21,6 +21,7 @@ namespace emu {
 void barrier(uint32_t id, uint32_t count, const char* call);
 void warp_sync();
 void mbar_init(uint64_t* mbar, uint32_t count);
+void mbar_init_fence();
 void mbar_arrive(uint64_t* mbar, uint32_t bytes);
 void mbar_wait(uint64_t* mbar, uint32_t parity);
 void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* mbar);
@@ -64,15 +65,19 @@ T from_bits(uint64_t bits) {
 }  // namespace emu
 
 // The entry, and what unit.cpp registers about it.
-#define KERNEL(name, Params, threads, blocks_per_sm)               \
+#define ENTRY(name, Params, threads, blocks_per_sm, cluster)        \
     static void name(const Params p);                              \
     static void emu_invoke(const void* params) {                   \
         name(*static_cast<const Params*>(params));                 \
     }                                                              \
     constexpr size_t EMU_PARAMS_BYTES = sizeof(Params);            \
     constexpr uint32_t EMU_NUM_THREADS = threads;                  \
+    constexpr uint32_t EMU_CLUSTER = cluster;                      \
+    static_assert(cluster <= emu::MAX_CLUSTER, "what the machine knows"); \
     static_assert(blocks_per_sm > 0, "a multiprocessor holds one"); \
     static void name(const Params p)
+
+#define KERNEL(name, Params, threads, blocks_per_sm) ENTRY(name, Params, threads, blocks_per_sm, 1)
 
 #define KERNEL_OF_REGISTERS(name, Params, threads, registers) KERNEL(name, Params, threads, 1)
 
@@ -252,7 +257,9 @@ DEVICE void mbar_init(uint64_t* mbar, uint32_t count) {
     emu::mbar_init(mbar, count);
 }
 
-DEVICE void mbar_init_fence() {}
+DEVICE void mbar_init_fence() {
+    emu::mbar_init_fence();
+}
 
 DEVICE void mbar_arrive(uint64_t* mbar) {
     emu::mbar_arrive(mbar, 0);
@@ -370,5 +377,6 @@ DEVICE void store_release_system(uint32_t* address, uint32_t value) {
 }
 
 #if ARCH >= 900 && ARCH < 1000
+#include "cluster_cpu.h"
 #include "warpgroup_cpu.h"
 #endif

@@ -23,17 +23,32 @@ void check_place(const uint64_t* mbar) {
     }
 }
 
+// The last of a barrier's threads to come wakes the others.
+void meet(Barrier& barrier, const char* call, uint32_t id) {
+    if (++barrier.arrived == barrier.count) {
+        barrier.arrived = 0;
+        barrier.generation++;
+        wake_all(barrier.waiting);
+        maybe_yield();
+    } else {
+        wait_in(barrier.waiting, call, id, barrier.count);
+    }
+}
+
 }  // namespace
 
 MBarrier& find_mbar(const uint64_t* mbar) {
     check_place(mbar);
+    return find_mbar_in(*current->block, mbar);
+}
+
+MBarrier& find_mbar_in(Block& block, const uint64_t* mbar) {
     race::reads(mbar, sizeof *mbar);
-    Block& block = *current->block;
     const uint64_t word = *mbar;
     const uint64_t index = word - MARK;
     if (index >= block.num_mbarriers || block.mbarriers[index].address != mbar) {
-        fail("the mbarrier at %llu is not initialised, or was written over",
-             static_cast<unsigned long long>(shared_offset(mbar)));
+        fail("the mbarrier at %td of block %u is not initialised, or was written over",
+             reinterpret_cast<const uint8_t*>(mbar) - block.shared, block.index);
     }
     return block.mbarriers[index];
 }
@@ -115,16 +130,54 @@ void barrier(uint32_t id, uint32_t count, const char* call) {
     }
     const char* sync = &barrier.race_sync[barrier.generation % 2];
     race::release(sync);
-    if (++barrier.arrived == count) {
-        barrier.arrived = 0;
-        barrier.generation++;
-        wake_all(barrier.waiting);
-        race::acquire(sync);
-        maybe_yield();
-    } else {
-        wait_in(barrier.waiting, call, id, count);
-        race::acquire(sync);
+    meet(barrier, call, id);
+    race::acquire(sync);
+}
+
+void mbar_init_fence() {
+    if (current->block->cluster) {
+        race::release(&current->block->cluster->race_sync);
     }
+}
+
+Block& block_of_cluster(uint32_t rank) {
+    const Block& own = *current->block;
+    const uint32_t num_blocks = own.grid->launch->entry->cluster;
+    Block* block = own.cluster && rank < num_blocks ? own.cluster->blocks[rank] : nullptr;
+    if (!block) {
+        fail("the block of rank %u of its cluster of %u does not run", rank, num_blocks);
+    }
+    return *block;
+}
+
+uint32_t cluster_rank() {
+    const Block& block = *current->block;
+    return block.index % block.grid->launch->entry->cluster;
+}
+
+void cluster_sync() {
+    race::called_from(__builtin_return_address(0));
+    const Block& block = *current->block;
+    if (!block.cluster) {
+        fail("cluster_sync in a block without a cluster");
+    }
+    Barrier& barrier = block.cluster->barrier;
+    barrier.count = block.grid->launch->entry->cluster * block.grid->launch->block;
+    meet(barrier, "cluster_sync", 0);
+    race::acquire(&block.cluster->race_sync);
+}
+
+void mbar_arrive_at(uint64_t* mbar, uint32_t rank) {
+    race::called_from(__builtin_return_address(0));
+    check_place(mbar);
+    Block& there = block_of_cluster(rank);
+    MBarrier& state = find_mbar_in(there, counterpart(there, mbar));
+    race::release(&state.race_sync[state.parity]);
+    if (!count_arrival(state, 1, 0)) {
+        fail("more than %u arrivals in a phase of the mbarrier at %llu of block %u", state.count,
+             static_cast<unsigned long long>(shared_offset(mbar)), there.index);
+    }
+    maybe_yield();
 }
 
 void grid_wait() {

@@ -7,4 +7,4 @@ namespace {
 }
 
 extern const emu::Entry EMU_ENTRY;
-const emu::Entry EMU_ENTRY = {EMU_NAME, emu_invoke, EMU_PARAMS_BYTES, EMU_NUM_THREADS};
+const emu::Entry EMU_ENTRY = {EMU_NAME, emu_invoke, EMU_PARAMS_BYTES, EMU_NUM_THREADS, EMU_CLUSTER};

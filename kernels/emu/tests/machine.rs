@@ -240,7 +240,7 @@ fn every_mistake_has_a_message() {
         ),
         (2, "thread 32: barrier_named(1, 32) while others wait with a count of 64"),
         (3, "barrier_named(1, 40) in a block of 64 threads"),
-        (4, "the mbarrier at 8 is not initialised, or was written over"),
+        (4, "the mbarrier at 8 of block 0 is not initialised, or was written over"),
         (5, "more than 2 arrivals in a phase of the mbarrier at 0"),
         (6, "64 threads wait for ever; kernel fault: block 0 thread 0 in mbar_wait (0, 0)"),
         (7, "an mbarrier at 4 of 4096 bytes of shared memory"),
