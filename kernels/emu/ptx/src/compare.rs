@@ -2,7 +2,7 @@
 
 use spec_emu::{Arena, Schedule};
 
-use crate::block;
+use crate::cluster;
 use crate::device::Kernels;
 use crate::memory::Memory;
 
@@ -26,8 +26,8 @@ pub fn compare(
     }
     let spec_emu::Launch { variant, grid, block, shared_bytes, params, .. } = *launch;
     let kernel = kernels.get(variant.split('@').next().unwrap_or(variant))?;
-    let own = block::Launch { grid, block, shared_bytes, params, seed };
-    block::run(&kernel, &own, &mut memory).map_err(|e| format!("{variant}: {e}"))?;
+    let own = cluster::Launch { grid, block, shared_bytes, params, seed };
+    cluster::run(&kernel, &own, &mut memory).map_err(|e| format!("{variant}: {e}"))?;
     spec_emu::launch(launch, &Schedule::PLAIN)?;
     for (place, (address, found)) in memory.contents().enumerate() {
         let expected = read(address, found.len());

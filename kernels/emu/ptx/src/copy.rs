@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::operation::{Asynchronous, Place, Space};
+use crate::peers::SharedAddress;
 
 /// What a policy of the one supported kind looks like.
 const POLICY: u64 = 0x12f0_0000_0000_0000;
@@ -30,32 +31,19 @@ struct Mbarrier {
 #[derive(Clone, Copy, Debug)]
 enum Flight {
     /// Of a thread's group.
-    Copy {
-        thread: usize,
-        group: u64,
-        to: u64,
-        from: u64,
-        bytes: usize,
-    },
+    Copy { thread: usize, group: u64, to: SharedAddress, from: u64, bytes: usize },
     /// Behind a thread's copies so far.
-    Arrival {
-        thread: usize,
-        at: u64,
-    },
-    Bulk {
-        to: u64,
-        from: u64,
-        bytes: usize,
-        at: u64,
-    },
+    Arrival { thread: usize, at: SharedAddress },
+    /// The barrier is of the block that gets the bytes.
+    Bulk { to: SharedAddress, from: u64, bytes: usize, at: SharedAddress },
 }
 
-/// A block's copies and barriers.
+/// The copies and barriers of the blocks of a cluster.
 pub(crate) struct Copies {
     flights: Vec<Flight>,
     /// The open group of each thread.
     groups: Vec<u64>,
-    barriers: BTreeMap<u64, Mbarrier>,
+    barriers: BTreeMap<SharedAddress, Mbarrier>,
 }
 
 impl Copies {
@@ -63,15 +51,15 @@ impl Copies {
         Self { flights: Vec::new(), groups: vec![0; num_threads], barriers: BTreeMap::new() }
     }
 
-    fn barrier(&mut self, at: u64) -> Result<&mut Mbarrier, String> {
-        self.barriers.get_mut(&at).ok_or_else(|| format!("no barrier was initialised at {at:#x}"))
+    fn barrier(&mut self, at: SharedAddress) -> Result<&mut Mbarrier, String> {
+        self.barriers.get_mut(&at).ok_or_else(|| format!("no barrier was initialised at {at}"))
     }
 
-    fn arrive(&mut self, at: u64) -> Result<(), String> {
+    fn arrive(&mut self, at: SharedAddress) -> Result<(), String> {
         let barrier = self.barrier(at)?;
         barrier.pending -= 1;
         if barrier.pending < 0 {
-            return Err(format!("more than {} arrivals in a phase at {at:#x}", barrier.count));
+            return Err(format!("more than {} arrivals in a phase at {at}", barrier.count));
         }
         barrier.complete();
         Ok(())
@@ -95,7 +83,7 @@ impl Mbarrier {
     }
 }
 
-impl Block<'_> {
+impl Cluster<'_> {
     /// Whether the thread goes on: a test that fails lets others run first.
     pub(crate) fn asynchronous(
         &mut self,
@@ -105,13 +93,18 @@ impl Block<'_> {
         match operation {
             Asynchronous::Init { at, count } => self.init(thread, at, self.get(thread, *count))?,
             Asynchronous::Arrive { at, state, bytes } => {
-                let (at, bytes) = (self.address(thread, at), self.get(thread, *bytes) as u32);
+                let (at, bytes) = (self.own(thread, at)?, self.get(thread, *bytes) as u32);
                 self.copies.barrier(at)?.bytes += i64::from(bytes);
                 self.copies.arrive(at)?;
                 self.set(thread, *state, STATE);
             }
+            Asynchronous::ArriveAtPeer(at) => {
+                let at = self.in_cluster(thread, self.address(thread, at))?;
+                self.check_is_running(at)?;
+                self.copies.arrive(at)?;
+            }
             Asynchronous::Test { to, at, parity } => {
-                let (at, parity) = (self.address(thread, at), self.get(thread, *parity));
+                let (at, parity) = (self.own(thread, at)?, self.get(thread, *parity));
                 if parity > 1 {
                     return Err(format!("{parity} is no parity"));
                 }
@@ -120,20 +113,22 @@ impl Block<'_> {
                 return Ok(is_complete);
             }
             Asynchronous::Policy(to) => self.set(thread, *to, POLICY),
-            Asynchronous::Bulk { to, from, bytes, at, policy } => {
+            Asynchronous::Bulk { to, from, bytes, at, mask, policy } => {
                 if policy.is_some_and(|policy| self.get(thread, policy) != POLICY) {
                     return Err("a hint that is no policy".into());
                 }
                 let bytes = self.get(thread, *bytes) as u32 as usize;
-                let (to, from) = (self.address(thread, to), self.address(thread, from));
-                let at = self.address(thread, at);
-                aligned(to, from, bytes)?;
-                self.copies.barrier(at)?;
-                self.copies.flights.push(Flight::Bulk { to, from, bytes, at });
+                let from = self.address(thread, from);
+                for (to, at) in self.destinations(thread, to, at, *mask)? {
+                    aligned(to, from, bytes)?;
+                    self.check_is_running(to)?;
+                    self.copies.barrier(at)?;
+                    self.copies.flights.push(Flight::Bulk { to, from, bytes, at });
+                }
             }
             Asynchronous::Copy { to, from, bytes } => {
                 let bytes = self.get(thread, *bytes) as u32 as usize;
-                let (to, from) = (self.address(thread, to), self.address(thread, from));
+                let (to, from) = (self.own(thread, to)?, self.address(thread, from));
                 aligned(to, from, 16)?;
                 if bytes > 16 {
                     return Err(format!("{bytes} bytes of 16 are read"));
@@ -145,7 +140,7 @@ impl Block<'_> {
             Asynchronous::Commit => self.copies.groups[thread] += 1,
             Asynchronous::Wait(pending) => self.wait(thread, *pending)?,
             Asynchronous::ArriveBehind { at, is_counted } => {
-                let at = self.address(thread, at);
+                let at = self.own(thread, at)?;
                 self.copies.barrier(at)?.pending += i64::from(!is_counted);
                 self.copies.flights.push(Flight::Arrival { thread, at });
             }
@@ -154,11 +149,12 @@ impl Block<'_> {
     }
 
     fn init(&mut self, thread: usize, at: &Place, count: u64) -> Result<(), String> {
-        let at = self.address(thread, at);
+        let address = self.address(thread, at);
         if count == 0 || count > MOST_ARRIVALS {
             return Err(format!("a barrier of {count} arrivals"));
         }
-        self.bytes(Space::Shared, at, 8)?;
+        self.bytes(thread, Space::Shared, address, 8)?;
+        let at = self.own(thread, at)?;
         let count = count as i64;
         let barrier = Mbarrier { count, pending: count, bytes: 0, phase: 0 };
         self.copies.barriers.insert(at, barrier);
@@ -190,6 +186,7 @@ impl Block<'_> {
             }
             Flight::Arrival { at, .. } => self.copies.arrive(at)?,
             Flight::Bulk { to, from, bytes, at } => {
+                self.check_is_running(to)?;
                 let copied = self.memory.slice(from, bytes)?.to_vec();
                 self.shared_bytes(to, bytes)?.copy_from_slice(&copied);
                 self.proxies.copied(to, bytes);
@@ -222,19 +219,28 @@ impl Block<'_> {
         (first..num).chain(0..first).find(|&at| self.copies.may_land(at))
     }
 
-    /// A block that has ended lands its threads' copies; one that others count must not be on its way.
-    pub(crate) fn land_all(&mut self) -> Result<(), String> {
-        if let Some(bulk) = self.copies.flights.iter().find(|f| matches!(f, Flight::Bulk { .. })) {
+    /// A block that ends lands its threads' copies; one to it that others count must not be on its way.
+    pub(crate) fn land_all(&mut self, rank: usize) -> Result<(), String> {
+        let is_coming =
+            |flight: &&Flight| matches!(flight, Flight::Bulk { to, .. } if to.rank == rank);
+        if let Some(bulk) = self.copies.flights.iter().find(is_coming) {
             return Err(format!("the block ends before {bulk:?}"));
         }
-        while self.land_some()? {}
+        // An arrival stands behind the copies that it waits for.
+        let is_own = |flight: &Flight| match *flight {
+            Flight::Copy { to, .. } => to.rank == rank,
+            Flight::Arrival { at, .. } => at.rank == rank,
+            Flight::Bulk { .. } => false,
+        };
+        while let Some(at) = self.copies.flights.iter().position(is_own) {
+            self.land(at)?;
+        }
         Ok(())
     }
 }
 
-fn aligned(to: u64, from: u64, bytes: usize) -> Result<(), String> {
-    let is_aligned = [to, from, bytes as u64].iter().all(|value| value.is_multiple_of(16));
-    let message =
-        || format!("a copy of {bytes} bytes from {from:#x} to {to:#x} is not aligned to 16");
+fn aligned(to: SharedAddress, from: u64, bytes: usize) -> Result<(), String> {
+    let is_aligned = [to.offset, from, bytes as u64].iter().all(|value| value.is_multiple_of(16));
+    let message = || format!("a copy of {bytes} bytes from {from:#x} to {to} is not aligned to 16");
     if is_aligned { Ok(()) } else { Err(message()) }
 }

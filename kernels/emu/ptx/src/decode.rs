@@ -28,6 +28,9 @@ const ORDERED: [(&str, &str); 3] = [
     ("atom.acq_rel.gpu.global.", "atom.global."),
 ];
 
+/// How opcodes of bulk copies to shared memory begin.
+const BULK: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes";
+
 /// The operation of an opcode with its operands.
 pub(crate) fn decode(names: &Names, opcode: &str, operands: &[&str]) -> Decoded<Operation> {
     let reader = Reader { names, operands };
@@ -51,6 +54,11 @@ pub(crate) fn decode(names: &Names, opcode: &str, operands: &[&str]) -> Decoded<
     if let Some(function) = arithmetic::three(opcode) {
         reader.expect(4)?;
         return Ok(Operation::Three(function, reader.slot(0)?, reader.sources(1)?));
+    }
+    if opcode == "mapa.shared::cluster.u32" {
+        reader.expect(3)?;
+        let [address, rank] = reader.sources(1)?;
+        return Ok(Operation::Map { to: reader.slot(0)?, address, rank });
     }
     if let Some(together) = reader.together(opcode)? {
         return Ok(Operation::Together(together));
@@ -170,6 +178,12 @@ impl Reader<'_> {
             "wgmma.wait_group.sync.aligned" => Together::WarpgroupWait(self.constant(0)?),
             opcode if let Some(form) = warpgroup::Form::of(opcode) => self.product(&form)?,
             "bar.warp.sync" => Together::Sync { mask: self.source(0)? },
+            "barrier.cluster.arrive.aligned"
+            | "barrier.cluster.arrive.relaxed.aligned"
+            | "barrier.cluster.arrive.release.aligned" => Together::ClusterArrive,
+            "barrier.cluster.wait.aligned" | "barrier.cluster.wait.acquire.aligned" => {
+                Together::ClusterWait
+            }
             "bar.sync" => Together::Barrier {
                 id: self.source(0)?,
                 count: (self.operands.len() > 1).then(|| self.source(1)).transpose()?,
@@ -224,9 +238,9 @@ impl Reader<'_> {
     }
 
     fn asynchronous(&self, opcode: &str) -> Decoded<Option<Asynchronous>> {
-        const BULK: &str = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes";
-        const HINTED: &str =
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint";
+        if let Some(form) = opcode.strip_prefix(BULK) {
+            return self.bulk(form);
+        }
         Ok(Some(match opcode {
             "mbarrier.init.shared.b64" => {
                 Asynchronous::Init { at: self.place(0)?, count: self.source(1)? }
@@ -240,20 +254,22 @@ impl Reader<'_> {
                 let bytes = self.source(2)?;
                 Asynchronous::Arrive { at: self.place(1)?, state: self.slot(0)?, bytes }
             }
-            "mbarrier.try_wait.parity.shared.b64" | "mbarrier.test_wait.parity.shared.b64" => {
+            "mbarrier.arrive.shared::cluster.b64"
+            | "mbarrier.arrive.release.cluster.shared::cluster.b64"
+                if self.operand(0)? == "_" =>
+            {
+                self.expect(2)?;
+                Asynchronous::ArriveAtPeer(self.place(1)?)
+            }
+            "mbarrier.try_wait.parity.shared.b64"
+            | "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"
+            | "mbarrier.test_wait.parity.shared.b64" => {
                 let (to, at) = (self.slot(0)?, self.place(1)?);
                 Asynchronous::Test { to, at, parity: self.source(2)? }
             }
             "createpolicy.fractional.L2::evict_first.b64" if self.operand(1)? == "1.0" => {
                 Asynchronous::Policy(self.slot(0)?)
             }
-            BULK | HINTED => Asynchronous::Bulk {
-                to: self.place(0)?,
-                from: self.place(1)?,
-                bytes: self.source(2)?,
-                at: self.place(3)?,
-                policy: (opcode == HINTED).then(|| self.source(4)).transpose()?,
-            },
             "cp.async.cg.shared.global" if self.operand(2)? == "16" => Asynchronous::Copy {
                 to: self.place(0)?,
                 from: self.place(1)?,
@@ -269,6 +285,27 @@ impl Reader<'_> {
                 Asynchronous::ArriveBehind { at: self.place(0)?, is_counted: false }
             }
             _ => return Ok(None),
+        }))
+    }
+
+    /// Where to, where from, how much, and the barrier; then a mask of blocks and a policy, where the form has them.
+    fn bulk(&self, form: &str) -> Decoded<Option<Asynchronous>> {
+        let (has_mask, has_policy) = match form {
+            "" => (false, false),
+            ".L2::cache_hint" => (false, true),
+            ".multicast::cluster" => (true, false),
+            ".multicast::cluster.L2::cache_hint" => (true, true),
+            _ => return Ok(None),
+        };
+        let policy = 4 + usize::from(has_mask);
+        self.expect(policy + usize::from(has_policy))?;
+        Ok(Some(Asynchronous::Bulk {
+            to: self.place(0)?,
+            from: self.place(1)?,
+            bytes: self.source(2)?,
+            at: self.place(3)?,
+            mask: has_mask.then(|| self.source(4)).transpose()?,
+            policy: has_policy.then(|| self.source(policy)).transpose()?,
         }))
     }
 

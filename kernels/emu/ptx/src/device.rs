@@ -13,7 +13,7 @@ use spec_core::{Error, Result};
 use spec_emu::Emulator;
 use spec_kernels::{Variant, kernel_of, path_of};
 
-use crate::block;
+use crate::cluster;
 use crate::compare::difference;
 use crate::memory::Memory;
 use crate::parse::Kernel;
@@ -132,11 +132,11 @@ impl Device {
         *counts.entry(name.clone()).or_default() += 1;
         drop(counts);
         let Launch { grid, block, shared_bytes, ref params, .. } = *launch;
-        let own = block::Launch { grid, block, shared_bytes, params, seed: self.seed };
+        let own = cluster::Launch { grid, block, shared_bytes, params, seed: self.seed };
         if self.seed != 0 {
             self.seed += 1;
         }
-        block::run(&kernel, &own, &mut self.memory).unwrap_or_else(|e| panic!("{name}: {e}"));
+        cluster::run(&kernel, &own, &mut self.memory).unwrap_or_else(|e| panic!("{name}: {e}"));
         device::Device::issue(&mut self.emulator, &Op::Launch(launch.clone()))?;
         self.compare(&name, launch)
     }

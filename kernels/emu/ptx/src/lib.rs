@@ -2,7 +2,7 @@
 //! It knows the instructions that this text has, after NVIDIA's PTX ISA, and refuses every other one with its line.
 
 mod arithmetic;
-mod block;
+mod cluster;
 mod compare;
 mod copy;
 mod decode;
@@ -11,11 +11,12 @@ mod memory;
 mod number;
 mod operation;
 mod parse;
+mod peers;
 mod thread;
 mod together;
 mod warpgroup;
 
-pub use block::{Launch, run};
+pub use cluster::{Launch, run};
 pub use compare::compare;
 pub use device::{Device, Kernels};
 pub use memory::Memory;

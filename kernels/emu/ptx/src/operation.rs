@@ -8,7 +8,8 @@ pub(crate) const THREAD: Slot = 0;
 pub(crate) const NUM_THREADS: Slot = 1;
 pub(crate) const BLOCK: Slot = 2;
 pub(crate) const NUM_BLOCKS: Slot = 3;
-pub(crate) const FIRST_FREE: Slot = 4;
+pub(crate) const RANK: Slot = 4;
+pub(crate) const FIRST_FREE: Slot = 5;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;
@@ -104,6 +105,12 @@ pub(crate) enum Operation {
         at: Place,
         value: Source,
     },
+    /// The same place in the shared memory of the block of a rank.
+    Map {
+        to: Slot,
+        address: Source,
+        rank: Source,
+    },
     Asynchronous(Asynchronous),
     /// Whatever threads do together.
     Together(Together),
@@ -122,6 +129,8 @@ pub(crate) enum Asynchronous {
         state: Slot,
         bytes: Source,
     },
+    /// The same at a barrier of any block of the cluster, without bytes or a state.
+    ArriveAtPeer(Place),
     /// Whether the phase of a parity is complete.
     Test {
         to: Slot,
@@ -129,11 +138,13 @@ pub(crate) enum Asynchronous {
         parity: Source,
     },
     Policy(Slot),
+    /// To one place, or with a mask to the same place of each block whose bit is set.
     Bulk {
         to: Place,
         from: Place,
         bytes: Source,
         at: Place,
+        mask: Option<Source>,
         policy: Option<Source>,
     },
     /// 16 bytes, of which so many are read and the others are zeros.
@@ -189,6 +200,9 @@ pub(crate) enum Together {
         id: Source,
         count: Option<Source>,
     },
+    /// At the barrier of the cluster's threads.
+    ClusterArrive,
+    ClusterWait,
     /// Of a warpgroup, of which each warp does its share.
     Product(WarpProduct),
     WarpgroupFence,

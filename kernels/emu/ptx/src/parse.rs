@@ -16,6 +16,20 @@ pub struct Kernel {
     pub(crate) code: Vec<Instruction>,
     pub(crate) num_slots: usize,
     pub(crate) params_bytes: usize,
+    /// Blocks of a cluster.
+    pub(crate) cluster: u32,
+}
+
+/// Most blocks of a cluster.
+const MOST_BLOCKS: u32 = 16;
+
+/// The text of an entry, in its parts.
+struct Entry<'a> {
+    name: String,
+    params: &'a str,
+    /// What stands before the body.
+    directives: &'a str,
+    body: &'a str,
 }
 
 /// Registers of one name and many numbers.
@@ -37,7 +51,8 @@ pub(crate) struct Names {
 impl Kernel {
     /// Reads a text with one entry. The error names the line of what is not supported.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (name, params, body) = entry(text)?;
+        let Entry { name, params, directives, body } = entry(text)?;
+        let cluster = cluster(directives)?;
         let mut names = Names::new();
         if text.contains(".extern .shared .align 1024 .b8 dynamic_shared_memory[];") {
             names.variables.insert("dynamic_shared_memory".into(), SHARED_START);
@@ -55,20 +70,35 @@ impl Kernel {
             reader.code[at].operation = Operation::Branch(*target);
         }
         let num_slots = reader.names.num_slots as usize;
-        Ok(Self { name, code: reader.code, num_slots, params_bytes })
+        Ok(Self { name, code: reader.code, num_slots, params_bytes, cluster })
     }
 }
 
-/// Name, parameters and body of the one entry.
-fn entry(text: &str) -> Result<(String, &str, &str), String> {
+/// The one entry.
+fn entry(text: &str) -> Result<Entry<'_>, String> {
     let (_, rest) = text.split_once(".visible .entry ").ok_or("there is no entry")?;
     if rest.contains(".visible .entry") || rest.contains(".func") {
         return Err("there is more than one function".into());
     }
     let (name, rest) = rest.split_once('(').ok_or("an entry without parameters")?;
     let (params, rest) = rest.split_once(')').ok_or("parameters without an end")?;
-    let body = rest.find('{').map(|at| &rest[at + 1..]).ok_or("an entry without a body")?;
-    Ok((name.trim().into(), params, body))
+    let (directives, body) = rest.split_once('{').ok_or("an entry without a body")?;
+    Ok(Entry { name: name.trim().into(), params, directives, body })
+}
+
+/// Blocks of a cluster: the first of one to three numbers, of which the others are 1.
+fn cluster(directives: &str) -> Result<u32, String> {
+    let Some((_, rest)) = directives.split_once(".reqnctapercluster") else {
+        let is_open = directives.contains(".explicitcluster");
+        return if is_open { Err("clusters without a .reqnctapercluster".into()) } else { Ok(1) };
+    };
+    let text = rest.split('.').next().unwrap_or_default().trim();
+    let numbers = text.split(',').map(|number| number.trim().parse::<u32>());
+    let numbers = numbers.collect::<Result<Vec<_>, _>>();
+    match numbers.map_err(|e| format!(".reqnctapercluster {text}: {e}"))?[..] {
+        [first] | [first, 1] | [first, 1, 1] if (1..=MOST_BLOCKS).contains(&first) => Ok(first),
+        _ => Err(format!(".reqnctapercluster {text}, expected 1 to {MOST_BLOCKS} blocks in a row")),
+    }
 }
 
 /// The one parameter, and its bytes.
@@ -178,6 +208,7 @@ impl Names {
             ("%ntid.x", operation::NUM_THREADS),
             ("%ctaid.x", operation::BLOCK),
             ("%nctaid.x", operation::NUM_BLOCKS),
+            ("%cluster_ctarank", operation::RANK),
         ];
         let scope = special.map(|(name, slot)| (name.to_string(), slot)).into();
         Self {

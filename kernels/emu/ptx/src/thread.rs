@@ -1,14 +1,12 @@
 //! A thread on its own: one instruction after the other, up to one that it cannot do alone.
 
-use crate::block::{Block, Stop};
-use crate::memory::SHARED_WINDOW;
+use crate::cluster::{Cluster, Stop};
 use crate::operation::{Operation, Place, Slot, Source, Space};
-use crate::parse::SHARED_START;
 
 /// Instructions of a thread before it is believed to run for ever.
 const MOST_STEPS: u64 = 200_000_000;
 
-impl Block<'_> {
+impl Cluster<'_> {
     pub(crate) fn run_to_stop(&mut self, thread: usize) -> Result<Stop, String> {
         let kernel = self.kernel;
         let first_slot = thread * kernel.num_slots;
@@ -91,7 +89,7 @@ impl Block<'_> {
                 let mut values = [0; 4];
                 let found = match space {
                     Space::Param => self.param(address, bytes * to.len())?,
-                    _ => self.bytes(*space, address, bytes * to.len())?,
+                    _ => self.bytes(thread, *space, address, bytes * to.len())?,
                 };
                 for (value, element) in values.iter_mut().zip(found.chunks_exact(*bytes)) {
                     *value = number(element);
@@ -106,23 +104,25 @@ impl Block<'_> {
                 for (given, value) in given.iter_mut().zip(values) {
                     *given = get(slots, value);
                 }
-                let place = self.bytes(*space, address, bytes * values.len())?;
+                let place = self.bytes(thread, *space, address, bytes * values.len())?;
                 for (element, value) in place.chunks_exact_mut(*bytes).zip(given) {
                     element.copy_from_slice(&value.to_le_bytes()[..*bytes]);
                 }
-                let is_shared =
-                    *space == Space::Shared || *space == Space::Generic && address >= SHARED_WINDOW;
-                if is_shared {
-                    self.proxies.store(thread, address & !SHARED_WINDOW, bytes * values.len());
+                if let Some(at) = self.in_space(thread, *space, address)? {
+                    self.proxies.store(thread, at, bytes * values.len());
                 }
             }
             Operation::Update { space, update, old, at, value } => {
                 let address = get(slots, &at.base).wrapping_add(at.offset);
                 let value = get(slots, value) as u32;
-                let place = self.bytes(*space, address, 4)?;
+                let place = self.bytes(thread, *space, address, 4)?;
                 let before = number(place);
                 place.copy_from_slice(&update(before as u32, value).to_le_bytes());
                 self.registers[first + *old as usize] = before;
+            }
+            Operation::Map { to, address, rank } => {
+                let (address, rank) = (get(slots, address), get(slots, rank));
+                self.registers[first + *to as usize] = self.map(thread, address, rank)?;
             }
             _ => unreachable!("other operations are handled by the caller"),
         }
@@ -132,6 +132,7 @@ impl Block<'_> {
     /// Memory at an aligned address.
     pub(crate) fn bytes(
         &mut self,
+        thread: usize,
         space: Space,
         address: u64,
         len: usize,
@@ -139,27 +140,16 @@ impl Block<'_> {
         if !address.is_multiple_of(len as u64) {
             return Err(format!("{len} bytes at {address:#x}, which is not aligned"));
         }
-        match space {
-            Space::Global => self.memory.slice(address, len),
-            Space::Generic if address < SHARED_WINDOW => self.memory.slice(address, len),
-            Space::Shared | Space::Generic => self.shared_bytes(address & !SHARED_WINDOW, len),
-            Space::Param => Err("parameters are only read".into()),
+        match self.in_space(thread, space, address)? {
+            Some(at) => self.shared_bytes(at, len),
+            None if space == Space::Param => Err("parameters are only read".into()),
+            None => self.memory.slice(address, len),
         }
     }
 
     fn param(&self, address: u64, len: usize) -> Result<&[u8], String> {
         let found = self.launch.params.get(address as usize..).and_then(|from| from.get(..len));
         found.ok_or_else(|| format!("{len} bytes at {address} of the parameters"))
-    }
-
-    /// Shared memory.
-    pub(crate) fn shared_bytes(&mut self, address: u64, len: usize) -> Result<&mut [u8], String> {
-        let total = self.shared.len();
-        let start = address.checked_sub(SHARED_START);
-        let found = start.and_then(|start| self.shared.get_mut(start as usize..)?.get_mut(..len));
-        found.ok_or_else(|| {
-            format!("{len} bytes at {address:#x} of shared memory, which has {total} from {SHARED_START:#x}")
-        })
     }
 
     pub(crate) fn get(&self, thread: usize, source: Source) -> u64 {

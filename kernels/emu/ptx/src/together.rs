@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use half::f16;
 
-use crate::block::{Block, State};
+use crate::cluster::{Cluster, State};
 use crate::operation::{LANES, Operation, Place, Shuffle, Slot, Source, Space, Together};
 
 /// All lanes.
 const ALL: u32 = u32::MAX;
 
-impl Block<'_> {
+impl Cluster<'_> {
     /// Does what lanes of a warp have met for; whether there was anything.
     pub(crate) fn meet(&mut self, lanes: Range<usize>) -> Result<bool, String> {
-        let meets = |block: &Self, thread: usize| block.threads[thread].state == State::Meeting;
+        let meets = |cluster: &Self, thread: usize| cluster.threads[thread].state == State::Meeting;
         let waiting: Vec<usize> = lanes.clone().filter(|&thread| meets(self, thread)).collect();
         for &leader in &waiting {
             let kernel = self.kernel;
@@ -50,6 +50,8 @@ impl Block<'_> {
             Together::Multiply { .. }
             | Together::Matrices { .. }
             | Together::Barrier { .. }
+            | Together::ClusterArrive
+            | Together::ClusterWait
             | Together::Product(_)
             | Together::WarpgroupFence
             | Together::WarpgroupCommit
@@ -77,6 +79,8 @@ impl Block<'_> {
             Together::WarpgroupCommit => self.commit_products(first)?,
             Together::WarpgroupWait(pending) => self.await_products(first, *pending)?,
             Together::Barrier { id, count } => return self.arrive_at_barrier(first, *id, *count),
+            Together::ClusterArrive => self.arrive_at_cluster(first)?,
+            Together::ClusterWait => return self.wait_for_cluster(first),
         }
         for lane in (0..LANES).filter(|lane| mask >> lane & 1 != 0) {
             self.threads[first + lane].state = State::Ready;
@@ -175,7 +179,7 @@ impl Block<'_> {
         for (at, address) in rows.into_iter().enumerate() {
             let (matrix, row) = (at / 8, at % 8);
             let mut words = [0; 16];
-            words.copy_from_slice(self.bytes(Space::Shared, address, 16)?);
+            words.copy_from_slice(self.bytes(first, Space::Shared, address, 16)?);
             for (part, word) in words.as_chunks().0.iter().enumerate() {
                 let word = u32::from_le_bytes(*word);
                 self.set(first + 4 * row + part, to[matrix], word.into());
@@ -190,9 +194,9 @@ impl Block<'_> {
         id: Source,
         count: Option<Source>,
     ) -> Result<(), String> {
-        let of = |block: &Self, thread| {
-            let all = block.threads.len() as u64;
-            (block.get(thread, id), count.map_or(all, |count| block.get(thread, count)))
+        let of = |cluster: &Self, thread| {
+            let all = u64::from(cluster.launch.block);
+            (cluster.get(thread, id), count.map_or(all, |count| cluster.get(thread, count)))
         };
         let (id, count) = of(self, first);
         if (first..first + LANES).any(|thread| of(self, thread) != (id, count)) {

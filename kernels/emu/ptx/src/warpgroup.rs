@@ -4,10 +4,11 @@
 
 use half::f16;
 
-use crate::block::Block;
+use crate::cluster::Cluster;
 use crate::number::{e4m3_to_half, sum_of_e4m3};
 use crate::operation::{Element, LANES, Left, Slot, Source, WarpProduct};
 use crate::parse::SHARED_START;
+use crate::peers::SharedAddress;
 
 /// Bytes of k of a product.
 const DEPTH_BYTES: usize = 32;
@@ -42,16 +43,16 @@ struct Issued {
 
 /// Which bytes of shared memory an ordinary store has written, by whom and when, and when each thread has fenced last.
 pub(crate) struct Proxies {
-    /// Of each 16 bytes; 0 is never.
-    written: Vec<(u64, usize)>,
+    /// Of each 16 bytes of each block; 0 is never.
+    written: Vec<Vec<(u64, usize)>>,
     fenced: Vec<u64>,
     clock: u64,
 }
 
 impl Proxies {
-    pub(crate) fn new(shared_bytes: usize, num_threads: usize) -> Self {
-        let chunks = shared_bytes.div_ceil(CHUNK_BYTES as usize);
-        Self { written: vec![(0, 0); chunks], fenced: vec![0; num_threads], clock: 0 }
+    pub(crate) fn new(num_blocks: usize, shared_bytes: usize, num_threads: usize) -> Self {
+        let chunks = vec![(0, 0); shared_bytes.div_ceil(CHUNK_BYTES as usize)];
+        Self { written: vec![chunks; num_blocks], fenced: vec![0; num_threads], clock: 0 }
     }
 
     /// A thread's stores to shared memory so far may be read by products, and what others have told it of.
@@ -60,27 +61,28 @@ impl Proxies {
         self.fenced[thread] = self.clock;
     }
 
-    fn chunks(&mut self, address: u64, len: usize) -> impl Iterator<Item = &mut (u64, usize)> {
-        let first = address.saturating_sub(SHARED_START) / CHUNK_BYTES;
+    fn chunks(&mut self, at: SharedAddress, len: usize) -> impl Iterator<Item = &mut (u64, usize)> {
+        let first = at.offset.saturating_sub(SHARED_START) / CHUNK_BYTES;
         let count = (len as u64).div_ceil(CHUNK_BYTES);
-        self.written.iter_mut().skip(first as usize).take(count as usize)
+        self.written[at.rank].iter_mut().skip(first as usize).take(count as usize)
     }
 
     /// By an ordinary store, or a copy of 16 bytes, that has landed.
-    pub(crate) fn store(&mut self, thread: usize, address: u64, len: usize) {
+    pub(crate) fn store(&mut self, thread: usize, at: SharedAddress, len: usize) {
         self.clock += 1;
         let clock = self.clock;
-        self.chunks(address, len).for_each(|chunk| *chunk = (clock, thread));
+        self.chunks(at, len).for_each(|chunk| *chunk = (clock, thread));
     }
 
     /// By a bulk copy, which goes the way that products read.
-    pub(crate) fn copied(&mut self, address: u64, len: usize) {
-        self.chunks(address, len).for_each(|chunk| *chunk = (0, 0));
+    pub(crate) fn copied(&mut self, at: SharedAddress, len: usize) {
+        self.chunks(at, len).for_each(|chunk| *chunk = (0, 0));
     }
 
     /// Whether a warp's products may read 16 bytes: the writer has fenced behind its store, or all lanes have.
-    fn are_seen(&self, address: u64, first: usize) -> bool {
-        let chunk = self.written.get((address.saturating_sub(SHARED_START) / CHUNK_BYTES) as usize);
+    fn are_seen(&self, at: SharedAddress, first: usize) -> bool {
+        let chunk = at.offset.saturating_sub(SHARED_START) / CHUNK_BYTES;
+        let chunk = self.written[at.rank].get(chunk as usize);
         let Some(&(stored, writer)) = chunk else { return true };
         let lanes = &self.fenced[first..first + LANES];
         stored == 0 || self.fenced[writer] > stored || lanes.iter().all(|&fenced| fenced > stored)
@@ -114,7 +116,7 @@ impl Operand {
 /// The elements of each row: 16 halves or 32 of e4m3.
 type Rows = Vec<Vec<f32>>;
 
-impl Block<'_> {
+impl Cluster<'_> {
     pub(crate) fn fence_warpgroup(&mut self, first: usize) {
         self.shares[first / LANES].is_fenced = true;
     }
@@ -141,9 +143,9 @@ impl Block<'_> {
         product: &WarpProduct,
     ) -> Result<(), String> {
         let at = self.threads[first].next;
-        let uniform = |block: &Self, source: Source| {
-            let value = block.get(first, source);
-            let is_alike = (first..first + LANES).all(|lane| block.get(lane, source) == value);
+        let uniform = |cluster: &Self, source: Source| {
+            let value = cluster.get(first, source);
+            let is_alike = (first..first + LANES).all(|lane| cluster.get(lane, source) == value);
             if is_alike { Ok(value) } else { Err("lanes have different descriptors".to_string()) }
         };
         let a = match product.a {
@@ -178,7 +180,7 @@ impl Block<'_> {
         let left = match &product.a {
             Left::Fragments(sources) => self.fragments(first, sources),
             Left::Descriptor(_) => {
-                let own = first / LANES % WARPS * ROWS;
+                let own = self.warp_in_block(first / LANES) % WARPS * ROWS;
                 self.rows(first, &Operand::of(a)?, own..own + ROWS, product.element)?
             }
         };
@@ -228,13 +230,13 @@ impl Block<'_> {
         for row in rows {
             let mut elements = Vec::with_capacity(DEPTH_BYTES);
             for chunk in 0..DEPTH_BYTES as u64 / CHUNK_BYTES {
-                let address = operand.chunk(row as u64, chunk);
-                if !self.proxies.are_seen(address, first) {
+                let at = self.in_block(first, operand.chunk(row as u64, chunk))?;
+                if !self.proxies.are_seen(at, first) {
                     return Err(format!(
-                        "a product reads {address:#x}, where a store has no fence.proxy.async behind it"
+                        "a product reads {at}, where a store has no fence.proxy.async behind it"
                     ));
                 }
-                let bytes = self.shared_bytes(address, CHUNK_BYTES as usize)?;
+                let bytes = self.shared_bytes(at, CHUNK_BYTES as usize)?;
                 match element {
                     Element::Half => {
                         elements.extend(
@@ -255,14 +257,15 @@ impl Block<'_> {
         Ok(found)
     }
 
-    /// What a block must not leave behind.
+    /// What the blocks must not leave behind.
     pub(crate) fn check_products(&self) -> Result<(), String> {
         for (warp, share) in self.shares.iter().enumerate() {
             if !share.products.is_empty() {
                 let left = share.products.len();
                 return Err(format!("warp {warp} ends before {left} of its products"));
             }
-            let (own, leader) = (share.num_issued, self.shares[warp / WARPS * WARPS].num_issued);
+            let leader = warp - self.warp_in_block(warp) % WARPS;
+            let (own, leader) = (share.num_issued, self.shares[leader].num_issued);
             if own != leader {
                 return Err(format!(
                     "warp {warp} has issued {own} products, the first of its warpgroup {leader}"

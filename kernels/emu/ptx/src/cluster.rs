@@ -1,5 +1,6 @@
-//! A launch: its blocks one after the other, in an order of a seed. In a block every thread runs on its own until it
-//! comes to an instruction that threads do together; copies arrive as late as they may, or when the seed wants.
+//! A launch: its clusters one after the other, in an order of a seed; without clusters each block is one. In a cluster every
+//! thread runs on its own until it comes to an instruction that threads do together; copies arrive as late as they may, or
+//! when the seed wants.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use crate::copy::Copies;
 use crate::memory::Memory;
 use crate::operation::{self, Instruction, LANES};
 use crate::parse::Kernel;
+use crate::peers::Attendance;
 use crate::warpgroup::{Proxies, Share};
 
 /// What shared memory and registers hold before anybody writes them.
@@ -23,7 +25,7 @@ pub struct Launch<'a> {
     pub shared_bytes: u32,
     /// The one parameter.
     pub params: &'a [u8],
-    /// Of the order of blocks and warps, and of when copies arrive; 0 is in order, and as late as they may.
+    /// Of the order of clusters and warps, and of when copies arrive; 0 is in order, and as late as they may.
     pub seed: u64,
 }
 
@@ -36,15 +38,22 @@ pub fn run(kernel: &Kernel, launch: &Launch<'_>, memory: &mut Memory) -> Result<
     if !(launch.block as usize).is_multiple_of(LANES) {
         return Err(format!("{}: {} threads are not whole warps", kernel.name, launch.block));
     }
+    let (grid, size) = (launch.grid, kernel.cluster);
+    if !grid.is_multiple_of(size) {
+        return Err(format!("{}: {grid} blocks are not whole clusters of {size}", kernel.name));
+    }
     let mut dice = Dice(launch.seed);
-    let mut order: Vec<u32> = (0..launch.grid).collect();
+    let mut order: Vec<u32> = (0..grid / size).collect();
     dice.shuffle(&mut order);
-    let num_registers = kernel.num_slots * launch.block as usize;
+    let num_registers = kernel.num_slots * launch.block as usize * size as usize;
     let mut registers = vec![0; num_registers];
-    for index in order {
+    for first in order.into_iter().map(|index| index * size) {
         registers.fill(u64::from_le_bytes([POISON; 8]));
-        let mut block = Block::new(kernel, launch, index, memory, &mut registers, &mut dice);
-        block.run().map_err(|e| format!("{}, block {index}: {e}", kernel.name))?;
+        let mut cluster = Cluster::new(kernel, launch, first, memory, &mut registers, &mut dice);
+        cluster.run().map_err(|e| match size {
+            1 => format!("{}, block {first}: {e}", kernel.name),
+            _ => format!("{}, blocks {first} to {}: {e}", kernel.name, first + size - 1),
+        })?;
     }
     Ok(())
 }
@@ -81,8 +90,10 @@ pub(crate) enum State {
     Ready,
     /// At an instruction that its warp does together.
     Meeting,
-    /// At a barrier of this number, of so many threads.
+    /// At a barrier of its block of this number, of so many threads.
     Barrier(u64, u64),
+    /// Has arrived at the cluster's barrier, and waits for the others.
+    ClusterBarrier,
     Done,
 }
 
@@ -102,60 +113,74 @@ pub(crate) enum Stop {
     Done,
 }
 
-/// A block that runs.
-pub(crate) struct Block<'a> {
+/// Blocks that run together.
+pub(crate) struct Cluster<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) launch: &'a Launch<'a>,
     pub(crate) memory: &'a mut Memory,
-    pub(crate) shared: Vec<u8>,
+    /// Of each block, by its rank.
+    pub(crate) shared: Vec<Vec<u8>>,
     pub(crate) registers: &'a mut [u64],
+    /// Those of a block behind those of the one before.
     pub(crate) threads: Vec<Thread>,
+    /// Threads of each block that have not ended. With the last one the block gives up its shared memory.
+    pub(crate) running: Vec<usize>,
     pub(crate) copies: Copies,
     /// Of each warp.
     pub(crate) shares: Vec<Share>,
+    /// Of each warp.
+    pub(crate) attendances: Vec<Attendance>,
     pub(crate) proxies: Proxies,
     pub(crate) dice: &'a mut Dice,
 }
 
-impl<'a> Block<'a> {
+impl<'a> Cluster<'a> {
     fn new(
         kernel: &'a Kernel,
         launch: &'a Launch<'a>,
-        index: u32,
+        first: u32,
         memory: &'a mut Memory,
         registers: &'a mut [u64],
         dice: &'a mut Dice,
     ) -> Self {
+        let (size, block) = (kernel.cluster as usize, launch.block as usize);
         for (thread, slots) in registers.chunks_exact_mut(kernel.num_slots).enumerate() {
-            slots[operation::THREAD as usize] = thread as u64;
+            let rank = (thread / block) as u32;
+            slots[operation::THREAD as usize] = (thread % block) as u64;
             slots[operation::NUM_THREADS as usize] = launch.block.into();
-            slots[operation::BLOCK as usize] = index.into();
+            slots[operation::BLOCK as usize] = (first + rank).into();
             slots[operation::NUM_BLOCKS as usize] = launch.grid.into();
+            slots[operation::RANK as usize] = rank.into();
         }
         let thread = |_| Thread { next: 0, state: State::Ready, steps: 0, failed_test: None };
+        let (num_threads, shared_bytes) = (size * block, launch.shared_bytes as usize);
+        let num_warps = num_threads / LANES;
         Self {
             kernel,
             launch,
             memory,
-            shared: vec![POISON; launch.shared_bytes as usize],
+            shared: vec![vec![POISON; shared_bytes]; size],
             registers,
-            threads: (0..launch.block).map(thread).collect(),
-            copies: Copies::new(launch.block as usize),
-            shares: (0..launch.block as usize / LANES).map(|_| Share::default()).collect(),
-            proxies: Proxies::new(launch.shared_bytes as usize, launch.block as usize),
+            threads: (0..num_threads).map(thread).collect(),
+            running: vec![block; size],
+            copies: Copies::new(num_threads),
+            shares: (0..num_warps).map(|_| Share::default()).collect(),
+            attendances: vec![Attendance::Away; num_warps],
+            proxies: Proxies::new(size, shared_bytes, num_threads),
             dice,
         }
     }
 
     fn run(&mut self) -> Result<(), String> {
         let num_warps = self.threads.len() / LANES;
-        while self.threads.iter().any(|thread| thread.state != State::Done) {
+        while self.running.iter().any(|&threads| threads > 0) {
             let mut has_moved = false;
             let first = self.dice.below(num_warps);
             for warp in 0..num_warps {
                 has_moved |= self.run_warp((first + warp) % num_warps)?;
             }
             has_moved |= self.open_barriers();
+            has_moved |= self.open_cluster_barrier();
             if self.dice.is_bold() || !has_moved {
                 has_moved |= self.land_some()?;
             }
@@ -163,8 +188,7 @@ impl<'a> Block<'a> {
                 return Err(self.stuck());
             }
         }
-        self.check_products()?;
-        self.land_all()
+        self.check_products()
     }
 
     /// Runs a warp as far as it gets on its own; whether it got anywhere.
@@ -193,9 +217,31 @@ impl<'a> Block<'a> {
             }
             Ok(Stop::Done) => {
                 self.threads[thread].state = State::Done;
+                self.end_thread_of(self.rank_of(thread))?;
                 Ok(true)
             }
-            Err(error) => Err(format!("thread {thread}, {}: {error}", self.place_of(thread))),
+            Err(error) => {
+                let (name, place) = (self.name_of(thread), self.place_of(thread));
+                Err(format!("thread {name}, {place}: {error}"))
+            }
+        }
+    }
+
+    /// With its last thread a block has ended.
+    fn end_thread_of(&mut self, rank: usize) -> Result<(), String> {
+        if self.running[rank] == 1 {
+            self.land_all(rank)?;
+        }
+        self.running[rank] -= 1;
+        Ok(())
+    }
+
+    /// What errors call a thread.
+    fn name_of(&self, thread: usize) -> String {
+        let number = thread % self.launch.block as usize;
+        match self.running.len() {
+            1 => number.to_string(),
+            _ => format!("{number} of rank {}", self.rank_of(thread)),
         }
     }
 
@@ -209,20 +255,22 @@ impl<'a> Block<'a> {
 
     /// Lets go whom a barrier held back, if all are there.
     fn open_barriers(&mut self) -> bool {
-        let mut counts = BTreeMap::<(u64, u64), u64>::new();
-        for thread in &self.threads {
+        let mut counts = BTreeMap::<(usize, u64, u64), u64>::new();
+        for (at, thread) in self.threads.iter().enumerate() {
             if let State::Barrier(id, count) = thread.state {
-                *counts.entry((id, count)).or_default() += 1;
+                *counts.entry((self.rank_of(at), id, count)).or_default() += 1;
             }
         }
         let mut has_opened = false;
-        for ((id, count), arrived) in counts {
+        for ((rank, id, count), arrived) in counts {
             if arrived != count {
                 continue;
             }
             has_opened = true;
+            let first = rank * self.launch.block as usize;
+            let own = &mut self.threads[first..first + self.launch.block as usize];
             let held = |thread: &&mut Thread| thread.state == State::Barrier(id, count);
-            for thread in self.threads.iter_mut().filter(held) {
+            for thread in own.iter_mut().filter(held) {
                 thread.state = State::Ready;
                 thread.next += 1;
             }
@@ -241,7 +289,8 @@ impl<'a> Block<'a> {
             places.entry(place).or_default().push(at);
         }
         let place = |(place, threads): (&String, &Vec<usize>)| {
-            format!("{} threads from {} on at {place}", threads.len(), threads[0])
+            let first = self.name_of(threads[0]);
+            format!("{} threads from {first} on at {place}", threads.len())
         };
         format!("all wait: {}", places.iter().map(place).collect::<Vec<_>>().join("; "))
     }
