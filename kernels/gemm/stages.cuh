@@ -21,11 +21,11 @@ DEVICE void advance(Cursor& at) {
     }
 }
 
-// By one thread, before a barrier of the whole CTA.
-DEVICE void ring_init(const Ring& ring) {
+// By one thread, before a barrier of all others that use the ring.
+DEVICE void ring_init(const Ring& ring, uint32_t releasing_warps = CONSUMER_WARPS) {
     for (uint32_t stage = 0; stage < STAGES; ++stage) {
         mbar_init(&ring.full[stage], FULL_ARRIVALS);
-        mbar_init(&ring.empty[stage], CONSUMER_WARPS);
+        mbar_init(&ring.empty[stage], releasing_warps);
     }
     mbar_init_fence();
 }

@@ -1,11 +1,13 @@
 // Rows of whole blocks of a prompt with a packed matrix, of e4m3 or halves as they are: y[row][n] = sum over k of rows[row][k] *
 // weights[n][k], and what follows it in a layer. Rows come in units, as weights do, so both stream through shared memory by
-// bulk copies, and warpgroups multiply them there. A CTA takes every num_blocks-th tile of two tiles of outputs by ROWS rows,
-// and has all of k: what becomes of a row does not depend on the grid or on what other rows there are.
+// bulk copies, and warpgroups multiply them there. The CTAs of a cluster take tiles of outputs beside each other by the same ROWS
+// rows, of which each loads a share for all of them: what the L2 cache delivers is what binds. A CTA has all of k: what becomes of
+// a row does not depend on the grid or on what other rows there are.
 #include "common/prims.cuh"
 #include "common/types.cuh"
 
 #include "common/activation.cuh"
+#include "common/cluster.cuh"
 #include "common/image.cuh"
 #include "common/scaling.cuh"
 #include "common/squares.cuh"
@@ -28,6 +30,8 @@ struct MultiplyParams {
 };
 static_assert(sizeof(MultiplyParams) == 72, "as on the host");
 
+// CTAs of a cluster, and tiles of outputs of each.
+constexpr uint32_t CLUSTER = 2;
 constexpr uint32_t PAIR_TILES = 2;
 constexpr uint32_t CONSUMER_WARPS = PAIR_TILES * WARPGROUP_WARPS;
 // A warpgroup more, of which one thread loads, and which leaves its registers to the others: each quarter of a multiprocessor
@@ -41,19 +45,22 @@ static_assert((PAIR_TILES * MULTIPLYING_REGISTERS + LOADING_REGISTERS) * 32 <= 1
 
 // A stage has a unit of each tile of a pair, and those of the rows that meet them.
 constexpr uint32_t ROW_UNITS = ROWS / UNIT_OUTPUTS;
+// Of these a CTA loads so many, for all.
+constexpr uint32_t SHARED_UNITS = ROW_UNITS / CLUSTER;
+static_assert(ROW_UNITS % CLUSTER == 0, "whole units");
 constexpr uint32_t STAGE_BYTES = (PAIR_TILES + ROW_UNITS) * UNIT_BYTES;
 constexpr uint32_t STAGES = 192 * 1024 / STAGE_BYTES;
-// Behind the ring what the warps of a warpgroup tell each other of a tile.
+// Behind the ring what the warps of a warpgroup share of a tile.
 constexpr uint32_t RING_OFFSET = 1024;
-constexpr uint32_t TOLD_OFFSET = RING_OFFSET + STAGES * STAGE_BYTES;
+constexpr uint32_t SCRATCH_OFFSET = RING_OFFSET + STAGES * STAGE_BYTES;
 constexpr uint32_t FULL_ARRIVALS = 1;
 
 #include "gemm/stages.cuh"
 
-// Two tiles of outputs, and the places that meet them.
-struct OutputTile {
-    uint32_t pair;
-    uint32_t places;   // tile of them
+// Tiles of outputs for each CTA of a cluster, and the places that meet them.
+struct ClusterTile {
+    uint32_t outputs;   // of CLUSTER * PAIR_TILES tiles of them
+    uint32_t places;    // tile of them
 };
 
 // Only places that have rows are multiplied.
@@ -69,60 +76,78 @@ DEVICE Order order_of(const MultiplyParams& p) {
 }
 
 DEVICE uint32_t num_tiles(const Order& order) {
-    return divide_up(order.outputs, PAIR_TILES) * order.places;
+    return divide_up(order.outputs, CLUSTER * PAIR_TILES) * order.places;
 }
 
-// Those of one pair follow each other: CTAs beside each other read the same weights.
-DEVICE OutputTile tile_at(const Order& order, uint32_t index) {
+// Those with the same outputs follow each other: clusters beside each other read the same weights.
+DEVICE ClusterTile tile_at(const Order& order, uint32_t index) {
     return {index / order.places, order.first + index % order.places};
+}
+
+DEVICE uint32_t cluster_index() {
+    return block_index() / CLUSTER;
+}
+
+DEVICE uint32_t num_clusters() {
+    return num_blocks() / CLUSTER;
+}
+
+// The first of this CTA's tiles of outputs.
+DEVICE uint32_t first_output_tile(const ClusterTile& tile) {
+    return (tile.outputs * CLUSTER + cluster_rank()) * PAIR_TILES;
 }
 
 DEVICE uint8_t* stage_at(const Ring& ring, const Cursor& at) {
     return ring.stages + at.stage * STAGE_BYTES;
 }
 
-DEVICE void copy_unit(uint8_t* to, const uint8_t* image, uint64_t unit, uint64_t* full) {
-    bulk_copy_kept(to, image + unit * UNIT_BYTES, UNIT_BYTES, full);
-}
-
-// Asks for the weights of a stage, and says how much will come. Of an odd number of tiles the last one comes twice: so who
-// multiplies need not ask.
+// Asks for the weights of a stage, and says how much will come, rows of other CTAs among it. In place of tiles that there are
+// not the last one comes: so who multiplies need not ask.
 DEVICE void ask_for_weights(
-    const MultiplyParams& p, const Order& order, const Ring& ring, const OutputTile& tile, uint32_t k_unit,
+    const MultiplyParams& p, const Order& order, const Ring& ring, const ClusterTile& tile, uint32_t k_unit,
     const Cursor& at) {
     uint64_t* full = &ring.full[at.stage];
     mbar_expect(full, STAGE_BYTES);
     UNROLL
     for (uint32_t i = 0; i < PAIR_TILES; ++i) {
-        const uint64_t outputs = minimum(tile.pair * PAIR_TILES + i, order.outputs - 1);
-        copy_unit(stage_at(ring, at) + i * UNIT_BYTES, p.weights, outputs * p.k_units + k_unit, full);
+        const uint64_t outputs = minimum(first_output_tile(tile) + i, order.outputs - 1);
+        const uint8_t* unit = p.weights + (outputs * p.k_units + k_unit) * UNIT_BYTES;
+        bulk_copy_kept(stage_at(ring, at) + i * UNIT_BYTES, unit, UNIT_BYTES, full);
     }
 }
 
+// This CTA's share of a stage's rows, for all of the cluster. They may come to a CTA before it has said how much will.
 DEVICE void ask_for_rows(
-    const MultiplyParams& p, const Ring& ring, const OutputTile& tile, uint32_t k_unit, const Cursor& at) {
+    const MultiplyParams& p, const Ring& ring, const ClusterTile& tile, uint32_t k_unit, const Cursor& at) {
     uint8_t* to = stage_at(ring, at) + PAIR_TILES * UNIT_BYTES;
     UNROLL
-    for (uint32_t i = 0; i < ROW_UNITS; ++i) {
-        const uint64_t rows = tile.places * ROW_UNITS + i;
-        copy_unit(to + i * UNIT_BYTES, p.rows, rows * p.k_units + k_unit, &ring.full[at.stage]);
+    for (uint32_t i = 0; i < SHARED_UNITS; ++i) {
+        const uint32_t own = cluster_rank() * SHARED_UNITS + i;
+        const uint64_t rows = tile.places * ROW_UNITS + own;
+        const uint8_t* unit = p.rows + (rows * p.k_units + k_unit) * UNIT_BYTES;
+        bulk_copy_to_cluster<CLUSTER>(to + own * UNIT_BYTES, unit, UNIT_BYTES, &ring.full[at.stage]);
     }
 }
 
-// The whole life of the thread that fills the ring. The first weights are on their way before the kernel in front has ended,
-// which makes the rows.
-DEVICE void produce(const MultiplyParams& p, const Order& order, const Ring& ring) {
-    const uint32_t tiles = num_tiles(order);
-    uint32_t early = 0;
-    if (block_index() < tiles) {
-        for (Cursor at = {0, 0}; early < minimum(STAGES, p.k_units); ++early, advance(at)) {
-            ask_for_weights(p, order, ring, tile_at(order, block_index()), early, at);
-        }
-    }
-    grid_wait();
+// Weights are asked for before the kernel in front has ended, which makes the rows: so many stages of the first tile.
+DEVICE uint32_t early_stages(const MultiplyParams& p, const Order& order) {
+    return cluster_index() < num_tiles(order) ? minimum(STAGES, p.k_units) : 0;
+}
+
+DEVICE void ask_for_early_weights(const MultiplyParams& p, const Order& order, const Ring& ring) {
     Cursor at = {0, 0};
-    for (uint32_t index = block_index(); index < tiles; index += num_blocks()) {
-        const OutputTile tile = tile_at(order, index);
+    for (uint32_t k_unit = 0; k_unit < early_stages(p, order); ++k_unit, advance(at)) {
+        ask_for_weights(p, order, ring, tile_at(order, cluster_index()), k_unit, at);
+    }
+}
+
+// What the thread that fills the ring does behind its early weights.
+DEVICE void produce(const MultiplyParams& p, const Order& order, const Ring& ring) {
+    grid_wait();
+    uint32_t early = early_stages(p, order);
+    Cursor at = {0, 0};
+    for (uint32_t index = cluster_index(); index < num_tiles(order); index += num_clusters()) {
+        const ClusterTile tile = tile_at(order, index);
         for (uint32_t k_unit = 0; k_unit < p.k_units; ++k_unit, advance(at)) {
             if (early > 0) {
                 --early;
@@ -134,12 +159,17 @@ DEVICE void produce(const MultiplyParams& p, const Order& order, const Ring& rin
         }
     }
     grid_launch_dependents();
+    // Until all have given back what they had of this CTA's ring: then nothing comes to its shared memory any more.
+    for (uint32_t stage = 0; stage < STAGES; ++stage, advance(at)) {
+        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);
+    }
 }
 
 // A warp that multiplies.
 struct Consumer {
     uint32_t group;   // of warpgroups
     uint32_t warp;    // of its warpgroup
+    float* scales;    // of the places of a tile, which its warpgroup has
     float* told;      // what the warps of its warpgroup tell each other
 };
 
@@ -169,6 +199,15 @@ DEVICE void begin_products(Sums& sums, const Consumer& own, const uint8_t* stage
     warpgroup_commit();
 }
 
+// By every consumer warp: a stage is filled by all CTAs of the cluster, and waits for the consumers of all.
+DEVICE void release_to_cluster(const Ring& ring, Cursor& at) {
+    warp_sync();
+    if (lane_index() < CLUSTER) {
+        mbar_arrive_at(&ring.empty[at.stage], lane_index());
+    }
+    advance(at);
+}
+
 // All of k. A stage is given back when its products are done, while those of the next one run.
 DEVICE void multiply_tile(Sums& sums, const Consumer& own, const Ring& ring, uint32_t k_units, Cursor& at) {
     Cursor done = at;
@@ -179,47 +218,55 @@ DEVICE void multiply_tile(Sums& sums, const Consumer& own, const Ring& ring, uin
         begin_products(sums, own, stage_at(ring, at));
         if (k_unit > 0) {
             warpgroup_wait<1>();
-            release(ring, done);
+            release_to_cluster(ring, done);
         }
     }
     warpgroup_wait<0>();
-    release(ring, done);
+    release_to_cluster(ring, done);
 }
 
 #include "prefill/outputs.cuh"
 
-static_assert(TOLD_OFFSET + PAIR_TILES * TOLD_FLOATS * 4 <= 212 * 1024, "what the host launches with");
+// What a warpgroup has there: the scales of a tile's places, and what its warps tell each other.
+constexpr uint32_t SCRATCH_FLOATS = ROWS + TOLD_FLOATS;
+static_assert(SCRATCH_OFFSET + PAIR_TILES * SCRATCH_FLOATS * 4 <= 214 * 1024, "what the host launches with");
 
-DEVICE void consume(const MultiplyParams& p, const Order& order, const Ring& ring, uint8_t* told) {
+DEVICE void consume(const MultiplyParams& p, const Order& order, const Ring& ring, float* scratch) {
     // All lanes have the same, and the compiler is to know: branches by it are then the warp's.
     const uint32_t warp = shuffle_from(warp_index(), 0);
     const uint32_t group = warp / WARPGROUP_WARPS;
-    const Consumer own = {group, warp % WARPGROUP_WARPS, (float*)told + group * TOLD_FLOATS};
+    scratch += group * SCRATCH_FLOATS;
+    const Consumer own = {group, warp % WARPGROUP_WARPS, scratch, scratch + ROWS};
     // Rows come behind the same wait of who asks for them: what is written rests on this one.
     grid_wait();
     Cursor at = {0, 0};
-    for (uint32_t index = block_index(); index < num_tiles(order); index += num_blocks()) {
-        const OutputTile tile = tile_at(order, index);
+    for (uint32_t index = cluster_index(); index < num_tiles(order); index += num_clusters()) {
+        const ClusterTile tile = tile_at(order, index);
+        const uint32_t outputs = first_output_tile(tile) + group;
+        const Ahead ahead = load_ahead(p, own, outputs, tile.places * ROWS);
         Sums sums = {};
         multiply_tile(sums, own, ring, p.k_units, at);
-        finish_tile(p, own, tile.pair * PAIR_TILES + group, tile.places * ROWS, sums);
+        finish_tile(p, own, outputs, tile.places * ROWS, ahead, sums);
     }
 }
 
-KERNEL_OF_REGISTERS(multiply, MultiplyParams, THREADS, REGISTERS) {
+KERNEL_OF_CLUSTERS(multiply, MultiplyParams, THREADS, REGISTERS, CLUSTER) {
     uint64_t* barriers = (uint64_t*)shared_memory();
     const Ring ring = {shared_memory() + RING_OFFSET, barriers, barriers + STAGES};
-    if (thread_index() == 0) {
-        ring_init(ring);
-    }
-    barrier_all();
     const Order order = order_of(p);
+    const bool is_producer = thread_index() == CONSUMER_WARPS * 32;
+    if (is_producer) {
+        ring_init(ring, CLUSTER * CONSUMER_WARPS);
+        ask_for_early_weights(p, order, ring);
+    }
+    // Behind this the barriers of all CTAs are there.
+    cluster_sync();
     if (warp_index() < CONSUMER_WARPS) {
         take_registers<MULTIPLYING_REGISTERS>();
-        consume(p, order, ring, shared_memory() + TOLD_OFFSET);
+        consume(p, order, ring, (float*)(shared_memory() + SCRATCH_OFFSET));
     } else {
         leave_registers<LOADING_REGISTERS>();
-        if (warp_index() == CONSUMER_WARPS && lane_index() == 0) {
+        if (is_producer) {
             produce(p, order, ring);
         }
     }

@@ -21,30 +21,64 @@ DEVICE bool has_row(const MultiplyParams& p, uint32_t place) {
     return place - p.first < p.num_rows;
 }
 
-// What a thread's two outputs have in common in all rows.
-struct Outputs {
+// A thread's share of the places of a tile.
+constexpr uint32_t WARPGROUP_THREADS = WARPGROUP_WARPS * 32;
+constexpr uint32_t OWN_PLACES = ROWS / WARPGROUP_THREADS;
+
+DEVICE uint32_t thread_of_warpgroup(const Consumer& own) {
+    return own.warp * 32 + lane_index();
+}
+
+// What a tile's outputs need besides its sums. It is loaded ahead of the products: behind them nobody waits for it.
+struct Ahead {
+    // Of a thread's two outputs.
     float scale[2];
     float bias[2];
+    // Of its share of the places.
+    float place_scales[OWN_PLACES];
 };
 
-DEVICE Outputs outputs_of(const MultiplyParams& p, const Consumer& own, uint32_t tile) {
-    Outputs outputs;
+#if EPILOGUE == RAW
+DEVICE Ahead load_ahead(const MultiplyParams&, const Consumer&, uint32_t, uint32_t) {
+    return {};
+}
+#else
+DEVICE Ahead load_ahead(const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first) {
+    Ahead ahead = {};
+    // Of a tile that there is not nothing is made.
+    const uint32_t from = tile * UNIT_OUTPUTS < p.n ? tile * UNIT_OUTPUTS + first_output(own) : 0;
     UNROLL
     for (uint32_t i = 0; i < 2; ++i) {
-        const uint32_t n = tile * UNIT_OUTPUTS + first_output(own) + i * 8;
-        outputs.scale[i] = WEIGHT == FP8 ? p.scaling.outputs[n] : 1.0f;
-        outputs.bias[i] = p.scaling.bias ? p.scaling.bias[n] : 0.0f;
+        ahead.scale[i] = WEIGHT == FP8 ? p.scaling.outputs[from + i * 8] : 1.0f;
+        ahead.bias[i] = p.scaling.bias ? p.scaling.bias[from + i * 8] : 0.0f;
     }
-    return outputs;
+    UNROLL
+    for (uint32_t i = 0; i < OWN_PLACES && WEIGHT == FP8; ++i) {
+        ahead.place_scales[i] = p.scaling.rows[first + i * WARPGROUP_THREADS + thread_of_warpgroup(own)];
+    }
+    return ahead;
 }
 
-DEVICE float place_scale(const MultiplyParams& p, uint32_t place) {
-    return WEIGHT == FP8 ? p.scaling.rows[place] : 1.0f;
+// Tells the warpgroup the scales of its places.
+DEVICE void tell_scales(const Consumer& own, const Ahead& ahead) {
+    if (WEIGHT == FP8) {
+        UNROLL
+        for (uint32_t i = 0; i < OWN_PLACES; ++i) {
+            own.scales[i * WARPGROUP_THREADS + thread_of_warpgroup(own)] = ahead.place_scales[i];
+        }
+        warpgroup_barrier(own);
+    }
 }
 
-DEVICE float scaled(const Outputs& outputs, uint32_t i, float of_place, float sum) {
-    return fmaf(sum * of_place, outputs.scale[i], outputs.bias[i]);
+// Of a place of a tile.
+DEVICE float place_scale(const Consumer& own, uint32_t place) {
+    return WEIGHT == FP8 ? own.scales[place] : 1.0f;
 }
+
+DEVICE float scaled(const Ahead& ahead, uint32_t i, float of_place, float sum) {
+    return fmaf(sum * of_place, ahead.scale[i], ahead.bias[i]);
+}
+#endif
 
 // Where a thread's first output of its first place goes in `[row][stride]`. There may be no such row.
 template <class Element>
@@ -63,7 +97,8 @@ constexpr uint32_t TOLD_FLOATS = 0;
 constexpr uint32_t EIGHTS = ROWS / 8;
 
 DEVICE void finish_tile(
-    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Sums& sums) {
+    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Ahead&,
+    const Sums& sums) {
     const uint32_t stride = divide_up(p.n, UNIT_OUTPUTS) * UNIT_OUTPUTS;
     if (tile * UNIT_OUTPUTS >= stride) {
         return;
@@ -92,14 +127,21 @@ constexpr uint32_t SQUARES = WARPGROUP_WARPS * 8;
 // Floats of a place: a warp's places and squares then touch every bank once.
 constexpr uint32_t TOLD_STRIDE = SQUARES + 4;
 constexpr uint32_t TOLD_FLOATS = PLACES * TOLD_STRIDE;
-// Of a thread, places whose residual is loaded together.
+// Of a thread, places whose residual is loaded together, and so those of a warp.
 constexpr uint32_t AT_ONCE = 8;
+constexpr uint32_t BATCH_PLACES = AT_ONCE * 4;
+constexpr uint32_t BATCHES = ROWS / BATCH_PLACES;
 // Threads that add up the squares of a place.
-constexpr uint32_t ADDING = WARPGROUP_WARPS * 32 / PLACES;
+constexpr uint32_t ADDING = WARPGROUP_THREADS / PLACES;
+
+// From a thread's first place.
+DEVICE uint32_t place_of_batch(uint32_t batch, uint32_t at) {
+    return batch * BATCH_PLACES + at / 2 * 8 + at % 2;
+}
 
 // Adds up the squares of a place and a tile, in an order that depends on nothing.
 DEVICE void add_squares_of(const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first) {
-    const uint32_t thread = thread_index() % (WARPGROUP_WARPS * 32);
+    const uint32_t thread = thread_of_warpgroup(own);
     const uint32_t place = thread / ADDING;
     const float* from = own.told + place * TOLD_STRIDE + thread % ADDING * (SQUARES / ADDING);
     float sum = 0.0f;
@@ -115,11 +157,12 @@ DEVICE void add_squares_of(const MultiplyParams& p, const Consumer& own, uint32_
 }
 
 DEVICE void finish_tile(
-    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Sums& sums) {
+    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Ahead& ahead,
+    const Sums& sums) {
     if (tile * UNIT_OUTPUTS >= p.n) {
         return;
     }
-    const Outputs outputs = outputs_of(p, own, tile);
+    tell_scales(own, ahead);
     // A warp's outputs are there together: n is a multiple of 32.
     const bool is_inside = tile * UNIT_OUTPUTS + own.warp * 16 < p.n;
     const uint32_t output = tile * UNIT_OUTPUTS + first_output(own);
@@ -129,40 +172,46 @@ DEVICE void finish_tile(
     const auto row_of = [&](uint32_t place) {
         return residual + uint64_t(minimum(place - p.first, p.num_rows - 1)) * p.n;
     };
-    UNROLL
-    for (uint32_t chunk = 0; chunk < ROWS; chunk += PLACES) {
-        const uint32_t at_first = first + chunk + first_place();
+    const uint32_t from = first + first_place();
+    // All loads of a batch come before the stores of the batch before it: behind a store none may begin.
+    float old[2][AT_ONCE][2];
+    float of_place[2][AT_ONCE];
+    const auto load = [&](uint32_t batch) {
         UNROLL
-        for (uint32_t group = 0; group < PLACES / 4; group += AT_ONCE) {
-            // All loads come first: behind a store none may begin.
-            float old[AT_ONCE][2];
-            float of_place[AT_ONCE];
-            UNROLL
-            for (uint32_t at = 0; at < AT_ONCE; ++at) {
-                const uint32_t place = at_first + (group + at) / 2 * 8 + at % 2;
-                const float* row = row_of(place);
-                old[at][0] = row[0];
-                old[at][1] = row[8];
-                of_place[at] = place_scale(p, place);
-            }
-            UNROLL
-            for (uint32_t at = 0; at < AT_ONCE; ++at) {
-                const uint32_t place = (group + at) / 2 * 8 + at % 2;
-                const float* two = sums + chunk / 2 + (group + at) / 2 * 4 + at % 2;
-                const float low = old[at][0] + scaled(outputs, 0, of_place[at], two[0]);
-                const float high = old[at][1] + scaled(outputs, 1, of_place[at], two[2]);
-                if (is_inside & has_row(p, at_first + place)) {
-                    float* row = row_of(at_first + place);
-                    row[0] = low;
-                    row[8] = high;
-                }
-                squares[place * TOLD_STRIDE] = is_inside ? fmaf(high, high, low * low) : 0.0f;
-            }
+        for (uint32_t at = 0; at < AT_ONCE; ++at) {
+            const uint32_t place = place_of_batch(batch, at);
+            const float* row = row_of(from + place);
+            old[batch % 2][at][0] = row[0];
+            old[batch % 2][at][1] = row[8];
+            of_place[batch % 2][at] = place_scale(own, first_place() + place);
         }
-        warpgroup_barrier(own);
-        add_squares_of(p, own, tile, first + chunk);
-        // The next places' go there.
-        warpgroup_barrier(own);
+    };
+    load(0);
+    UNROLL
+    for (uint32_t batch = 0; batch < BATCHES; ++batch) {
+        if (batch + 1 < BATCHES) {
+            load(batch + 1);
+        }
+        UNROLL
+        for (uint32_t at = 0; at < AT_ONCE; ++at) {
+            const uint32_t place = place_of_batch(batch, at);
+            const float* two = sums + place / 8 * 4 + place % 2;
+            const float low = old[batch % 2][at][0] + scaled(ahead, 0, of_place[batch % 2][at], two[0]);
+            const float high = old[batch % 2][at][1] + scaled(ahead, 1, of_place[batch % 2][at], two[2]);
+            if (is_inside & has_row(p, from + place)) {
+                float* row = row_of(from + place);
+                row[0] = low;
+                row[8] = high;
+            }
+            squares[place % PLACES * TOLD_STRIDE] = is_inside ? fmaf(high, high, low * low) : 0.0f;
+        }
+        const uint32_t done = (batch + 1) * BATCH_PLACES;
+        if (done % PLACES == 0) {
+            warpgroup_barrier(own);
+            add_squares_of(p, own, tile, first + done - PLACES);
+            // The next places' go there.
+            warpgroup_barrier(own);
+        }
     }
 }
 #endif
@@ -179,11 +228,12 @@ constexpr uint32_t HALF_FLOATS = HALF * TOLD_STRIDE;
 constexpr uint32_t TOLD_FLOATS = 2 * HALF_FLOATS;
 
 DEVICE void finish_tile(
-    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Sums& sums) {
+    const MultiplyParams& p, const Consumer& own, uint32_t tile, uint32_t first, const Ahead& ahead,
+    const Sums& sums) {
     if (tile * UNIT_OUTPUTS >= p.n) {
         return;
     }
-    const Outputs outputs = outputs_of(p, own, tile);
+    tell_scales(own, ahead);
     const bool has_gates = first_output(own) < GATES;
     const uint32_t output = first_output(own) % GATES;
     // Who has gates makes the first half of the places, and tells those of the second.
@@ -202,8 +252,8 @@ DEVICE void finish_tile(
         UNROLL
         for (uint32_t at = 0; at < HALF / 4; ++at) {
             const uint32_t place = eight * 8 + at / 2 * 8 + at % 2;
-            of_kept[at] = place_scale(p, kept + place);
-            of_given[at] = place_scale(p, given + place);
+            of_kept[at] = place_scale(own, kept - first + place);
+            of_given[at] = place_scale(own, given - first + place);
         }
         float mine[HALF / 2];
         UNROLL
@@ -213,9 +263,9 @@ DEVICE void finish_tile(
             const uint32_t pair = at / 4 * 2 + at % 2;
             const float of_first = sums[eight * 4 + at];
             const float of_second = sums[eight * 4 + HALF / 2 + at];
-            mine[at] = scaled(outputs, i, of_kept[pair], has_gates ? of_first : of_second);
+            mine[at] = scaled(ahead, i, of_kept[pair], has_gates ? of_first : of_second);
             told_by_us[place * TOLD_STRIDE + i * 8] =
-                scaled(outputs, i, of_given[pair], has_gates ? of_second : of_first);
+                scaled(ahead, i, of_given[pair], has_gates ? of_second : of_first);
         }
         warpgroup_barrier(own);
         UNROLL

@@ -41,6 +41,8 @@ ASSUMED = {
     "l2": Range(286, 450, 700, "clocks of a load from the L2 cache: 286 measured where nobody else loads"),
     "l2_rate": Range(81, 76, 40, "bytes a clock that a multiprocessor gets from the L2 cache: 76 and 81 measured where nobody else loads"),
     "l2_shared": Range(40, 31.6, 28, "the same where all of them ask, of products with blocks of prompts: 31.6 measured"),
+    "multicast": Range(0.5, 0.5, 1, "of rows that two blocks share, the part that counts for each of them as delivered by the L2 cache: not measured"),
+    "cluster": Range(200, 360, 600, "clocks in which the blocks of a cluster meet: not measured"),
     "memory": Range(661, 1000, 1500, "clocks of a load from memory: 661 measured where nobody else loads"),
     "count": Range(1000, 1300, 1700, "clocks of a barrier over memory and an atomic addition behind it: 1293 measured"),
     "release": Range(1000, 1230, 1600, "clocks from the end of a grid to where the next one goes on, which waits for it: 1231 measured"),

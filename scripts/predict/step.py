@@ -18,8 +18,9 @@ FEW_LAYERS, MORE_LAYERS = 3, 6
 F32, F16 = 4, 2
 # Parts that are added up together, and rows of them.
 PARTS_AT_ONCE, FINISH_ROWS = 2, 32
-# The ring of a product with blocks of a prompt.
+# The ring of a product with blocks of a prompt, and blocks of threads that share rows.
 MULTIPLY_RING = 192 << 10
+MULTIPLY_CLUSTER = 2
 # Of a warp's copy: 16 a lane.
 COPY_BYTES = 512
 
@@ -119,18 +120,21 @@ class Planner:
         defines, code = self.kernels.defines(variant), self.kernels.multiply(variant, assumed)
         (n, k), tile_rows = operation["matrix"], int(defines["ROWS"])
         weight_bytes = 1 if defines["WEIGHT"] == "FP8" else 2
-        pairs = order.up(order.up(n, order.UNIT_OUTPUTS), order.PAIR_TILES)
-        rounds = order.up(pairs * order.up(operation["rows"], tile_rows), operation["grid"])
+        tiles = order.up(order.up(n, order.UNIT_OUTPUTS), order.PAIR_TILES * MULTIPLY_CLUSTER) * order.up(operation["rows"], tile_rows)
+        rounds = order.up(tiles, operation["grid"] // MULTIPLY_CLUSTER)
         k_units = order.up(k, order.unit_k(weight_bytes))
         stage = (order.PAIR_TILES + tile_rows // order.UNIT_OUTPUTS) * order.UNIT_BYTES
+        # A block asks for a share of the rows, which come to all of its cluster: the cache is read once for them.
+        asked = (order.PAIR_TILES + tile_rows // order.UNIT_OUTPUTS * assumed.multicast) * order.UNIT_BYTES
         units = rounds * k_units
         # Weights come from memory once.
         from_memory = n * k * weight_bytes / self.gpu.num_sms / units
         outputs = order.PAIR_TILES * order.UNIT_OUTPUTS * tile_rows * {"RAW": F32, "RESIDUAL": 2 * F32, "SWIGLU": F16 / 2}[defines["EPILOGUE"]]
         finish = max(code.finish_clocks, outputs / assumed.l2_shared)
-        unit_clocks = max(code.unit_clocks, stage / assumed.l2_shared)
+        loading = max(asked / assumed.l2_shared, stage / assumed.l2_rate)
+        unit_clocks = max(code.unit_clocks, loading)
         return Kernel(
-            name=f"{product_name(defines['EPILOGUE'], n, k)} of blocks", before=assumed.memory + stage / assumed.l2_shared,
+            name=f"{product_name(defines['EPILOGUE'], n, k)} of blocks", before=assumed.cluster + assumed.memory + loading,
             after=assumed.release, units=units, unit_bytes=from_memory, unit_l2_bytes=stage - from_memory, unit_clocks=unit_clocks,
             piece_units=k_units, piece_clocks=finish, stages=MULTIPLY_RING // stage, first_under_way=MULTIPLY_RING // stage,
             under_way=MULTIPLY_RING // stage, triggers_late=True, shared_bytes=operation["shared_bytes"],

@@ -82,9 +82,12 @@ impl Listing {
         self.0.keys().map(String::as_str)
     }
 
-    /// How many there are of an operation, such as `HMMA`.
+    /// How many there are of an operation, such as `HMMA`, or of a kind of one, such as `MEMBAR.ALL.GPU`.
     pub(crate) fn count(&self, operation: &str) -> usize {
-        let of = |name: &str| name.split('.').next() == Some(operation);
+        let of = |name: &str| {
+            let rest = name.strip_prefix(operation);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
         self.0.iter().filter(|(name, _)| of(name)).map(|(_, count)| count).sum()
     }
 }
@@ -98,5 +101,6 @@ fn instructions_are_counted_by_operation() {
          \x20       /*0030*/                   EXIT ;\n",
     );
     assert_eq!((listing.count("HMMA"), listing.count("EXIT"), listing.count("H")), (2, 1, 0));
+    assert_eq!((listing.count("HMMA.16816"), listing.count("HMMA.168")), (2, 0));
     assert!(listing.names().eq(["EXIT", "HMMA.16816.F32", "LDC"]));
 }

@@ -1,6 +1,6 @@
 //! The machine code of every kernel, for every architecture: it compiles, keeps to its registers, has no stack, adds no
-//! floats atomically, is made of the instructions that it was written for, and takes the clocks that were predicted. No GPU is needed; where NVRTC is missing
-//! the tests say so.
+//! floats atomically, is made of the instructions that it was written for, and takes the clocks that were predicted. No GPU is
+//! needed; where NVRTC is missing the tests say so.
 // All of it is test code, helpers included.
 #![allow(clippy::unwrap_used)]
 

@@ -99,8 +99,10 @@ impl Expected {
             }
             "multiply" => {
                 let product = if is_defined(variant, "WEIGHT", "FP8") { "QGMMA" } else { "HGMMA" };
-                expected.list(true, &[product, "WARPGROUP", "UBLKCP", "SYNCS", "USETMAXREG"]);
-                expected.list(false, &["LDGSTS", "LDSM"]);
+                expected.list(true, &[product, "WARPGROUP", "UBLKCP.S.G.MULTICAST", "SYNCS"]);
+                expected.list(true, &["USETMAXREG", "UCGABAR_ARV"]);
+                // An arrival at another block's barrier that orders stores too waits for all of them, in every stage.
+                expected.list(false, &["LDGSTS", "LDSM", "MEMBAR.ALL.GPU"]);
             }
             "attention" => expected.list(true, &["HMMA", "LDGSTS", "MUFU"]),
             // The host draws in double precision, and the device must draw the same.

@@ -66,8 +66,9 @@ pub mod cuda {
     /// How passes are launched.
     pub mod model {
         pub use crate::exec::cuda::model::shape::{
-            MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS, OPERAND_SHARED_BYTES, ROW_THREADS, Tiling,
-            gemm_launch_bytes, gemm_partials, gemm_rows, gemm_shared_bytes, gemm_threads,
+            MULTIPLY_CLUSTER, MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS, OPERAND_SHARED_BYTES,
+            ROW_THREADS, Tiling, gemm_launch_bytes, gemm_partials, gemm_rows, gemm_shared_bytes,
+            gemm_threads,
         };
         pub use crate::exec::cuda::model::{many_params, params};
     }

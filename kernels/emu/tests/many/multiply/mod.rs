@@ -1,19 +1,19 @@
 //! The product with whole blocks of a prompt and what follows it: close to its twin in f64, and the same bits however it is
-//! cut. What keeps its threads in order is needed.
+//! cut.
 
 use crate::image::{Matrix, Random, TILE, image_order, reorder};
 use crate::run::{UNTOUCHED, floats, put, read};
-use crate::written::{Layout, Written, bytes_of};
+use crate::written::bytes_of;
 use half::f16;
 use spec_core::testing::cuda::device::bytes_of as bytes_of_params;
-use spec_core::testing::cuda::model::many_params::{MultiplyParams, QuantiseParams};
+use spec_core::testing::cuda::model::many_params::MultiplyParams;
 use spec_core::testing::cuda::model::params::Scaling;
-use spec_core::testing::cuda::model::{
-    MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS, OPERAND_SHARED_BYTES, ROW_THREADS,
-};
-use spec_emu::{Arena, Launch, Mutation, Options, Program, Schedule, run};
+use spec_core::testing::cuda::model::{MULTIPLY_CLUSTER, MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS};
+use spec_emu::{Arena, Launch, Schedule, run};
 use spec_kernels::{Epilogue, Format, MULTIPLY_EPILOGUES, MULTIPLY_ROWS, Variant};
 use std::ops::Range;
+
+mod order;
 
 /// What a sum loses, of the magnitudes of its terms: in f32, and where each product of warpgroups of e4m3 keeps 13 bits of the
 /// largest term; and what becomes of it, of its own.
@@ -37,12 +37,12 @@ struct Problem {
     residual: Vec<f32>,
 }
 
-/// Tiles of how many rows, which places have rows, and how many blocks there are.
+/// Tiles of how many rows, which places have rows, and how many clusters of blocks there are.
 #[derive(Clone, Debug)]
 struct Cut {
     tile: usize,
     places: Range<usize>,
-    grid: u32,
+    clusters: u32,
 }
 
 /// What rounding both factors to e4m3 costs a sum of many products, of its size: half of a sixteenth at most each.
@@ -52,7 +52,7 @@ const ROUNDING_ERROR: f64 = 0.025;
 #[test]
 fn deep_sums_of_e4m3_lose_less_than_the_rounding_of_their_factors() {
     let problem = Problem::random(Format::Fp8, Epilogue::Raw, 128, 64, 14_336);
-    let found = problem.run_here(&Cut { tile: 128, places: 0..128, grid: 1 }, 1).values;
+    let found = problem.run_here(&Cut { tile: 128, places: 0..128, clusters: 1 }, 1).values;
     let (mut lost, mut size) = (0.0, 0.0);
     for (i, &found) in found.iter().enumerate() {
         let (sum, _) = problem.sum(i / 64, i % 64);
@@ -141,7 +141,7 @@ impl Problem {
         }];
         let launch = Launch {
             variant: &Variant::multiply(self.format, cut.tile, self.epilogue).to_string(),
-            grid: cut.grid,
+            grid: cut.clusters * MULTIPLY_CLUSTER,
             block: MULTIPLY_THREADS,
             shared_bytes: MULTIPLY_SHARED_BYTES,
             params: bytes_of_params(&params),
@@ -247,7 +247,7 @@ fn rows_in_units_are_multiplied_with_a_packed_matrix() {
                 let n = if epilogue == Epilogue::SwiGlu { n.next_multiple_of(TILE) } else { n };
                 let problem = Problem::random(format, epilogue, 256, n, k);
                 for tile in MULTIPLY_ROWS {
-                    let cut = Cut { tile, places: 0..256, grid: 1 + seed as u32 };
+                    let cut = Cut { tile, places: 0..256, clusters: 1 + seed as u32 % 3 };
                     problem.check(&problem.run_here(&cut, seed), 0..256);
                 }
             }
@@ -259,12 +259,12 @@ fn rows_in_units_are_multiplied_with_a_packed_matrix() {
 fn what_becomes_of_a_row_does_not_depend_on_the_cut() {
     for epilogue in MULTIPLY_EPILOGUES {
         let problem = Problem::random(Format::Fp8, epilogue, 512, 192, 700);
-        let whole = problem.run_here(&Cut { tile: 256, places: 0..512, grid: 3 }, 1);
+        let whole = problem.run_here(&Cut { tile: 256, places: 0..512, clusters: 3 }, 1);
         for (seed, cut) in (2..).zip([
-            Cut { tile: 128, places: 0..512, grid: 5 },
-            Cut { tile: 256, places: 256..512, grid: 1 },
-            Cut { tile: 128, places: 130..300, grid: 9 },
-            Cut { tile: 256, places: 250..251, grid: 2 },
+            Cut { tile: 128, places: 0..512, clusters: 5 },
+            Cut { tile: 256, places: 256..512, clusters: 1 },
+            Cut { tile: 128, places: 130..300, clusters: 9 },
+            Cut { tile: 256, places: 250..251, clusters: 2 },
         ]) {
             let part = problem.run_here(&cut, seed);
             let of = |all: &[f32]| {
@@ -276,232 +276,5 @@ fn what_becomes_of_a_row_does_not_depend_on_the_cut() {
             assert!(bits(&part.values) == of(&whole.values), "{epilogue:?}, {cut:?}");
             assert!(bits(&part.squares) == of(&whole.squares), "squares, {cut:?}");
         }
-    }
-}
-
-/// Rows that a kernel in front writes, and others in their place when they have been multiplied: each kernel may begin while the
-/// one before it still runs.
-fn in_a_chain(program: &Program, schedule: &Schedule) -> Result<Vec<u8>, String> {
-    const PLACES: usize = 128;
-    const WIDTH: usize = 384;
-    let (arena, random) = (Arena::new(1 << 26), &mut Random(6));
-    let weights = Matrix::random(Format::Fp8, 64, WIDTH, random);
-    let weights = arena.put(&weights.pack(&(0..64).collect::<Vec<_>>()));
-    let written = Written::new(&arena, Format::Fp8, PLACES, WIDTH, Layout::Units { first: 0 });
-    let (num_rows, k) = (PLACES as u32, WIDTH as u32);
-    let mut quantise = || {
-        let halves = random.floats(PLACES * WIDTH, |x| x).into_iter().map(f16::from_f32);
-        let bytes: Vec<u8> = halves.flat_map(f16::to_le_bytes).collect();
-        QuantiseParams { input: arena.put(&bytes), output: written.params, num_rows, k }
-    };
-    let quantise = [quantise(), quantise()];
-    let multiply = [0, 1].map(|_| MultiplyParams {
-        weights,
-        rows: written.params.values,
-        output: arena.put(&[0; PLACES * 64 * 4]),
-        n: 64,
-        k_units: 3,
-        num_rows,
-        ..MultiplyParams::default()
-    });
-    let product = Variant::multiply(Format::Fp8, 128, Epilogue::Raw).to_string();
-    let one = |params| Launch {
-        variant: "quantise",
-        grid: 3,
-        block: ROW_THREADS,
-        shared_bytes: OPERAND_SHARED_BYTES,
-        params,
-        overlap: true,
-        ..Launch::default()
-    };
-    let other = |params| Launch {
-        variant: &product,
-        grid: 1,
-        block: MULTIPLY_THREADS,
-        shared_bytes: MULTIPLY_SHARED_BYTES,
-        params,
-        overlap: true,
-        ..Launch::default()
-    };
-    let launches = [
-        one(bytes_of_params(&quantise[..1])),
-        other(bytes_of_params(&multiply[..1])),
-        one(bytes_of_params(&quantise[1..])),
-        other(bytes_of_params(&multiply[1..])),
-    ];
-    program.run(&arena, &launches, schedule)?;
-    Ok(multiply.map(|params| read(&arena, params.output, PLACES * 64 * 4)).concat())
-}
-
-fn find_in_a_chain(options: &Options<'_>) -> Option<String> {
-    let product = Variant::multiply(Format::Fp8, 128, Epilogue::Raw).to_string();
-    let variants = ["quantise", &product];
-    let plain = Program::build(&variants, &Options::default()).expect("builds");
-    let expected = in_a_chain(&plain, &Schedule::PLAIN).expect("runs");
-    let changed = Program::build(&variants, options).expect("builds");
-    (0..6).find_map(|seed| match in_a_chain(&changed, &Schedule::seeded(seed)) {
-        Ok(found) if found == expected => None,
-        Ok(_) => Some(format!("other results with seed {seed}")),
-        Err(message) => Some(message),
-    })
-}
-
-#[test]
-fn rows_are_waited_for_and_not_replaced_too_early() {
-    assert_eq!(find_in_a_chain(&Options { races: true, mutation: None }), None);
-    for (name, file, text, replacement) in [
-        (
-            "rows are asked for before they are there",
-            PRODUCT,
-            "    grid_wait();\n    Cursor at = {0, 0};\n    for (uint32_t index = block_index(); index < tiles;",
-            "    Cursor at = {0, 0};\n    for (uint32_t index = block_index(); index < tiles;",
-        ),
-        (
-            "rows are replaced while they are multiplied",
-            "prefill/quantise.cu",
-            "    grid_wait();\n",
-            "    struct AtTheEnd { ~AtTheEnd() { grid_wait(); } } at_the_end;\n",
-        ),
-    ] {
-        let mutation = Some(Mutation { file, text, replacement });
-        let found = find_in_a_chain(&Options { races: false, mutation });
-        assert!(found.is_some(), "{name} is not found out");
-    }
-}
-
-/// What the first of some schedules says of a product that is changed: of tiles that take several rounds of the ring, and of
-/// such that fit into it.
-fn find(epilogue: Epilogue, options: &Options<'_>) -> Option<String> {
-    let name = Variant::multiply(Format::Fp8, 128, epilogue).to_string();
-    let program = Program::build(&[&name], options).expect("builds");
-    [1300, 300].into_iter().find_map(|k| {
-        let problem = Problem::random(Format::Fp8, epilogue, 256, 192, k);
-        find_in(&problem, &program, options.races)
-    })
-}
-
-fn find_in(problem: &Problem, program: &Program, races: bool) -> Option<String> {
-    let cut = Cut { tile: 128, places: 0..256, grid: 2 };
-    let expected = problem.run_here(&cut, 0);
-    (0..if races { 3 } else { 12 }).find_map(|seed| {
-        let schedule = Schedule::seeded(seed);
-        match problem.run(&cut, &|arena, launches| program.run(arena, launches, &schedule)) {
-            Ok(found) if found == expected => None,
-            Ok(_) => Some(format!("other results with seed {seed}")),
-            Err(message) => Some(message),
-        }
-    })
-}
-
-#[test]
-fn the_product_as_it_is_has_no_race() {
-    for epilogue in MULTIPLY_EPILOGUES {
-        let found = find(epilogue, &Options { races: true, mutation: None });
-        assert_eq!(found, None, "{epilogue:?}");
-    }
-    assert_eq!(find(Epilogue::SwiGlu, &Options { races: false, mutation: None }), None);
-}
-
-const PRODUCT: &str = "prefill/multiply.cu";
-const OUTPUTS: &str = "prefill/outputs.cuh";
-
-#[test]
-fn what_keeps_the_threads_of_the_product_in_order_is_needed() {
-    for (name, epilogue, file, text, replacement) in [
-        (
-            "a stage is filled while it is read",
-            Epilogue::Raw,
-            PRODUCT,
-            "                mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n",
-            "",
-        ),
-        (
-            "a stage is read before it is there",
-            Epilogue::Raw,
-            PRODUCT,
-            "        mbar_wait(&ring.full[at.stage], at.parity);\n",
-            "",
-        ),
-        (
-            "a stage is given back while its products run",
-            Epilogue::Raw,
-            PRODUCT,
-            "            warpgroup_wait<1>();\n",
-            "",
-        ),
-        (
-            "sums are stored while products run",
-            Epilogue::Raw,
-            PRODUCT,
-            "    warpgroup_wait<0>();\n",
-            "    warpgroup_wait<1>();\n",
-        ),
-        (
-            "barriers are used before they are there",
-            Epilogue::Raw,
-            PRODUCT,
-            "    barrier_all();\n",
-            "",
-        ),
-        (
-            "a unit of rows is another's",
-            Epilogue::Raw,
-            PRODUCT,
-            "tile.places * ROW_UNITS + i",
-            "tile.places * ROW_UNITS",
-        ),
-        (
-            "both tiles of a pair are the first",
-            Epilogue::Raw,
-            PRODUCT,
-            "minimum(tile.pair * PAIR_TILES + i, order.outputs - 1)",
-            "tile.pair * PAIR_TILES + i % 1",
-        ),
-        (
-            "outputs that there are not are stored",
-            Epilogue::Raw,
-            OUTPUTS,
-            "if (tile * UNIT_OUTPUTS >= stride) {",
-            "if (false) {",
-        ),
-        (
-            "squares are added up before they are there",
-            Epilogue::Residual,
-            OUTPUTS,
-            "        warpgroup_barrier(own);\n        add_squares_of",
-            "        add_squares_of",
-        ),
-        (
-            "squares are replaced while they are added up",
-            Epilogue::Residual,
-            OUTPUTS,
-            "        // The next places' go there.\n        warpgroup_barrier(own);\n",
-            "",
-        ),
-        (
-            "squares lack lanes",
-            Epilogue::Residual,
-            OUTPUTS,
-            "sum_of_lanes<ADDING>",
-            "sum_of_lanes<1>",
-        ),
-        (
-            "what others tell is read before it is there",
-            Epilogue::SwiGlu,
-            OUTPUTS,
-            "        warpgroup_barrier(own);\n        UNROLL",
-            "        UNROLL",
-        ),
-        (
-            "what others tell is replaced before it is read",
-            Epilogue::SwiGlu,
-            OUTPUTS,
-            "        // The next places go there.\n        warpgroup_barrier(own);\n",
-            "",
-        ),
-    ] {
-        let mutation = Some(Mutation { file, text, replacement });
-        let found = find(epilogue, &Options { races: true, mutation });
-        assert!(found.is_some(), "{name} is not found out");
     }
 }

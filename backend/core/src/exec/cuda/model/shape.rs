@@ -106,7 +106,7 @@ pub const ROW_THREADS: u32 = 256;
 pub(crate) const BLOCK_LEN: usize = 512;
 /// Rows of a prompt that are computed as fast as a block by products of few rows, which take a time each that a block takes
 /// at once. Kernels here multiply a part of a block in less: 256 rows of an 8B model in FP8 were predicted to take half of
-/// what few-row products take on an H100, and 128 as long. Without warpgroups a library's block was predicted to be faster
+/// what few-row products take on an H100, and 128 as long, before blocks of threads shared rows. Without warpgroups a library's block was predicted to be faster
 /// than three launches of 64 rows.
 const FEW_OF_PROMPT: usize = 128;
 /// The same where a library multiplies whole blocks and warpgroups few rows. On an H100 2048 tokens took 110 ms by few-row
@@ -140,8 +140,10 @@ pub(crate) fn multiplies_blocks(capability: (u32, u32)) -> bool {
 
 /// Threads of a product with whole blocks of a prompt: two warpgroups that multiply, and one that loads.
 pub const MULTIPLY_THREADS: u32 = 3 * 128;
-/// Its shared memory: barriers, a ring, and what warps tell each other.
-pub const MULTIPLY_SHARED_BYTES: u32 = 212 << 10;
+/// Blocks of a cluster, which share rows. Multiprocessors are taken to come in pairs that can hold one.
+pub const MULTIPLY_CLUSTER: u32 = 2;
+/// Its shared memory: barriers, a ring, scales, and what warps tell each other.
+pub const MULTIPLY_SHARED_BYTES: u32 = 214 << 10;
 
 /// How a product with whole blocks of a prompt is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,18 +155,22 @@ pub(crate) struct MultiplyTiles {
 }
 
 impl MultiplyTiles {
-    /// For `n` outputs of rows at these places. A tile of so many rows is two tiles of outputs wide. The bits of a sum do not
-    /// depend on it.
+    /// For `n` outputs of rows at these places. A tile of so many rows is two tiles of outputs wide for each block of a cluster.
+    /// The bits of a sum do not depend on it.
     pub(crate) fn of(n: usize, places: Range<usize>, num_sms: u32) -> Self {
-        let pairs = n.div_ceil(2 * TILE_OUTPUTS);
+        const CLUSTER: usize = MULTIPLY_CLUSTER as usize;
+        let wide = n.div_ceil(CLUSTER * 2 * TILE_OUTPUTS);
+        let at_once = (num_sms / MULTIPLY_CLUSTER).max(1);
         let tiles = MULTIPLY_ROWS.map(|rows| {
             let row_tiles = places.end.div_ceil(rows) - places.start / rows;
-            let count = (pairs * row_tiles) as u32;
-            (Self { rows, grid: count.min(num_sms) }, count.div_ceil(num_sms))
+            let count = (wide * row_tiles) as u32;
+            let grid = count.min(at_once) * MULTIPLY_CLUSTER;
+            (Self { rows, grid }, count.div_ceil(at_once))
         });
-        // What a tile takes is loading its units out of the L2 cache: as many of its rows as of 128 outputs.
-        let takes =
-            |(tile, rounds): &(Self, u32)| *rounds as usize * (tile.rows + 2 * TILE_OUTPUTS);
+        // What a tile takes is loading units out of the L2 cache: of 128 outputs, and of a block's share of its rows.
+        let takes = |(tile, rounds): &(Self, u32)| {
+            *rounds as usize * (tile.rows / CLUSTER + 2 * TILE_OUTPUTS)
+        };
         let [(small, _), (large, _)] = tiles;
         if takes(&tiles[0]) < takes(&tiles[1]) { small } else { large }
     }
@@ -312,7 +318,7 @@ mod tests {
             let MultiplyTiles { rows, grid, .. } = MultiplyTiles::of(n, 0..rows, 132);
             (rows, grid)
         };
-        // A block by itself: 32 pairs of outputs by four tiles or two.
+        // A block by itself: 16 times 256 outputs by four tiles or two.
         assert_eq!(tiles(4096, 512), (128, 128));
         assert_eq!(tiles(6144, 512), (256, 96));
         assert_eq!(tiles(28672, 512), (256, 132));
@@ -323,9 +329,9 @@ mod tests {
     #[test]
     fn only_tiles_that_have_rows_are_multiplied() {
         let grid = |places| MultiplyTiles::of(64, places, 132);
-        assert_eq!(grid(0..1), MultiplyTiles { rows: 128, grid: 1 });
-        assert_eq!(grid(500..512), MultiplyTiles { rows: 128, grid: 1 });
-        assert_eq!(grid(300..1030), MultiplyTiles { rows: 128, grid: 7 });
+        assert_eq!(grid(0..1), MultiplyTiles { rows: 128, grid: 2 });
+        assert_eq!(grid(500..512), MultiplyTiles { rows: 128, grid: 2 });
+        assert_eq!(grid(300..1030), MultiplyTiles { rows: 128, grid: 14 });
     }
 
     #[test]
