@@ -12,6 +12,7 @@ mod keys;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub(crate) use keys::{KEYS, Meaning};
 pub use queue::{LevelPolicy, QueuePolicy};

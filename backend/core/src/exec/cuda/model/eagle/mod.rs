@@ -2,25 +2,25 @@
 //!
 //! As with a model, a row's result does not depend on the rows beside it, to the bit.
 
-use super::code::{self, ByRows, HeadCode, LayerCode, LoadKernel};
+mod pass;
+mod states;
+
+use super::code::{self, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
 use super::layers::Layers;
 use super::outline::SOMEWHERE;
-use super::params::{JoinParams, Piece, Scaling};
-use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
 use super::tables::{Bounds, passes};
-use super::taps::Taps;
 use super::unit_norm::UnitNorm;
 use super::weights::{Held, Matrix, Weights};
 use super::workspace::{Capacity, Workspace};
-use super::{Model, Pass, Prefill};
+use super::{Model, Prefill};
 use crate::batch::Logits;
 use crate::draft::{HeadPass, HeadSegment, MaskRow};
 use crate::engine::{Engine, Kernels, Manifest};
-use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
+use crate::exec::cuda::device::{Address, Description, Device, Kernel, arrays, upload};
 use crate::exec::vocab_map;
-use crate::model::{EagleConfig, EagleKind, ModelConfig, TapNorms, eagle};
+use crate::model::{EagleConfig, EagleKind, ModelConfig, eagle};
 use crate::pages::PageId;
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -135,18 +135,6 @@ impl Eagle {
         };
         head.mask = head.read_mask(device)?;
         Ok(head)
-    }
-
-    /// What rows of the mask token are made of, if it has one; waits for the device.
-    fn read_mask(&self, device: &mut dyn Device) -> Result<Option<MaskRow>> {
-        let mask = self.eagle.mask_token.zip(self.parts.mask_hidden);
-        let Some((token, taps)) = mask else { return Ok(None) };
-        let width = self.eagle.target_hidden;
-        let tap = |idx: usize| taps + (idx * width * size_of::<f32>()) as Address;
-        self.fuse(1, tap, self.taps_len()).iter().try_for_each(|op| device.issue(op))?;
-        let mut state = Vec::new();
-        download(device, self.buffers.states, self.width(), &mut state)?;
-        Ok(Some(MaskRow { token, state }))
     }
 
     /// With kernels from elsewhere, and memory nowhere.
@@ -276,212 +264,6 @@ impl Eagle {
     fn bounds(&self) -> Bounds {
         let Capacity { few: rows, sequences, .. } = self.capacity;
         Bounds { rows, blocks: None, sequences, group: self.layers.group() }
-    }
-
-    /// The table of token vectors, and the kernel that reads it.
-    fn embed(&self) -> (&Matrix, Kernel) {
-        match (&self.parts.embed, self.code.embed, &self.target) {
-            (Some(embed), Some(code), _) => (embed, code),
-            (_, _, Some(target)) => (&target.decoder.embed, target.ends.embed),
-            _ => unreachable!("checked when it was made"),
-        }
-    }
-
-    /// What makes logits.
-    fn head(&self) -> (&Matrix, &ByRows) {
-        match (&self.parts.head, &self.code.head, &self.target) {
-            (Some(head), Some(code), _) => (head, code),
-            (_, _, Some(target)) => (target.decoder.head(), &target.ends.head),
-            _ => unreachable!("checked when it was made"),
-        }
-    }
-
-    /// A pass over rows that come with the states in their buffer, or `goes_on` with what those with logits of the pass
-    /// before have handed on.
-    pub(crate) fn pass(&self, pass: &Pass, goes_on: bool) -> Vec<Op> {
-        let states = if goes_on { self.buffers.handed_on } else { self.buffers.states };
-        let Self { layers, parts, buffers, .. } = self;
-        let work = &layers.workspace;
-        let first = &parts.first;
-        let mut ops = PassOps::new(layers, pass, None, DecoderPart::default());
-        let (embed, code) = self.embed();
-        ops.embed(embed, code);
-        match self.eagle.kind {
-            EagleKind::Eagle1 => self.fuse_tokens(&mut ops, states),
-            EagleKind::Eagle3 => self.join_tokens(&mut ops, states),
-        }
-        let sums = Output::Sums { code: &self.code.qkv, to: work.raw, squares: buffers.squares };
-        ops.multiply(&first.attention.qkv, Input::Halves(buffers.joined), sums);
-        let cache = layers.cache.layer(0);
-        ops.rotate(&first.attention, cache, work.raw, Scaling::default());
-        if pass.num_logits == 0 && parts.layers.is_empty() {
-            // Its keys and values are all that is wanted of a row.
-            return ops.ops();
-        }
-        ops.attend_with(&first.attention, cache);
-        ops.mlp(&first.mlp);
-        for (idx, layer) in parts.layers.iter().enumerate() {
-            ops.layer(layer, idx + 1);
-        }
-        if pass.num_logits > 0 {
-            if self.hands_on() {
-                self.hand_on(&mut ops);
-            }
-            let (head, code) = self.head();
-            let input = match (parts.final_norm, self.unit_norm) {
-                (Some(norm), _) => Input::Normed(norm),
-                (None, Some(norm)) if self.hands_on() => norm.of(buffers.handed_on),
-                _ => unreachable!("EAGLE-1 hands on rows, and has a norm that changes nothing"),
-            };
-            ops.head(head, input, code);
-        }
-        ops.ops()
-    }
-
-    /// EAGLE-3: tokens and states side by side, each behind its norm, as the input of the first layer's attention. The
-    /// residual stream begins with the state.
-    fn join_tokens(&self, ops: &mut PassOps<'_>, states: Address) {
-        let (work, first) = (&self.layers.workspace, &self.parts.first);
-        let norm = |norm: Option<Address>| norm.expect("EAGLE-3 has it");
-        let pieces = [
-            self.piece(work.residual, norm(first.token_norm)),
-            self.piece(states, norm(first.hidden_norm)),
-        ];
-        let params = JoinParams {
-            kept: work.residual,
-            keeps_normed: self.eagle.norm_before_residual.into(),
-            ..self.first_layer_params(ops.pass)
-        };
-        ops.join(self.code.join, &pieces, params);
-    }
-
-    /// EAGLE-1: `fc` over tokens and states begins the residual stream, which the first layer's attention takes as it is.
-    fn fuse_tokens(&self, ops: &mut PassOps<'_>, states: Address) {
-        let Self { layers, parts, buffers, .. } = self;
-        let residual = layers.workspace.residual;
-        let params = JoinParams {
-            joined: buffers.joined,
-            // Where the tokens stood comes the product.
-            cleared: residual,
-            cleared_len: self.width() as u32,
-            num_rows: ops.pass.num_rows as u32,
-            ..JoinParams::default()
-        };
-        ops.join(self.code.join, &[self.piece(residual, 0), self.piece(states, 0)], params);
-        let sums = Output::Sums { code: &self.code.fc, to: residual, squares: buffers.squares };
-        ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
-        ops.join(self.code.join, &[self.piece(residual, 0)], self.first_layer_params(ops.pass));
-    }
-
-    /// How rows become the input of the first layer's attention, whose sums start at nothing.
-    fn first_layer_params(&self, pass: &Pass) -> JoinParams {
-        JoinParams {
-            joined: self.buffers.joined,
-            cleared: self.layers.workspace.raw,
-            cleared_len: self.parts.first.attention.qkv.n as u32,
-            num_rows: pass.num_rows as u32,
-            ..JoinParams::default()
-        }
-    }
-
-    /// Keeps the states of rows that have logits.
-    fn hand_on(&self, ops: &mut PassOps<'_>) {
-        let work = &self.layers.workspace;
-        let norm = self.parts.final_norm.filter(|_| self.eagle.norm_output);
-        let params = JoinParams {
-            row_index: work.logit_rows,
-            kept: self.buffers.handed_on,
-            keeps_normed: 1,
-            num_rows: ops.pass.num_logits as u32,
-            ..JoinParams::default()
-        };
-        ops.join(self.code.join, &[self.piece(work.residual, norm.unwrap_or(0))], params);
-    }
-
-    /// Rows of a buffer that is as wide as a state.
-    fn piece(&self, rows: Address, norm: Address) -> Piece {
-        let len = self.width() as u32;
-        Piece { rows, norm, stride: len, len }
-    }
-
-    /// Makes states of hidden states in their buffer, `[row][tap][hidden]`.
-    fn fuse_uploaded(&self, num_rows: usize) -> Vec<Op> {
-        let (width, row_len) = (self.eagle.target_hidden, self.taps_len());
-        let rows = |tap: usize| self.buffers.taps + (tap * width * size_of::<f32>()) as Address;
-        self.fuse(num_rows, rows, row_len)
-    }
-
-    /// Makes states of rows of hidden states: of those behind each tap where the first one is, `stride` values from one to
-    /// the next. EAGLE-1 takes them as they are, behind the norm.
-    pub(crate) fn fuse(
-        &self,
-        num_rows: usize,
-        rows: impl Fn(usize) -> Address,
-        stride: usize,
-    ) -> Vec<Op> {
-        let Self { layers, parts, buffers, eagle, .. } = self;
-        let width = eagle.target_hidden;
-        let norm = |idx: usize| match eagle.tap_norms {
-            TapNorms::None => 0,
-            TapNorms::Each => parts.tap_norms[idx],
-            TapNorms::Together => parts.tap_norms[0] + (idx * width * size_of::<f32>()) as Address,
-        };
-        let tap = |idx: usize| Piece {
-            rows: rows(idx),
-            norm: norm(idx),
-            stride: stride as u32,
-            len: width as u32,
-        };
-        let taps: Vec<Piece> = (0..eagle.taps.len()).map(tap).collect();
-        let pass = Pass { num_rows, ..Pass::default() };
-        let mut ops = PassOps::new(layers, &pass, None, DecoderPart::default());
-        let params = JoinParams {
-            is_together: (eagle.tap_norms == TapNorms::Together).into(),
-            num_rows: num_rows as u32,
-            ..JoinParams::default()
-        };
-        let (to, squares) = (buffers.states, buffers.squares);
-        if eagle.kind == EagleKind::Eagle1 {
-            ops.join(self.code.join, &taps, JoinParams { kept: to, keeps_normed: 1, ..params });
-            return ops.ops();
-        }
-        let (joined, cleared_len) = (buffers.joined, parts.fc.n as u32);
-        ops.join(self.code.join, &taps, JoinParams { joined, cleared: to, cleared_len, ..params });
-        let sums = Output::Sums { code: &self.code.fc, to, squares };
-        ops.multiply(&parts.fc, Input::Halves(buffers.joined), sums);
-        ops.ops()
-    }
-
-    /// Appends the states of rows whose hidden states are on the device, `[row][width]`; waits for it.
-    pub(super) fn read_states(
-        &self,
-        taps: &Taps,
-        num_rows: usize,
-        device: &mut dyn Device,
-        to: &mut Vec<f32>,
-    ) -> Result<()> {
-        let stride = self.eagle.target_hidden;
-        for first in (0..num_rows).step_by(self.capacity.rows) {
-            let count = self.capacity.rows.min(num_rows - first);
-            let before = (first * stride * size_of::<f32>()) as Address;
-            let ops = self.fuse(count, |tap| taps.place(tap) + before, stride);
-            ops.iter().try_for_each(|op| device.issue(op))?;
-            download(device, self.buffers.states, count * self.width(), to)?;
-        }
-        Ok(())
-    }
-
-    /// Makes states of hidden states, `[row][tap][hidden]`; waits for the device.
-    pub(super) fn states_of(&self, taps: &[f32], device: &mut dyn Device) -> Result<Vec<f32>> {
-        let row_len = self.taps_len();
-        let mut states = Vec::with_capacity(taps.len() / row_len * self.width());
-        for taps in taps.chunks(self.capacity.rows * row_len) {
-            let num_rows = taps.len() / row_len;
-            upload(device, self.buffers.taps, taps)?;
-            self.fuse_uploaded(num_rows).iter().try_for_each(|op| device.issue(op))?;
-            download(device, self.buffers.states, num_rows * self.width(), &mut states)?;
-        }
-        Ok(states)
     }
 
     /// Runs segments, and waits for what those with logits bring.
