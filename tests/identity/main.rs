@@ -1,135 +1,25 @@
 //! The promise that speculation changes nothing, on the real runtime and real models: greedy and seeded
-//! texts are the same tokens with any drafter, any draft length, any batch mates, chunked prefill and
-//! preemption as the request alone without speculation.
+//! texts are the same tokens with any drafter, any draft length, any batch mates, any number of threads, chunked
+//! prefill and preemption as the request alone without speculation.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod engines;
+mod requests;
 
-use common::models::{self, MAX_DRAFT_LEN, Recipe, SMOLLM2};
+use common::models::MAX_DRAFT_LEN;
 use common::running::{self, Done};
-use common::{cache, data};
-use serde_json::json;
+use engines::{good_drafter, ngram, no_drafter, poor_drafter, skipping};
+use requests::{few_requests, many_requests, tokenizer};
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{self, Adaptive, Fixed};
 use spec_core::runtime::{
     AdmissionPolicy, Counters, Lookup, Options, Request, Runtime, SequenceId,
 };
-use spec_core::sampling::SamplingParams;
-use spec_core::tokenizer::Tokenizer;
 use std::cell::Cell;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
-
-/// Layers of the poor drafter, of the model's 30: with 12 hardly any draft is right.
-const FEW_LAYERS: usize = 22;
-
-/// Drafts by look-up.
-fn ngram() -> Option<Engine> {
-    Some(Recipe::ngram(models::hf(SMOLLM2)?, Dtype::Int8).engine("smollm2-135m-int8-ngram"))
-}
-
-/// Does not draft.
-fn no_drafter() -> Option<Engine> {
-    let hf = models::hf(SMOLLM2)?;
-    Some(Recipe::plain(hf, Dtype::Int8).engine("smollm2-135m-int8"))
-}
-
-/// Drafts with the same weights in a narrower format: most drafts are right.
-fn good_drafter(dtype: Dtype) -> Option<Engine> {
-    let whole = models::hf(SMOLLM2)?;
-    let recipe = Recipe::model(whole.clone(), dtype, whole, Dtype::Fp8);
-    Some(recipe.engine(&format!("smollm2-135m-{dtype}-by-fp8")))
-}
-
-/// Drafts with the model's first layers only, and a sixth of its tokens: most drafts are wrong.
-fn poor_drafter() -> Option<Engine> {
-    let cut = models::first_layers(SMOLLM2, FEW_LAYERS)?;
-    let recipe = Recipe::model(models::hf(SMOLLM2)?, Dtype::Int8, cut, Dtype::Int4);
-    let recipe = recipe.with_draft_vocab("8192");
-    Some(recipe.engine("smollm2-135m-int8-by-cut-int4-of-8192"))
-}
-
-/// Drafts with the model's own layers but for some MLPs: many drafts are wrong.
-fn skipping() -> Option<Engine> {
-    let whole = models::hf(SMOLLM2)?;
-    let layers = json!({ "attention": [], "mlp": [2, 5, 7, 12, 16, 20, 24] }).to_string();
-    let write = |dir: &Path| {
-        fs::create_dir_all(dir).expect("a new folder");
-        fs::write(dir.join("skip_layers.json"), &layers).expect("writes");
-    };
-    let file = cache::folder("skip_layers", &[&layers], write).join("skip_layers.json");
-    let recipe = Recipe::skipping(whole, Dtype::Int8, file);
-    Some(recipe.engine("smollm2-135m-int8-skipping"))
-}
-
-/// Greedy and seeded sampling, with and without what depends on the tokens before.
-fn sampling(idx: usize, prompt: &[u32]) -> SamplingParams {
-    let seeded = SamplingParams {
-        temperature: 0.8,
-        top_p: 0.95,
-        seed: Some(idx as u64),
-        ..SamplingParams::default()
-    };
-    match idx % 5 {
-        0 => SamplingParams::default(),
-        1 => seeded,
-        2 => SamplingParams {
-            repetition_penalty: 1.2,
-            presence_penalty: 0.3,
-            frequency_penalty: 0.2,
-            ..seeded
-        },
-        3 => SamplingParams {
-            top_k: 40,
-            logit_bias: [(prompt[0], 4.0), (198, -3.0), (prompt[prompt.len() / 2], 2.0)].into(),
-            bad_words: [vec![prompt[1]], prompt[2..4].to_vec()].into(),
-            min_tokens: 8,
-            ..seeded
-        },
-        _ => SamplingParams {
-            repetition_penalty: 1.1,
-            frequency_penalty: 0.3,
-            ..SamplingParams::default()
-        },
-    }
-}
-
-fn request(idx: usize, prompt: Vec<u32>, max_tokens: usize) -> Request {
-    let sampling = sampling(idx, &prompt);
-    Request { sampling, prompt: prompt.into(), max_tokens, ..Request::default() }
-}
-
-/// Requests over the four shorter chats, one for each kind of sampling.
-fn few_requests(max_tokens: usize) -> Vec<Request> {
-    let prompts = data::six_prompts(SMOLLM2);
-    let request = |idx: usize| request(idx, prompts[[0, 3, 1, 2, 1][idx]].1.clone(), max_tokens);
-    (0..5).map(request).collect()
-}
-
-/// Requests over chats and over code to complete, of mixed lengths and kinds: one of several hundred
-/// tokens, the others of 20 to 200.
-fn many_requests(num: usize, tokenizer: &Tokenizer) -> Vec<Request> {
-    let mut prompts: Vec<Vec<u32>> = data::six_prompts(SMOLLM2)
-        .into_iter()
-        .filter(|(name, _)| name != "summarise")
-        .map(|(_, prompt)| prompt)
-        .collect();
-    for (idx, problem) in data::json_lines("humaneval_dev.jsonl").iter().enumerate() {
-        let text = problem["prompt"].as_str().expect("a text");
-        let mut prompt = tokenizer.encode(text, true).expect("encodes");
-        prompt.truncate(20 + idx * 7 % 60);
-        prompts.push(prompt);
-    }
-    assert!(prompts.len() >= num, "{} prompts", prompts.len());
-    let request = |(idx, prompt)| request(idx, prompt, 10 + idx % 7);
-    prompts.into_iter().take(num).enumerate().map(request).collect()
-}
-
-fn tokenizer(engine: &Engine) -> Tokenizer {
-    Tokenizer::open(engine.path().parent().expect("a version folder")).expect("opens")
-}
 
 /// What each request gives alone, without speculation and without what others computed.
 fn alone(engine: &Engine, requests: &[Request]) -> Vec<Vec<u32>> {
@@ -523,4 +413,31 @@ fn a_cache_that_is_too_small_for_the_batch_does_not_change_a_text() {
     check_crowd("ngram, crowded", &engine);
     let Some(engine) = poor_drafter() else { return };
     check_crowd("poor drafter, crowded", &engine);
+}
+
+/// Threads share the work of a step, more of them than there are processors too.
+fn check_threads(what: &str, engine: &Engine) {
+    // Short ones.
+    let mut requests = many_requests(12, &tokenizer(engine)).split_off(8);
+    for request in &mut requests {
+        request.sampling.logprobs = Some(2);
+    }
+    let [one, two, three] = [1, 2, 3].map(|threads| {
+        let options = Options { threads: Some(threads), ..running::options(Fixed) };
+        running::run(&mut running::load(engine, &options), &requests)
+    });
+    assert_speculated(what, totals(&one));
+    let of = |done: &[Done]| -> Vec<_> {
+        done.iter().map(|done| (done.tokens.clone(), done.logprobs.clone())).collect()
+    };
+    assert!(of(&one) == of(&two), "{what}: two threads");
+    assert!(of(&one) == of(&three), "{what}: three threads");
+}
+
+#[test]
+fn the_number_of_threads_changes_neither_texts_nor_log_probabilities() {
+    let Some(engine) = good_drafter(Dtype::Bf16) else { return };
+    check_threads("good drafter", &engine);
+    let Some(engine) = poor_drafter() else { return };
+    check_threads("poor drafter", &engine);
 }
