@@ -1,5 +1,7 @@
 //! Blocks of a cluster reach each other's shared memory under every schedule alike, and the machine says where they must not.
 
+#![allow(clippy::unwrap_used)]
+
 mod common;
 
 use common::{longs, read_words, words};
