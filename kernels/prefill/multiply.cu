@@ -1,8 +1,8 @@
 // Rows of whole blocks of a prompt with a packed matrix, of e4m3 or halves as they are: y[row][n] = sum over k of rows[row][k] *
 // weights[n][k], and what follows it in a layer. Rows come in units, as weights do, so both stream through shared memory by
 // bulk copies, and warpgroups multiply them there. The CTAs of a cluster take tiles of outputs beside each other by the same ROWS
-// rows, of which each loads a share for all of them: what the L2 cache delivers is what binds. A CTA has all of k: what becomes of
-// a row does not depend on the grid or on what other rows there are.
+// rows, of which each loads a share for all of them: what the L2 cache delivers is predicted to bind. A CTA has all of k: what
+// becomes of a row does not depend on the grid or on what other rows there are.
 #include "common/prims.cuh"
 #include "common/types.cuh"
 

@@ -106,8 +106,8 @@ pub const ROW_THREADS: u32 = 256;
 pub(crate) const BLOCK_LEN: usize = 512;
 /// Rows of a prompt that are computed as fast as a block by products of few rows, which take a time each that a block takes
 /// at once. Kernels here multiply a part of a block in less: 256 rows of an 8B model in FP8 were predicted to take half of
-/// what few-row products take on an H100, and 128 as long, before blocks of threads shared rows. Without warpgroups a library's block was predicted to be faster
-/// than three launches of 64 rows.
+/// what few-row products take on an H100, and 128 as long, before blocks of threads shared rows. Without warpgroups a library's
+/// block was predicted to be faster than three launches of 64 rows.
 const FEW_OF_PROMPT: usize = 128;
 /// The same where a library multiplies whole blocks and warpgroups few rows. On an H100 2048 tokens took 110 ms by few-row
 /// products, so 256 take 14; a block took 14 of four together, and more alone (`scripts/bench/results`, 2026-11-26T1109).
