@@ -298,7 +298,7 @@ fn fewer_rows_than_prepared_may_be_multiplied() {
     let w = weight(Dtype::Bf16, 70, 40, false);
     let x = Noise(13).values(5 * 40, 1.0);
     let mut prepared = Prepared::default();
-    prepare(isa, Dtype::Fp8, &x, 5, 40, &mut prepared, &pool);
+    prepare(isa, Dtype::Bf16, &x, 5, 40, &mut prepared, &pool);
     let mut out = vec![0.0; 2 * 70];
     linear(isa, &pool, &w, &prepared, 2, &mut out);
     assert_eq!(out, product(isa, &pool, &w, &x[..2 * 40]));
