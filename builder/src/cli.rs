@@ -205,8 +205,7 @@ pub struct TryArgs {
     /// Continuations that a look-up drafts side by side, as a tree.
     #[arg(long, default_value_t = 1)]
     pub ngram_branches: usize,
-    /// Branches that the drafts of a model or a head have at most, 1 to 16, where it and its target are on the CPU (they part at
-    /// every position) or on one GPU (they part at the first).
+    /// Branches that the drafts of a model or a head have at most, 1 to 16, where it and its target are on the CPU or on one GPU.
     #[arg(long, default_value_t = 1, value_parser = draft_branches)]
     pub draft_branches: usize,
     /// 0 is greedy.

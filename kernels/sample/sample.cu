@@ -320,7 +320,8 @@ KERNEL(sample, SampleParams, MAX_THREADS, 1) {
         choose(p, row, place, own, noise, scratch);
         return;
     }
-    const uint32_t rank = p.pass == 0 ? p.sequences[sequence].rank : 0;
+    const StepSequence& s = p.sequences[sequence];
+    const uint32_t rank = idx == s.fork_depth ? s.fork_rank : 0;
     const uint32_t token = draw_behind(place, own, rank, noise, scratch);
     if (own.held == Held::LISTED) {
         scatter(place, scratch);

@@ -67,11 +67,13 @@ struct StepSequence {
     Span bad_words;
     Span end_tokens;  // what min_tokens bans
     uint32_t max_len;  // tokens it has when it ends, at most
-    // Its first draft is the best of the drafter's choices, or the one that so many are better than: one of several
-    // branches of a draft. Of sequences that draw the drafts as the target draws its tokens.
-    uint32_t rank;
+    // One of several branches of a draft, whose drafts are drawn as the target draws its tokens: this draft is the
+    // drafter's choice that so many are better than.
+    uint32_t fork_depth;
+    uint32_t fork_rank;
+    uint32_t unused;
 };
-static_assert(sizeof(StepSequence) == 112, "as on the host");
+static_assert(sizeof(StepSequence) == 120, "as on the host");
 
 // How far a sequence's draft has come. Written by `sample` in each pass of the drafter, before that by the
 // host where drafts are given.

@@ -75,7 +75,8 @@ pub mod cuda {
 
     /// How steps are launched.
     pub mod step {
-        pub use crate::exec::cuda::step::input::{Planned, StepInput};
+        pub use crate::exec::cuda::step::forks::Fork;
+        pub use crate::exec::cuda::step::input::{Branched, Planned, StepInput};
         pub use crate::exec::cuda::step::params;
     }
 }

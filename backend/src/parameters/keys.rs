@@ -108,8 +108,9 @@ pub(crate) static KEYS: &[Key] = &[
         "`1`",
         |s, v| write(&mut s.draft_branches, branches(v)),
         "branches that the drafts of a model or a head have at most, where it and its target are on the CPU or on one GPU: up to so \
-         many times `num_draft_tokens` are verified. On the CPU drafts branch at every position, on a GPU at the first; with \
-         `draft_len` at `auto` only where that is likely enough to pay",
+         many times `num_draft_tokens` are verified. On the CPU drafts branch at every position, on a GPU up to so many chains part at \
+         one position each, where that has brought the most so far; with `draft_len` at `auto` only where that is likely enough \
+         to pay",
     ),
     key(
         "kv_cache_free_gpu_mem_fraction",

@@ -83,8 +83,8 @@ pub struct Options {
     pub lookup: Option<Lookup>,
     /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
     pub ngram_branches: usize,
-    /// Branches that the drafts of a model or a head have at most, from 1 to [`MAX_DRAFT_BRANCHES`]: where it and its target are
-    /// on a CPU they part at any position, on one GPU at the first. With adapting lengths only those that are likely enough.
+    /// Branches that the drafts of a model or a head have at most, from 1 to [`MAX_DRAFT_BRANCHES`], where it and its target are
+    /// on a CPU, or on one GPU: there all part from the first one. With adapting lengths only those that are likely enough.
     pub draft_branches: usize,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,

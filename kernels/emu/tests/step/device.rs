@@ -7,7 +7,7 @@ use crate::world::{Model, Sequence, World};
 use spec_core::testing::batch::{DraftLens, Entry};
 use spec_core::testing::cuda::device::{Pod, bytes_of, bytes_of_mut};
 use spec_core::testing::cuda::step::params::*;
-use spec_core::testing::cuda::step::{Planned, StepInput};
+use spec_core::testing::cuda::step::{Branched, Planned, StepInput};
 use spec_emu::{Arena, Launch, Program, Schedule};
 
 /// Rows of a tile: not a divisor of what a sequence has, as a rule.
@@ -472,7 +472,7 @@ fn check_next(
         draft_computed: outcome.draft_computed,
         draft_len,
         num_given: 0,
-        branch: None,
+        branch: Branched::Alone,
     };
     let mut input = StepInput::new(world.most_fed());
     input.push(&next, planned);
@@ -488,7 +488,8 @@ fn check_next(
         end_tokens: before.end_tokens,
         // It goes on as it was, whichever branch that is.
         coupling: before.coupling,
-        rank: before.rank,
+        fork_depth: before.fork_depth,
+        fork_rank: before.fork_rank,
         ..told
     };
     let is_right = if left == 0 { found.len == 0 } else { *found == expected };

@@ -4,6 +4,7 @@ use crate::device::{self, Outcome, Run};
 use crate::host;
 use crate::world::{Model, Random, Sequence, World};
 use spec_core::sampling::SamplingParams;
+use spec_core::testing::cuda::step::{Branched, Fork};
 use spec_core::testing::sampling::{Coupling, Sampler};
 use spec_emu::Schedule;
 use std::ops::Range;
@@ -12,14 +13,17 @@ use std::sync::Arc;
 /// Sequences of a step.
 const BATCH: usize = 12;
 
+/// Drafts at which branches part in these tests.
+const DEPTHS: usize = 3;
+
 /// What happened in many steps: that the cases are not all of one kind is part of the tests.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     sequences: usize,
     drafted: usize,
     accepted: usize,
-    /// Of branches that are not the first.
-    branched: usize,
+    /// Of branches that are not the first, from their forks on, by depth.
+    forked: [usize; DEPTHS],
     /// Where all drafts come from one pass.
     at_once: usize,
 }
@@ -35,17 +39,14 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
             drafted: expected.drafted,
             accepted: expected.accepted,
             // The host knows of no branches.
-            draft_computed: match sequence
-                .branch
-                .filter(|_| sequence.draft_len.min(world.max_drafts) > 0)
-            {
+            draft_computed: match sequence.branch {
                 // All that was kept, the target has computed.
                 _ if world.on_targets_cache => sequence.tokens.len() + expected.accepted,
-                Some(_) => {
+                Branched::From(_) if sequence.draft_len.min(world.max_drafts) > 0 => {
                     sequence.tokens.len()
                         + expected.accepted.min(expected.drafted.saturating_sub(1))
                 }
-                None => expected.draft_computed,
+                _ => expected.draft_computed,
             },
         };
         if found != expected {
@@ -54,7 +55,9 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
         tally.sequences += 1;
         tally.drafted += expected.drafted;
         tally.accepted += expected.accepted;
-        tally.branched += if sequence.branch > Some(0) { expected.drafted } else { 0 };
+        if let Branched::From(fork) = sequence.branch {
+            tally.forked[fork.depth] += expected.drafted.saturating_sub(fork.depth);
+        }
         tally.at_once += if world.mask.is_some() { expected.drafted } else { 0 };
     }
     Ok(tally)
@@ -177,11 +180,18 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
     let is_given = world.max_drafts > 0 && random.one_in(if speculates { 6 } else { 2 });
     let num_given = if is_given { random.below(world.max_drafts) + 1 } else { 0 };
     let drafts = speculates && !is_given;
-    // Drafts of branches are drawn as the target draws. The host's, which this test branches, go on from the first one.
+    // Drafts of branches are drawn as the target draws. Of drafts that come from one pass the host's know no forks.
     let is_path = matches!(coupling, Coupling::Path(_)) && world.mask.is_none();
-    let branch = (drafts && is_path && random.one_in(2)).then(|| random.below(5));
-    let min_confidences =
-        if branch.is_some() { &[0.0][..] } else { &[0.0, 0.0, 0.0, 0.02, 0.3][..] };
+    let depth = random.below(DEPTHS).min(random.below(DEPTHS));
+    let branch = match (drafts && is_path, random.below(8)) {
+        (false, _) | (true, 0) => Branched::Alone,
+        (true, 1) => Branched::First,
+        _ => Branched::From(Fork { depth, rank: 1 + random.below(4) }),
+    };
+    let min_confidences = match branch {
+        Branched::Alone => &[0.0, 0.0, 0.0, 0.02, 0.3][..],
+        _ => &[0.0][..],
+    };
     Sequence {
         prompt_len,
         draft_computed: match speculates {
@@ -236,7 +246,7 @@ fn random_steps(seeds: Range<u64>, vocabs: &[(usize, usize)], run: Run<'_>) -> T
         tally.sequences += more.sequences;
         tally.drafted += more.drafted;
         tally.accepted += more.accepted;
-        tally.branched += more.branched;
+        tally.forked.iter_mut().zip(more.forked).for_each(|(sum, more)| *sum += more);
         tally.at_once += more.at_once;
     }
     eprintln!("{tally:?}");
@@ -251,7 +261,7 @@ pub(crate) const VOCABS: [(usize, usize); 6] =
 fn every_step_is_that_of_the_host() {
     let tally = random_steps(0..400, &VOCABS, Run::SMALL);
     assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000);
-    assert!(tally.branched >= 300 && tally.at_once >= 1_000);
+    assert!(tally.forked.iter().all(|&drafted| drafted >= 50) && tally.at_once >= 1_000);
     // Some drafts are kept and some are not.
     assert!(tally.accepted * 5 > tally.drafted && tally.accepted * 10 < tally.drafted * 9);
 }

@@ -6,6 +6,7 @@ use spec_core::runtime::SequenceId;
 use spec_core::testing::batch::{
     DraftLens, Entry, Executor, Forward, Logits, Outcome, Segment, WANTED,
 };
+use spec_core::testing::cuda::step::{Branched, Fork};
 use spec_core::testing::draft::{self, Drafter, Proposal};
 use spec_core::testing::sampling::{Context, Stream};
 use spec_core::testing::{Host, PageId};
@@ -36,7 +37,7 @@ impl Forward for Scripted {
     }
 }
 
-/// A drafter whose drafts may begin with another of its choices than the best.
+/// A drafter whose drafts may fork: at one of them another of its choices is taken than the best.
 struct Branching {
     inner: draft::Model,
     world: World,
@@ -44,50 +45,67 @@ struct Branching {
 }
 
 impl Branching {
-    /// The token that `rank` others are better than.
-    fn first(&self, entry: &Entry<'_>, rank: usize) -> Option<u32> {
+    /// What the entry's drafts are, so many of them, behind some that are made.
+    fn behind(&mut self, entry: &Entry<'_>, made: &[u32], model: usize) -> Result<Vec<u32>> {
+        if model == 0 {
+            return Ok(Vec::new());
+        }
+        let tokens = [entry.tokens, made].concat();
+        let draft_lens = DraftLens { lookup: 0, model };
+        let chunk = entry.chunk + made.len();
+        let longer = Entry { tokens: &tokens, chunk, draft_lens, ..*entry };
+        Ok(self.inner.propose(&[longer])?.remove(0).tokens)
+    }
+
+    /// The token that `rank` others are better than, behind drafts that are made.
+    fn choice(&self, entry: &Entry<'_>, made: &[u32], rank: usize) -> Option<u32> {
         let (sampler, vocab) = (entry.sampler, self.world.shared_vocab());
-        let seen: Vec<u32> =
-            entry.tokens.iter().map(|token| readable(&self.world, token)).collect();
+        let tokens = [entry.tokens, made].concat();
+        let seen: Vec<u32> = tokens.iter().map(|token| readable(&self.world, token)).collect();
         let mut logits = (self.world.drafter)(entry.id as usize, &seen);
         logits.truncate(vocab);
-        let (tokens, prompt_len) = (entry.tokens, entry.prompt_len);
-        let context = Context { tokens, prompt_len, drafted: &[] };
+        let prompt_len = entry.prompt_len;
+        let context = Context { tokens: entry.tokens, prompt_len, drafted: made };
         let mut left = Some(sampler.distribution(&logits, context));
-        let mut first = None;
+        let mut chosen = None;
         for nth in 0..=rank {
             let Some(q) = left else {
                 // All was on the one before.
                 let ranked = sampler.ranked(&logits, context, rank + 1);
                 return ranked.get(rank).copied().filter(|_| sampler.params().is_greedy());
             };
-            let stream = Stream::Draft { depth: 0, place: nth };
+            let stream = Stream::Draft { depth: made.len(), place: nth };
             let token = sampler.draw(&q, tokens.len(), stream);
-            first = Some(token);
+            chosen = Some(token);
             left = q.without(token);
         }
-        first
+        chosen
+    }
+
+    fn forked(&mut self, entry: &Entry<'_>, fork: Fork) -> Result<Vec<u32>> {
+        let len = entry.draft_lens.model;
+        let mut drafts = self.behind(entry, &[], fork.depth.min(len))?;
+        if drafts.len() < fork.depth || fork.depth == len {
+            return Ok(drafts);
+        }
+        if let Some(token) = self.choice(entry, &drafts, fork.rank) {
+            drafts.push(token);
+            let rest = self.behind(entry, &drafts, len - drafts.len())?;
+            drafts.extend(rest);
+        }
+        Ok(drafts)
     }
 }
 
 impl Drafter for Branching {
     fn propose(&mut self, entries: &[Entry<'_>]) -> Result<Vec<Proposal>> {
         let propose = |entry: &Entry<'_>| {
-            let rank = self.sequences[entry.id as usize].branch.unwrap_or(0);
-            if rank == 0 || entry.draft_lens.model == 0 {
-                return Ok(self.inner.propose(&[*entry])?.remove(0));
-            }
-            let Some(first) = self.first(entry, rank) else { return Ok(Proposal::default()) };
+            let fork = match self.sequences[entry.id as usize].branch {
+                Branched::From(fork) if entry.draft_lens.model > 0 => fork,
+                _ => return Ok(self.inner.propose(&[*entry])?.remove(0)),
+            };
             let mut proposal = Proposal::default();
-            proposal.push(first, None);
-            let tokens = [entry.tokens, &[first]].concat();
-            let draft_lens = DraftLens { lookup: 0, model: entry.draft_lens.model - 1 };
-            if draft_lens.model > 0 {
-                let chunk = entry.chunk + 1;
-                let longer = Entry { tokens: &tokens, chunk, draft_lens, ..*entry };
-                let rest = self.inner.propose(&[longer])?;
-                rest[0].tokens.iter().for_each(|&token| proposal.push(token, None));
-            }
+            self.forked(entry, fork)?.into_iter().for_each(|token| proposal.push(token, None));
             Ok(proposal)
         };
         entries.iter().map(propose).collect()

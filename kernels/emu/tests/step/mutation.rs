@@ -75,6 +75,8 @@ fn unchecked_short_cuts_are_noticed() {
         ),
         ("sample/sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
         ("sample/sample.cu", "if (drawn[idx] == id)", "if (drawn[idx] == id + 1)"),
+        ("sample/sample.cu", "idx == s.fork_depth ?", "idx == 0 ?"),
+        ("sample/sample.cu", "idx == s.fork_depth ?", "idx >= s.fork_depth ?"),
         ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
         ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
         // What masks left in the drafter's cache is no draft's.

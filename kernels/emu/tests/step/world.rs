@@ -3,7 +3,7 @@
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::Shares;
 use spec_core::testing::batch::{Branching, DraftLens, Entry};
-use spec_core::testing::cuda::step::params::MAX_FED;
+use spec_core::testing::cuda::step::{Branched, params::MAX_FED};
 use spec_core::testing::sampling::{Coupling, Sampler};
 use std::sync::Arc;
 
@@ -55,8 +55,8 @@ pub(crate) struct Sequence {
     pub(crate) given: Vec<u32>,
     pub(crate) min_confidence: f32,
     pub(crate) sampler: Sampler,
-    /// Which branch of a draft it is, where that branches: so many of the drafter's choices are better than its first draft.
-    pub(crate) branch: Option<usize>,
+    /// Which branch of a draft it is.
+    pub(crate) branch: Branched,
 }
 
 impl Sequence {
@@ -71,7 +71,7 @@ impl Sequence {
             given: Vec::new(),
             min_confidence: 0.0,
             sampler: Sampler::new(params.clone(), coupling, Vec::new()),
-            branch: None,
+            branch: Branched::Alone,
         }
     }
 

@@ -8,8 +8,6 @@ use crate::batch::{Emitted, Outcome};
 pub(super) struct Settled {
     /// Of the branch that the target went along; of the first one if it went along none.
     pub(super) place: usize,
-    /// Its place among the sequence's own.
-    pub(super) rank: usize,
     /// Drafts of all branches.
     pub(super) drafted: usize,
     /// Those of the longest one.
@@ -36,7 +34,7 @@ impl Answers {
     /// Of a place without branches beside it.
     pub(super) fn settled(&self, place: usize) -> Settled {
         let drafted = self.results[place].drafted as usize;
-        Settled { place, rank: 0, drafted, depth: drafted }
+        Settled { place, drafted, depth: drafted }
     }
 
     /// Of a sequence with `given` drafts that the graph has not made.

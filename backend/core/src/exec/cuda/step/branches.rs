@@ -1,7 +1,8 @@
-//! Drafts that branch inside of a step's graph. The branches of a draft part at its first token; each is a chain with a place
-//! of its own, as if it were another sequence that had become the same text: the known tokens that a step runs, and the
-//! drafts, are on pages of its own, so that every row has the bits that it has in a chain. Behind the step the pages of the
-//! branch that the target goes along are copied to where the sequence's are.
+//! Drafts that branch inside of a step's graph. Each branch is a chain with a place of its own, as if it were another sequence
+//! that had become the same text: the known tokens that a step runs, and the drafts, are on pages of its own, so that every row
+//! has the bits that it has in a chain. It drafts what the first one drafts, up to the fork where it takes another choice of the
+//! drafter, and goes on from there. Behind the step the pages of the branch that the target goes along are copied to where the
+//! sequence's are.
 //!
 //! Only drafts that are drawn as the target draws its tokens branch so: then one branch at most is right, and nothing of a
 //! distribution has to be taken away for the others.
@@ -10,14 +11,15 @@ use super::Steps;
 use super::answers::{Answers, Settled};
 use super::buffers::MAX_WORDS;
 use super::entry::StepEntry;
+use super::forks::{Fork, Forks, Verified};
 use super::graph::Shape;
 use super::input::StepInput;
 use super::issue::Launched;
-use super::params::MAX_FED;
-use super::runners_up::RunnersUp;
+use super::params::{MAX_FED, StepResult};
 use crate::Result;
 use crate::engine::Limits;
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
+use std::cmp::Reverse;
 use std::ops::Range;
 
 /// One step in so many gives each draft a branch more than is held to pay: what was right once need not stay so.
@@ -33,7 +35,7 @@ pub(super) struct Branches {
     /// Those of one place.
     pages_each: usize,
     /// What they have been worth.
-    runners_up: RunnersUp,
+    forks: Forks,
 }
 
 /// A branch's pages.
@@ -69,8 +71,8 @@ fn pages_each(limits: &Limits) -> usize {
 
 impl Branches {
     pub(super) fn new(limits: &Limits, most: usize, pages: Range<PageId>) -> Self {
-        let runners_up = RunnersUp::new(most);
-        Self { most, pages, pages_each: pages_each(limits), runners_up }
+        let forks = Forks::new(limits.max_draft_len, most);
+        Self { most, pages, pages_each: pages_each(limits), forks }
     }
 
     /// Whether drafts branch at all.
@@ -78,18 +80,20 @@ impl Branches {
         self.most > 1
     }
 
-    /// How many branches a draft would have in the step with this number, were there room: where lengths adapt, each must be
-    /// worth its rows.
-    pub(super) fn wanted(&self, part: &StepEntry<'_>, step: u32) -> usize {
+    /// Where the branches of a draft, but the first, would part from it in the step with this number, were there room: where
+    /// lengths adapt, each must be worth its rows.
+    pub(super) fn wanted(&self, part: &StepEntry<'_>, step: u32) -> Vec<Fork> {
         let (len, branching) = (part.draft_len(), part.entry.branching);
-        if len == 0 || part.num_fed == 0 {
-            return 1;
+        let most = branching.width.min(self.most);
+        if len == 0 || part.num_fed == 0 || most < 2 {
+            return Vec::new();
         }
         let rows = branching.min_likelihood * (len + 1) as f32;
-        let most = branching.width.min(self.most);
-        let others = self.runners_up.shares().take(most - 1);
-        let worth = 1 + others.take_while(|&share| rows <= share).count();
-        if step.is_multiple_of(TRIAL_STEPS) { most.min(worth + 1) } else { worth }
+        let by_worth = self.forks.by_worth(len);
+        let pay = by_worth.iter().take_while(|worth| rows <= worth.tokens).count();
+        let tried = usize::from(step.is_multiple_of(TRIAL_STEPS));
+        let wanted = by_worth.iter().take((pay + tried).min(most - 1));
+        wanted.map(|worth| worth.fork).collect()
     }
 
     /// The pages of the branch at a place of the step.
@@ -129,15 +133,15 @@ impl BranchPages {
 pub(super) struct Branch<'p, 'a> {
     pub(super) place: usize,
     pub(super) part: &'p StepEntry<'a>,
-    /// 0 is the first one's, which has the sequence's own pages.
-    pub(super) rank: usize,
+    /// Its place among the sequence's own: the first one has the sequence's pages.
+    pub(super) nth: usize,
 }
 
 /// The places of all that get tokens.
 pub(super) fn branches<'p, 'a>(parts: &'p [StepEntry<'a>]) -> impl Iterator<Item = Branch<'p, 'a>> {
     let sampling = parts.iter().filter(|part| part.entry.samples());
-    let ranks = sampling.flat_map(|part| (0..part.num_branches).map(move |rank| (part, rank)));
-    ranks.enumerate().map(|(place, (part, rank))| Branch { place, part, rank })
+    let each = sampling.flat_map(|part| (0..part.num_branches()).map(move |nth| (part, nth)));
+    each.enumerate().map(|(place, (part, nth))| Branch { place, part, nth })
 }
 
 impl Steps {
@@ -151,14 +155,14 @@ impl Steps {
         let words_of = |part: &StepEntry<'_>| StepInput::num_words(part.entry);
         let mut words: usize = branches(parts).map(|branch| words_of(branch.part)).sum();
         for part in parts.iter_mut().filter(|part| part.entry.samples()) {
-            for _ in 1..self.branches.wanted(part, self.number) {
+            for fork in self.branches.wanted(part, self.number) {
                 words += words_of(part);
                 let has_room = places < self.capacity.places && words <= MAX_WORDS;
                 if !has_room || !self.holds(with(places + 1)) {
                     return with(places);
                 }
                 places += 1;
-                part.num_branches += 1;
+                part.forks.push(fork);
             }
         }
         with(places)
@@ -174,8 +178,8 @@ impl Steps {
     /// Gives branches their pages: of each place, but that of the first one.
     pub(super) fn branch_pages(&self, parts: &[StepEntry<'_>]) -> Result<Vec<Option<BranchPages>>> {
         let mut all = Vec::new();
-        for Branch { place, part, rank } in branches(parts) {
-            let pages = (rank > 0).then(|| self.branches.pages(place, part));
+        for Branch { place, part, nth } in branches(parts) {
+            let pages = (nth > 0).then(|| self.branches.pages(place, part));
             if let Some(pages) = &pages {
                 self.copy(pages.copies(part.entry.pages))?;
             }
@@ -200,33 +204,33 @@ impl Steps {
         launched: &Launched<'_>,
         answers: &Answers,
     ) -> Result<Vec<Settled>> {
-        let mut settled: Vec<Settled> = Vec::new();
-        for Branch { place, part, rank } in branches(&launched.parts) {
-            let result = &answers.results[place];
-            let drafted = result.drafted as usize;
-            match settled.last_mut().filter(|_| rank > 0) {
-                None => settled.push(Settled { place, drafted, depth: drafted, rank: 0 }),
-                Some(before) => {
-                    before.drafted += drafted;
-                    before.depth = before.depth.max(drafted);
-                    if result.accepted > answers.results[before.place].accepted {
-                        (before.place, before.rank) = (place, rank);
-                    }
-                }
-            }
-            let is_last = rank + 1 == part.num_branches;
-            let Some(&Settled { place, rank, .. }) = settled.last().filter(|_| is_last) else {
-                continue;
+        let mut settled = Vec::new();
+        let mut first = 0;
+        for part in launched.parts.iter().filter(|part| part.entry.samples()) {
+            let results = &answers.results[first..][..part.num_branches()];
+            let verified = |result: &StepResult| Verified {
+                drafted: result.drafted as usize,
+                accepted: result.accepted as usize,
             };
-            let is_right = answers.results[place].accepted > 0;
-            if part.draft_len() > 0 {
-                self.branches.runners_up.record(part.num_branches, is_right.then_some(rank));
-            }
-            if rank > 0 {
-                let known = part.entry.tokens.len() + answers.results[place].accepted as usize;
+            let verified: Vec<Verified> = results.iter().map(verified).collect();
+            let others: Vec<_> =
+                part.forks.iter().copied().zip(verified[1..].iter().copied()).collect();
+            self.branches.forks.record(part.draft_len(), verified[0], &others);
+            // Of those that are right as far the first one, whose pages need no copies if it is among them.
+            let accepted = |nth: &usize| (verified[*nth].accepted, Reverse(*nth));
+            let nth = (0..verified.len()).max_by_key(accepted).unwrap_or(0);
+            let place = first + nth;
+            if nth > 0 {
+                let known = part.entry.tokens.len() + verified[nth].accepted;
                 let kept = self.branches.pages(place, part).kept(part.entry.pages, known);
                 self.copy([kept.clone(), kept])?;
             }
+            settled.push(Settled {
+                place,
+                drafted: verified.iter().map(|branch| branch.drafted).sum(),
+                depth: verified.iter().map(|branch| branch.drafted).max().unwrap_or(0),
+            });
+            first += part.num_branches();
         }
         Ok(settled)
     }
@@ -281,7 +285,7 @@ mod tests {
             asks_graph: true,
             drafter_rows: len - num_fed..len,
             num_fed,
-            num_branches: 1,
+            forks: Vec::new(),
         };
         let first = 100;
         let pages = first..first + branch_pages(&limits(), 4) as PageId;
@@ -325,21 +329,22 @@ mod tests {
 
     #[test]
     fn lengths_that_adapt_branch_where_that_is_worth_the_rows() {
-        let wanted = |width, min_likelihood| {
+        let wanted = |width, min_likelihood, step| {
             let branching = Branching { width, min_likelihood };
-            with(30, 2, branching, |branches, part| branches.wanted(part, 1))
+            with(30, 2, branching, |branches, part| branches.wanted(part, step))
         };
-        assert_eq!([1, 2, 4, 9].map(|width| wanted(width, 0.0)), [1, 2, 4, 4]);
-        // Five rows each.
-        assert_eq!([0.005, 0.01, 0.02, 0.1].map(|least| wanted(4, least)), [4, 3, 2, 1]);
+        let of_rank = |rank, depth| Fork { depth, rank };
+        let best = [of_rank(1, 0), of_rank(1, 1), of_rank(2, 0)];
+        assert_eq!([1, 2, 4, 9].map(|width| wanted(width, 0.0, 1).len()), [0, 1, 3, 3]);
+        assert_eq!(wanted(4, 0.0, 1), best);
+        // Five rows each, and 0.30, 0.18 and 0.15 tokens.
+        assert_eq!([0.029, 0.035, 0.06, 0.1].map(|least| wanted(4, least, 1).len()), [3, 2, 1, 0]);
         let branching = Branching { width: 4, min_likelihood: 0.0 };
         let asked = with(30, 0, branching, |branches, part| branches.wanted(part, 1));
-        assert_eq!(asked, 1, "who does not draft does not branch");
-        let none_pays = Branching { width: 3, min_likelihood: 1.0 };
-        let tried = [TRIAL_STEPS - 1, TRIAL_STEPS, TRIAL_STEPS + 1]
-            .map(|step| with(30, 2, none_pays, |branches, part| branches.wanted(part, step)));
-        assert_eq!(tried, [1, 2, 1], "one more is tried now and then");
-        let chain = Branching { width: 1, min_likelihood: 1.0 };
-        assert_eq!(with(30, 2, chain, |branches, part| branches.wanted(part, TRIAL_STEPS)), 1);
+        assert_eq!(asked, [], "who does not draft does not branch");
+        let tried =
+            [TRIAL_STEPS - 1, TRIAL_STEPS, TRIAL_STEPS + 1].map(|step| wanted(3, 1.0, step).len());
+        assert_eq!(tried, [0, 1, 0], "one more is tried now and then");
+        assert_eq!(wanted(1, 1.0, TRIAL_STEPS), []);
     }
 }

@@ -1,7 +1,8 @@
 //! One sequence's part in a step that the host tells the device about: where its drafts come from, and what the drafter
 //! in the graph sees of it.
 
-use super::input::Planned;
+use super::forks::Fork;
+use super::input::{Branched, Planned};
 use crate::batch::Entry;
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ pub(super) struct StepEntry<'a> {
     pub(super) drafter_rows: Range<usize>,
     /// So many of them, the last ones, do in the graph.
     pub(super) num_fed: usize,
-    /// Chains of drafts that part at the first one, each with a place in the step.
-    pub(super) num_branches: usize,
+    /// Where further chains of drafts part from the first one, each with a place in the step.
+    pub(super) forks: Vec<Fork>,
 }
 
 impl StepEntry<'_> {
@@ -47,10 +48,20 @@ impl StepEntry<'_> {
         }
     }
 
-    /// What a branch does.
-    pub(super) fn planned(&self, rank: usize) -> Planned {
+    /// Places in the step.
+    pub(super) fn num_branches(&self) -> usize {
+        1 + self.forks.len()
+    }
+
+    /// What its n-th branch does.
+    pub(super) fn planned(&self, nth: usize) -> Planned {
+        let branch = match nth.checked_sub(1) {
+            Some(idx) => Branched::From(self.forks[idx]),
+            None if self.forks.is_empty() => Branched::Alone,
+            None => Branched::First,
+        };
         Planned {
-            branch: (self.num_branches > 1).then_some(rank),
+            branch,
             num_fed: self.num_fed,
             draft_computed: self.draft_computed(),
             draft_len: self.draft_len(),

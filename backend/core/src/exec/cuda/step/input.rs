@@ -1,5 +1,6 @@
 //! What the host uploads for one step: the sequences, and the words that do not fit into them.
 
+use super::forks::Fork;
 use super::params::{INDEPENDENT, PATH, Span, StepSequence};
 use crate::batch::Entry;
 use crate::sampling::{Coupling, SamplingParams};
@@ -28,8 +29,20 @@ pub struct Planned {
     pub draft_len: usize,
     /// or so many were written beside the sequence.
     pub num_given: usize,
-    /// Which of several branches it is: so many of the drafter's choices are better than its first draft.
-    pub branch: Option<usize>,
+    /// Which of the branches of a draft it is.
+    pub branch: Branched,
+}
+
+/// A place among the branches of a draft.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Branched {
+    /// There is no other.
+    #[default]
+    Alone,
+    /// It drafts the drafter's best choices.
+    First,
+    /// It parts from the first one.
+    From(Fork),
 }
 
 /// Whether the logits of a sequence are edited by its newest tokens.
@@ -51,7 +64,12 @@ impl StepInput {
             Coupling::Path(key) => (PATH, key),
             // Of branches one at most is right if drafts are drawn as the target draws. What it draws by itself is distributed
             // the same, and no position's noise decides about two tokens.
-            Coupling::Independent(key) => (if branch.is_some() { PATH } else { INDEPENDENT }, key),
+            Coupling::Independent(key) if branch == Branched::Alone => (INDEPENDENT, key),
+            Coupling::Independent(key) => (PATH, key),
+        };
+        let fork = match branch {
+            Branched::From(fork) => fork,
+            Branched::Alone | Branched::First => Fork { depth: 0, rank: 0 },
         };
         let len = entry.tokens.len();
         let sequence = StepSequence {
@@ -77,7 +95,9 @@ impl StepInput {
             bad_words: self.put_bad_words(params),
             end_tokens: self.put_end_tokens(entry),
             max_len: word(entry.max_len),
-            rank: word(branch.unwrap_or(0)),
+            fork_depth: word(fork.depth),
+            fork_rank: word(fork.rank),
+            unused: 0,
         };
         self.sequences.push(sequence);
         let last = &entry.tokens[len.saturating_sub(self.last_len)..];
@@ -235,12 +255,12 @@ mod tests {
         let told = |branch| {
             let mut input = StepInput::new(2);
             input.push(&entry(&sampler), Planned { branch, ..Planned::default() });
-            let StepSequence { coupling, rank, key, .. } = input.sequences[0];
-            (coupling, rank, key)
+            let StepSequence { coupling, fork_depth, fork_rank, key, .. } = input.sequences[0];
+            (coupling, fork_depth, fork_rank, key)
         };
-        assert_eq!(told(None), (INDEPENDENT, 0, 3));
-        assert_eq!(told(Some(0)), (PATH, 0, 3));
-        assert_eq!(told(Some(2)), (PATH, 2, 3));
+        assert_eq!(told(Branched::Alone), (INDEPENDENT, 0, 0, 3));
+        assert_eq!(told(Branched::First), (PATH, 0, 0, 3));
+        assert_eq!(told(Branched::From(Fork { depth: 1, rank: 2 })), (PATH, 1, 2, 3));
     }
 
     #[test]

@@ -95,8 +95,8 @@ impl Steps {
             // Without the state before the last token nothing is drafted from states.
             let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();
             let asks_graph = is_free && (kept.is_none() || has_states);
-            let (num_fed, num_branches) = (0, 1);
-            StepEntry { entry, given, asks_graph, drafter_rows, num_fed, num_branches }
+            let (num_fed, forks) = (0, Vec::new());
+            StepEntry { entry, given, asks_graph, drafter_rows, num_fed, forks }
         });
         parts.collect()
     }
@@ -174,8 +174,8 @@ impl Steps {
             distributions: vec![Distribution::certain(NO_TOKEN); sequences * drafts],
             number: self.number,
         };
-        for Branch { place, part, rank } in branches(parts) {
-            told.input.push(part.entry, part.planned(rank));
+        for Branch { place, part, nth } in branches(parts) {
+            told.input.push(part.entry, part.planned(nth));
             told.drafting[place].num_drafted = part.given.len() as u32;
             for (idx, &token) in part.given.iter().enumerate() {
                 told.drafts[place * drafts + idx] = token;

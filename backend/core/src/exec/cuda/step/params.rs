@@ -61,7 +61,7 @@ device_structs! {
     }
 
     /// One sequence of a step. The default is an unused place.
-    StepSequence is 112 bytes {
+    StepSequence is 120 bytes {
         /// Of the noise.
         key: u64,
         /// Known tokens: the prompt, then what was generated; 0 is an unused place.
@@ -107,8 +107,12 @@ device_structs! {
         end_tokens: Span,
         /// Tokens that it has when it ends, at most.
         max_len: u32,
-        /// So many of the drafter's choices are better than its first draft: one of several branches of a draft.
-        rank: u32,
+        /// The draft at which it parts from the others, where it is one of several branches:
+        fork_depth: u32,
+        /// there it takes the drafter's choice that so many are better than.
+        fork_rank: u32,
+        /// Undefined.
+        unused: u32,
     }
 
     /// How far a sequence's draft has come; the kernels' own.
