@@ -2,8 +2,8 @@
 //!
 //! `launches --arch sm_90a --output DIR MODEL...` compiles the kernels of each model and writes `VARIANT.cubin` and
 //! `launches.json` to the folder. A model is a checkpoint, or the name of one that is made up, and a number format, such as
-//! `llama-3.1-8b:fp8` (`fp8-head`: its head too; `fp16-fp8-head`: that alone; `eagle3-fp8`: an EAGLE-3 head of it), or an engine
-//! file.
+//! `llama-3.1-8b:fp8` (`fp8-head`: its head too; `fp16-fp8-head`: that alone; `eagle3-fp8`: an EAGLE-3 head of it, and likewise
+//! `eagle1`, `peagle` and `medusa`), or an engine file.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -12,7 +12,9 @@ use spec_build::checkpoint::Checkpoint;
 use spec_build::cuda::{Cache, Compiler, Cubin};
 use spec_core::engine::{Device, Engine, Limits, Manifest, Precision, needed_variants};
 use spec_core::exec::{HeadOutline, Outline, Planned, SearchPath};
-use spec_core::model::{DraftHead, Dtype, EagleConfig, EagleKind, ModelConfig, TapNorms};
+use spec_core::model::{
+    DraftHead, Dtype, EagleConfig, EagleKind, MedusaConfig, ModelConfig, TapNorms,
+};
 use spec_core::runtime::Prefill;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,12 +25,14 @@ const STEPS: [(usize, usize); 8] =
 /// Prompts, in tokens.
 const PROMPTS: [usize; 3] = [512, 2048, 8192];
 
-/// Drafts of a model that makes all of them in one pass.
+/// Drafts of a model or a head that makes all of them in one pass.
 const DRAFTS_AT_ONCE: usize = 8;
 
 /// Passes of a head that are told of: sequences, and known tokens of each.
 const HEAD_PASSES: [(usize, usize); 5] = [(1, 1), (1, 5), (4, 5), (16, 1), (16, 5)];
-/// Tokens that a head drafts.
+/// Heads of a Medusa.
+const MEDUSA_HEADS: usize = 4;
+/// Tokens that an EAGLE-3 head drafts.
 const HEAD_TOKENS: usize = 32_000;
 
 /// What steps and sequences may have.
@@ -111,9 +115,10 @@ fn opened(name: &str) -> Result<Model> {
     }
     let expected = "expected MODEL:FORMAT, such as llama-3.1-8b:fp8, or an engine";
     let (model, format) = name.rsplit_once(':').context(expected)?;
-    let (format, is_head) = match format.strip_prefix("eagle3-") {
-        Some(format) => (format, true),
-        None => (format, false),
+    let kind = HEADS.into_iter().find_map(|(prefix, of)| Some((format.strip_prefix(prefix)?, of)));
+    let (format, head_of) = match kind {
+        Some((format, of)) => (format, Some(of)),
+        None => (format, None),
     };
     let (format, is_masked) = match format.strip_suffix("-pard") {
         Some(format) => (format, true),
@@ -137,17 +142,65 @@ fn opened(name: &str) -> Result<Model> {
     }
     let mut config = checkpoint.config;
     config.mask_token = is_masked.then_some(0);
-    if is_head {
+    if let Some(head_of) = head_of {
         let precision = Precision { weights, head, kv: Dtype::Fp16 };
-        return Ok(Model { config: eagle(config), precision });
+        return Ok(Model { config: head_of(config), precision });
     }
     Ok(Model { config, precision: Precision { weights, head, kv: weights } })
 }
 
-/// An EAGLE-3 head of a model, as they are published for it: a layer like its own, and a head of some of its tokens.
-fn eagle(target: ModelConfig) -> ModelConfig {
-    let layers = target.num_layers;
+type HeadOf = fn(ModelConfig) -> ModelConfig;
+
+/// Prefixes of formats, and heads of a model that they ask for.
+const HEADS: [(&str, HeadOf); 4] =
+    [("eagle1-", eagle1), ("eagle3-", eagle3), ("peagle-", peagle), ("medusa-", medusa)];
+
+/// As published for Vicuna: heads of one block each, with matrices of their own.
+fn medusa(target: ModelConfig) -> ModelConfig {
+    let medusa = MedusaConfig {
+        tap: target.num_layers,
+        num_blocks: 1,
+        block_bias: true,
+        own_heads: vec![true; MEDUSA_HEADS],
+    };
+    let draft_head = Some(DraftHead::Medusa(medusa));
+    ModelConfig { num_layers: 0, tied_head: false, draft_head, ..target }
+}
+
+/// A layer like the target's, whose head and embedding it takes.
+fn eagle1(target: ModelConfig) -> ModelConfig {
     let eagle = EagleConfig {
+        kind: EagleKind::Eagle1,
+        taps: vec![target.num_layers],
+        own_embed: false,
+        own_head: false,
+        draft_vocab: target.vocab_size,
+        maps_vocab: false,
+        ..eagle3_of(&target)
+    };
+    with_layer(target, eagle)
+}
+
+/// As published for it: a layer like the target's, and a head of some of its tokens.
+fn eagle3(target: ModelConfig) -> ModelConfig {
+    let eagle = eagle3_of(&target);
+    with_layer(target, eagle)
+}
+
+/// The same, whose drafts all come from one pass.
+fn peagle(target: ModelConfig) -> ModelConfig {
+    let eagle = EagleConfig { mask_token: Some(0), ..eagle3_of(&target) };
+    with_layer(target, eagle)
+}
+
+fn with_layer(target: ModelConfig, eagle: EagleConfig) -> ModelConfig {
+    let draft_head = Some(DraftHead::Eagle(eagle));
+    ModelConfig { num_layers: 1, tied_head: false, draft_head, ..target }
+}
+
+fn eagle3_of(target: &ModelConfig) -> EagleConfig {
+    let layers = target.num_layers;
+    EagleConfig {
         kind: EagleKind::Eagle3,
         taps: vec![2, layers / 2, layers - 3],
         target_hidden: target.hidden_size,
@@ -161,9 +214,7 @@ fn eagle(target: ModelConfig) -> ModelConfig {
         draft_vocab: HEAD_TOKENS.min(target.vocab_size),
         maps_vocab: true,
         mask_token: None,
-    };
-    let draft_head = Some(DraftHead::Eagle(eagle));
-    ModelConfig { num_layers: 1, tied_head: false, draft_head, ..target }
+    }
 }
 
 /// What a head runs in a step's graph: passes for the first draft, of known tokens, and for others.
@@ -175,11 +226,17 @@ fn head(name: &str, model: &Model, args: &Args, capability: (u32, u32)) -> Resul
             "sequences": sequences, "rows": sequences * known, "operations": operations(&planned),
         })
     };
-    let first = |sequences, known| pass(sequences, known, outline.first_draft(sequences, known));
-    let steps = HEAD_PASSES.map(|(sequences, known)| first(sequences, known));
+    let first = |(sequences, known)| pass(sequences, known, outline.first_draft(sequences, known));
+    // Medusa heads read one state, whatever is known.
+    let told = |&(_, known): &(usize, usize)| known == 1 || config.eagle().is_some();
+    let steps: Vec<Value> = HEAD_PASSES.into_iter().filter(told).map(first).collect();
+    let draft = match config.drafts_at_once() {
+        true => pass(1, 2 * DRAFTS_AT_ONCE, outline.draft_at_once(1, DRAFTS_AT_ONCE)),
+        false => pass(1, 1, outline.draft(1)),
+    };
     Ok(json!({
         "name": name, "config": config, "precision": precision, "steps": steps, "verify": [],
-        "draft": pass(1, 1, outline.draft(1)), "prompts": [],
+        "draft": draft, "prompts": [],
     }))
 }
 

@@ -5,7 +5,7 @@ use super::{Machine, MachineMemory, Model};
 use crate::roofline::{Passes, Points};
 use anyhow::{Context, Result};
 use serde::Deserialize;
-use spec_core::exec::{Outline, Planned};
+use spec_core::exec::{HeadOutline, Outline, Planned};
 use spec_core::runtime::Prefill;
 use spec_kernels::Variant;
 use std::collections::BTreeMap;
@@ -120,9 +120,22 @@ impl Machine for Gpu {
         // What the table was made for.
         let capability = (9, 0);
         let num_sms = self.product.num_sms;
-        let outline = Outline::new(config, precision, limits, num_sms, capability, Prefill::Exact)?;
+        let operations: Box<dyn Fn(usize) -> Vec<Planned>> = match &config.draft_head {
+            None => {
+                let way = Prefill::Exact;
+                let outline = Outline::new(config, precision, limits, num_sms, capability, way)?;
+                Box::new(move |rows| outline.step(1, rows - 1))
+            }
+            Some(_) => {
+                let outline = HeadOutline::new(config, precision, num_sms, capability)?;
+                match config.drafts_at_once() {
+                    true => Box::new(move |drafts| outline.draft_at_once(1, drafts)),
+                    false => Box::new(move |known| outline.first_draft(1, known)),
+                }
+            }
+        };
         let points = (1..=rows).map(|rows| {
-            let operations = outline.step(1, rows - 1);
+            let operations = operations(rows);
             let clocks = operations.iter().map(|planned| self.clocks(&table, planned));
             let clocks: f64 = clocks.sum::<Result<f64>>()? + table.around;
             Ok((rows, 1e3 * clocks / self.product.hertz))
@@ -203,7 +216,7 @@ mod tests {
     use super::*;
     use crate::sizes::Sizes;
     use spec_core::engine::{Device, Limits, Precision};
-    use spec_core::model::{Dtype, ModelConfig};
+    use spec_core::model::{DraftHead, Dtype, MedusaConfig, ModelConfig};
 
     /// What `scripts/gpu-predict` predicts of a model that the table was not made from.
     #[derive(Deserialize)]
@@ -271,6 +284,28 @@ mod tests {
             let ratio = ms(&slow, config, precision, 1) / times[0];
             assert!(ratio > 2.0 && ratio < 4.0, "{ratio} times as long with a quarter of it");
         }
+    }
+
+    #[test]
+    fn what_a_head_multiplies_besides_layers_is_counted() {
+        let Checks { checks } = serde_json::from_str(TABLE).unwrap();
+        let Check { config, precision, .. } = &checks[0];
+        let gpu = &of_table()[0];
+        let medusa = |num_blocks, own| {
+            let own_heads = vec![own; 3];
+            let medusa = MedusaConfig { tap: 2, num_blocks, block_bias: false, own_heads };
+            let draft_head = Some(DraftHead::Medusa(medusa));
+            let head = ModelConfig { num_layers: 0, draft_head, ..config.clone() };
+            ms(gpu, &head, precision, 1)
+        };
+        let hidden = config.hidden_size as f64;
+        let bytes = if precision.weights == Dtype::Fp8 { 1.0 } else { 2.0 };
+        let block = 1e3 * hidden * hidden * bytes / gpu.bandwidth;
+        let [none, one, three] = [0, 1, 3].map(|blocks| medusa(blocks, true));
+        let more = one - none;
+        assert!(more > block && more < block + 0.02, "{more} ms of a block, {block} from memory");
+        assert!((three - none - 3.0 * more).abs() < 1e-9, "{none}, {one}, {three}");
+        assert_eq!(medusa(1, false), one, "the target's matrix is as large");
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! They have no layers of a decoder: their products run as those of their target do, in memory of their own. As with a model, a
 //! row's result does not depend on the rows beside it, to the bit.
 
-use super::code::{self, ByRows, MedusaCode};
+use super::code::{self, ByRows, LoadKernel, MedusaCode};
 use super::forward::download;
 use super::layers::Layers;
+use super::outline::SOMEWHERE;
 use super::params::{Best, JoinParams, Piece};
 use super::pass::{DecoderPart, Input, Output, PassOps};
 use super::shape;
@@ -15,7 +16,7 @@ use super::workspace::Workspace;
 use super::{Model, Pass};
 use crate::batch::Logits;
 use crate::draft_source::MAX_DRAFT_BRANCHES;
-use crate::engine::{Engine, Limits, Manifest};
+use crate::engine::{Engine, Kernels, Limits, Manifest};
 use crate::exec::cuda::device::{Address, Description, Device, Kernel, Op, arrays, upload};
 use crate::model::{MedusaConfig, ModelConfig, medusa};
 use crate::{Error, Result};
@@ -33,13 +34,14 @@ pub struct Medusa {
     buffers: Buffers,
     unit_norm: UnitNorm,
     capacity: Capacity,
-    target: Arc<Model>,
+    /// Whose matrix to the logits heads take that have none of their own.
+    target: Option<Arc<Model>>,
     /// What the addresses of `parts` are valid with.
-    _weights: Held,
+    _weights: Option<Held>,
 }
 
 /// Rows at most.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Capacity {
     /// Whose hidden states become states: those that a step verifies.
     verified: usize,
@@ -163,7 +165,33 @@ impl Medusa {
         let layers = Layers { workspace, precision, ..target.layers.clone() };
         let capacity = Capacity::of(&manifest.limits);
         let unit_norm = UnitNorm::alloc(&layers.config, capacity.drafting, device)?;
-        let _weights = weights;
+        let (target, _weights) = (Some(target), Some(weights));
+        Ok(Self { layers, medusa, parts, code, buffers, unit_norm, capacity, target, _weights })
+    }
+
+    /// With kernels from elsewhere, and memory nowhere; heads must have matrices of their own.
+    pub(super) fn outline(
+        layers: Layers,
+        weights: Weights,
+        loader: &mut impl LoadKernel,
+    ) -> Result<Self> {
+        let medusa = layers.config.medusa().cloned();
+        let (Some(medusa), Weights::Medusa(parts)) = (medusa, weights) else {
+            return Err(Error::Unsupported("an outline of what is no Medusa heads".into()));
+        };
+        let kernels = Kernels { model: &layers.config, precision: &layers.precision };
+        let code = MedusaCode::of(&kernels, &medusa, loader)?;
+        let buffers = Buffers {
+            taps: 0,
+            states: 0,
+            halves: 0,
+            grown: 0,
+            grown_halves: 0,
+            sums: 0,
+            squares: 0,
+        };
+        let (unit_norm, capacity) = (UnitNorm::outline(SOMEWHERE), Capacity::default());
+        let (target, _weights) = (None, None);
         Ok(Self { layers, medusa, parts, code, buffers, unit_norm, capacity, target, _weights })
     }
 
@@ -259,10 +287,12 @@ impl Medusa {
 
     /// What makes a head's logits.
     fn to_logits<'a>(&'a self, head: &'a medusa::MedusaHead<Matrix>) -> (&'a Matrix, &'a ByRows) {
-        match (&head.head, &self.code.head) {
-            (Some(own), Some(code)) => (own, code),
-            _ => (self.target.decoder.head(), &self.target.ends.head),
-        }
+        let own = head.head.as_ref().zip(self.code.head.as_ref());
+        let of_target = || {
+            let target = self.target.as_ref().expect("loaded with its target");
+            (target.decoder.head(), &target.ends.head)
+        };
+        own.unwrap_or_else(of_target)
     }
 
     /// Of rows that become the input of a block, whose sums start at nothing.

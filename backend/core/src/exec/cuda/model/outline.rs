@@ -10,7 +10,7 @@ use super::pass::DecoderPart;
 use super::shape::{self, Tiling};
 use super::tables::{self, Tables};
 use super::weights::Matrix;
-use super::{Capacity, Eagle, Many, Model, Pass, Prefill, Weights};
+use super::{Capacity, Eagle, Many, Medusa, Model, Pass, Prefill, Weights};
 use crate::Result;
 use crate::batch::Segment;
 use crate::engine::{Kernels, Limits, Precision};
@@ -18,7 +18,7 @@ use crate::exec::cuda::device::pod::bytes_of_mut;
 use crate::exec::cuda::device::{Address, Description, Kernel, Launch, Op};
 use crate::model::decoder::{Decoder, Linear, Load, Vector};
 use crate::model::image::unit_len;
-use crate::model::{Dtype, ModelConfig};
+use crate::model::{DraftHead, Dtype, EagleConfig, MedusaConfig, ModelConfig};
 use crate::pages::pages_for;
 use spec_kernels::Variant;
 use std::ops::Range;
@@ -189,11 +189,16 @@ fn planned(launch: &Launch, rows: usize, variants: &[Variant], capability: (u32,
     Planned::Kernel { variant, grid, threads: block, shared_bytes, ring_bytes, rows, matrix }
 }
 
-/// An EAGLE head, with matrices of its own, of which nothing is loaded.
+/// A head on the hidden states of a target, of which nothing is loaded.
 pub struct HeadOutline {
-    head: Eagle,
+    head: Head,
     variants: Vec<Variant>,
     capability: (u32, u32),
+}
+
+enum Head {
+    Eagle(Box<Eagle>),
+    Medusa(Box<Medusa>),
 }
 
 impl HeadOutline {
@@ -205,34 +210,78 @@ impl HeadOutline {
         capability: (u32, u32),
     ) -> Result<Self> {
         let mut loader = Numbering { variants: Vec::new(), capability };
+        let config = &with_own_matrices(config);
         let code = LayerCode::of(&Kernels { model: config, precision }, &mut loader)?;
         let layers = Layers::outline(config, precision, code, num_sms, capability);
         let weights = Weights::load(config, &mut Nowhere)?;
-        let head = Eagle::outline(layers, weights, &mut loader)?;
+        let head = match config.medusa() {
+            Some(_) => Head::Medusa(Box::new(Medusa::outline(layers, weights, &mut loader)?)),
+            None => Head::Eagle(Box::new(Eagle::outline(layers, weights, &mut loader)?)),
+        };
         Ok(Self { head, variants: loader.variants, capability })
     }
 
-    /// Whether it drafts other tokens than its target's first ones.
-    pub(in crate::exec::cuda) fn maps_vocab(&self) -> bool {
-        self.head.config().maps_vocab
+    /// Tokens of its target, where it drafts others than the first ones of them.
+    pub(in crate::exec::cuda) fn mapped_vocab(&self) -> Option<usize> {
+        match &self.head {
+            Head::Eagle(head) => head.config().maps_vocab.then(|| head.vocab_size()),
+            Head::Medusa(_) => None,
+        }
     }
 
-    /// Tokens of its target.
-    pub(in crate::exec::cuda) fn vocab_size(&self) -> usize {
-        self.head.vocab_size()
+    /// Whether its passes go by tables.
+    pub(in crate::exec::cuda) fn has_tables(&self) -> bool {
+        matches!(self.head, Head::Eagle(_))
     }
 
-    /// The launches of a pass of `places` rows of each sequence, each of which drafts a token; later passes go on with what the
-    /// one before has left.
-    pub(in crate::exec::cuda) fn pass(&self, sequences: usize, places: usize) -> Vec<Planned> {
-        let tiling = Tiling::of(sequences, places, self.head.group());
-        let num_tiles = sequences * places.div_ceil(tiling.rows(self.head.group()));
-        let pass = of_rows(sequences * places, num_tiles, tiling, sequences);
-        let ops = self.head.pass(&pass, false);
+    /// The launches of a step's first pass, with `places` rows of each sequence, and logits of so many.
+    pub(in crate::exec::cuda) fn first_pass(
+        &self,
+        sequences: usize,
+        places: usize,
+        num_logits: usize,
+    ) -> Vec<Planned> {
+        match &self.head {
+            Head::Eagle(head) => {
+                let tiling = Tiling::of(sequences, places, head.group());
+                let num_tiles = sequences * places.div_ceil(tiling.rows(head.group()));
+                let pass = of_rows(sequences * places, num_tiles, tiling, num_logits);
+                self.planned(&head.pass(&pass, false), pass.num_rows)
+            }
+            // Of whatever is known it reads one state.
+            Head::Medusa(heads) => {
+                let ops = [heads.begin(sequences), heads.head(0, sequences)].concat();
+                self.planned(&ops, sequences)
+            }
+        }
+    }
+
+    /// Those of each pass behind it, which goes on with what the one before has left.
+    pub(in crate::exec::cuda) fn later_pass(&self, sequences: usize) -> Vec<Planned> {
+        match &self.head {
+            Head::Eagle(_) => self.first_pass(sequences, 1, sequences),
+            Head::Medusa(heads) => self.planned(&heads.head(0, sequences), sequences),
+        }
+    }
+
+    fn planned(&self, ops: &[Op], rows: usize) -> Vec<Planned> {
         let launches = ops.iter().filter_map(Op::as_launch);
-        let planned = |launch| planned(launch, pass.num_rows, &self.variants, self.capability);
-        launches.map(planned).collect()
+        launches.map(|launch| planned(launch, rows, &self.variants, self.capability)).collect()
     }
+}
+
+/// The same head: a matrix that it leaves to its target takes what one of its own does.
+fn with_own_matrices(config: &ModelConfig) -> ModelConfig {
+    let draft_head = config.draft_head.clone().map(|head| match head {
+        DraftHead::Eagle(eagle) => {
+            DraftHead::Eagle(EagleConfig { own_embed: true, own_head: true, ..eagle })
+        }
+        DraftHead::Medusa(medusa) => {
+            let own_heads = vec![true; medusa.num_heads()];
+            DraftHead::Medusa(MedusaConfig { own_heads, ..medusa })
+        }
+    });
+    ModelConfig { draft_head, ..config.clone() }
 }
 
 /// An address that is not 0, which would mean none.

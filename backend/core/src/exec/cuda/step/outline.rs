@@ -53,18 +53,29 @@ impl Outline {
 impl HeadOutline {
     /// What a head runs in a step's graph for the first draft of each sequence, of which it reads so many known tokens.
     pub fn first_draft(&self, sequences: usize, known: usize) -> Vec<Planned> {
-        let mut operations = self.pass(sequences, known);
-        if self.maps_vocab() {
-            operations.push(spread(sequences, self.vocab_size()));
-        }
-        operations.push(sampled(sequences));
-        operations
+        self.drawn(self.first_pass(sequences, known, sequences), sequences, 1)
     }
 
     /// And for each draft behind it.
     pub fn draft(&self, sequences: usize) -> Vec<Planned> {
         let tables = plain("rows", 1, ROWS_THREADS, 0, sequences);
-        [vec![tables], self.first_draft(sequences, 1)].concat()
+        let mut operations = if self.has_tables() { vec![tables] } else { Vec::new() };
+        operations.extend(self.later_pass(sequences));
+        self.drawn(operations, sequences, 1)
+    }
+
+    /// The only pass of a head that makes so many drafts of each sequence in it, behind as many known tokens and one more.
+    pub fn draft_at_once(&self, sequences: usize, drafts: usize) -> Vec<Planned> {
+        let pass = self.first_pass(sequences, 2 * drafts, sequences * drafts);
+        self.drawn(pass, sequences, drafts)
+    }
+
+    /// A pass, and what draws so many drafts of each sequence from its logits.
+    fn drawn(&self, pass: Vec<Planned>, sequences: usize, drafts: usize) -> Vec<Planned> {
+        let mut operations = pass;
+        operations.extend(self.mapped_vocab().map(|vocab| spread(sequences * drafts, vocab)));
+        operations.extend((0..drafts).map(|_| sampled(sequences)));
+        operations
     }
 }
 
