@@ -91,10 +91,12 @@ impl Forks {
     /// The forks of drafts of so many tokens, from the one that is worth the most on.
     pub(super) fn by_worth(&self, len: usize) -> Vec<Worth> {
         // So likely are the first so many drafts to be right.
-        let reach =
-            |(share, on): (&mut f64, &Share)| Some(std::mem::replace(share, *share * on.value()));
-        let reached: Vec<f64> =
-            self.on[..len].iter().scan(1.0, |share, on| reach((share, on))).collect();
+        let reached = self.on[..len].iter().scan(1.0, |share, on| {
+            let before = *share;
+            *share *= on.value();
+            Some(before)
+        });
+        let reached: Vec<f64> = reached.collect();
         let forks = (0..len).flat_map(|depth| (0..self.right.len()).map(move |idx| (depth, idx)));
         let worth = |(depth, idx): (usize, usize)| {
             // Behind it drafts are as good as from the known tokens on.
