@@ -5,13 +5,13 @@
 
 mod codes;
 
+use super::fetch::LINE_BYTES;
 use super::kernel::{self, Expand, Finish, Kernel, Path, Tile};
 use super::prepare::{self, FP8_SCALE_BITS, Form};
 use crate::exec::cpu::Isa;
 use crate::model::Dtype;
 use crate::model::panel::{GROUP_BYTES, PANEL};
 use std::arch::x86_64::*;
-use std::array::from_fn;
 
 /// Outputs in a vector.
 const LANES: usize = 8;
@@ -107,7 +107,8 @@ trait Format {
     /// The weights of 8 outputs in a part of a group as f32: one vector for each of its inputs.
     type Vectors: AsRef<[__m256]> + Copy;
 
-    /// Reads the `idx`-th 8 outputs of the group at `w`.
+    /// Reads the `idx`-th 8 outputs of the group at `w`. Closures and functions of arrays are not safe here, nor where it is
+    /// called: they lack the features, and what passes through them was left a call by the compiler, three times as slow.
     unsafe fn load(w: *const u8, idx: usize, part: usize) -> Self::Vectors;
 }
 
@@ -179,9 +180,10 @@ impl Format for Fp8 {
         };
         // The shift copies the sign over the exponent's high bits, and the mask takes them and what lies below.
         let pairs = _mm256_srai_epi16::<4>(pairs);
-        [_mm256_slli_epi32::<16>(pairs), pairs]
-            .map(|codes| _mm256_and_si256(codes, _mm256_set1_epi32(0x87f0_0000_u32 as i32)))
-            .map(|bits| _mm256_castsi256_ps(bits))
+        let mask = _mm256_set1_epi32(0x87f0_0000_u32 as i32);
+        let first = _mm256_and_si256(_mm256_slli_epi32::<16>(pairs), mask);
+        let second = _mm256_and_si256(pairs, mask);
+        [_mm256_castsi256_ps(first), _mm256_castsi256_ps(second)]
     }
 }
 
@@ -204,16 +206,23 @@ unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(til
                 }
             }
             let (mut w, mut x) = (tile.w, tile.x.cast::<f32>());
+            let fetch = tile.fetch.strip(strip, VECTORS / V, tile.units);
             for group in 0..tile.units {
                 if FETCH {
-                    tile.fetch.share::<V>(group, 0, strip, LANES);
+                    for line in 0..GROUP_BYTES * V / VECTORS / LINE_BYTES {
+                        fetch.line(group, LINE_BYTES * line);
+                    }
                 }
                 for part in 0..F::PARTS {
                     let x_at =
                         |r: usize, k: usize| _mm256_set1_ps(x.add(r * tile.stride + k).read());
-                    if (inputs + R) * V <= 18 {
-                        // The part's weights of the strip fit into registers, or nearly: each activation is read once.
-                        let vectors: [_; V] = from_fn(|v| F::load(w, first + v, part));
+                    // Whichever takes fewer registers beside the accumulators.
+                    if V <= R {
+                        // The part's weights are held, and each activation is read once.
+                        let mut vectors = [F::load(w, first, part); V];
+                        for (v, vectors) in vectors.iter_mut().enumerate().skip(1) {
+                            *vectors = F::load(w, first + v, part);
+                        }
                         for k in 0..inputs {
                             for (r, acc) in acc.iter_mut().enumerate() {
                                 let x = x_at(r, k);
