@@ -13,7 +13,7 @@ fn requests() -> Vec<Request> {
     let mut requests = requests_of_three_tokens();
     for (idx, request) in requests.iter_mut().enumerate() {
         request.prompt = [request.prompt.to_vec(), vec![41; 5 * idx]].concat().into();
-        (request.max_tokens, request.draft_len) = (40, Some(1 + idx % 4));
+        (request.max_tokens, request.draft_len) = (24, Some(1 + idx % 4));
     }
     requests
 }

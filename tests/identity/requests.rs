@@ -51,19 +51,17 @@ pub(crate) fn few_requests(max_tokens: usize) -> Vec<Request> {
     (0..5).map(request).collect()
 }
 
-/// Requests over chats and over code to complete, of mixed lengths and kinds: one of several hundred
+/// Requests over code to complete and over chats, in turn, of mixed lengths and kinds: one of several hundred
 /// tokens, the others of 20 to 200.
 pub(crate) fn many_requests(num: usize, tokenizer: &Tokenizer) -> Vec<Request> {
-    let mut prompts: Vec<Vec<u32>> = data::six_prompts(SMOLLM2)
-        .into_iter()
-        .filter(|(name, _)| name != "summarise")
-        .map(|(_, prompt)| prompt)
-        .collect();
+    let mut chats = data::six_prompts(SMOLLM2).into_iter().filter(|(name, _)| name != "summarise");
+    let mut prompts = Vec::new();
     for (idx, problem) in data::json_lines("humaneval_dev.jsonl").iter().enumerate() {
         let text = problem["prompt"].as_str().expect("a text");
         let mut prompt = tokenizer.encode(text, true).expect("encodes");
         prompt.truncate(20 + idx * 7 % 60);
         prompts.push(prompt);
+        prompts.extend(chats.next().map(|(_, prompt)| prompt));
     }
     assert!(prompts.len() >= num, "{} prompts", prompts.len());
     let request = |(idx, prompt)| request(idx, prompt, 10 + idx % 7);

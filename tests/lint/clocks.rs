@@ -1,6 +1,7 @@
 //! How long pieces of machine code take, from what the assembler says to the hardware in each instruction's control bits: the
 //! rules of `scripts/predict/sass.py` and `warp.py` once more, in the middle of what those assume. Both have to find the same.
 
+use super::code::PRINTED;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::Path;
@@ -101,7 +102,7 @@ impl Code {
     pub(crate) fn of(disassembler: &Path, cubin: &[u8]) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), cubin).unwrap();
-        let output = Command::new(disassembler).args(["-c", "-hex"]).arg(file.path()).output();
+        let output = Command::new(disassembler).args(PRINTED).arg("-hex").arg(file.path()).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Self::parse(&String::from_utf8(output.stdout).unwrap())

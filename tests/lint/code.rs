@@ -27,6 +27,9 @@ pub(crate) fn disassembler(compiler: &Compiler) -> Option<PathBuf> {
     tool
 }
 
+/// What is printed of a kernel: its code, without an analysis of where its jumps through registers go.
+pub(crate) const PRINTED: [&str; 2] = ["-c", "-ndf"];
+
 /// Does the jobs on all cores; outcomes in the order of the jobs.
 pub(crate) fn in_parallel<J: Sync, T: Send>(jobs: &[J], run: impl Fn(&J) -> T + Sync) -> Vec<T> {
     let next = Mutex::new(jobs.iter().enumerate());
@@ -54,7 +57,8 @@ impl Listing {
     pub(crate) fn of(disassembler: &Path, cubin: &[u8]) -> Self {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), cubin).unwrap();
-        let output = Command::new(disassembler).arg("-c").arg(file.path()).output().unwrap();
+        let output = Command::new(disassembler).args(PRINTED).arg(file.path()).output();
+        let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Self::parse(&String::from_utf8(output.stdout).unwrap())
     }

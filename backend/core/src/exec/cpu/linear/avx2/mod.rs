@@ -193,6 +193,8 @@ impl Format for Fp8 {
 /// The tile's pointers cover `R` rows, and the machine has the level's features.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(tile: &Tile) {
+    // Plain loops over indices: iterators are not unrolled reliably.
+    #![allow(clippy::needless_range_loop)]
     let inputs = size_of::<F::Vectors>() / size_of::<__m256>();
     for (strip, first) in (0..VECTORS).step_by(V).enumerate() {
         // SAFETY: accumulators are `[R][64]`, activations have a word for every vector of `F::load` of every
@@ -220,8 +222,8 @@ unsafe fn rows<F: Format, const R: usize, const V: usize, const FETCH: bool>(til
                     if V <= R {
                         // The part's weights are held, and each activation is read once.
                         let mut vectors = [F::load(w, first, part); V];
-                        for (v, vectors) in vectors.iter_mut().enumerate().skip(1) {
-                            *vectors = F::load(w, first + v, part);
+                        for v in 1..V {
+                            vectors[v] = F::load(w, first + v, part);
                         }
                         for k in 0..inputs {
                             for (r, acc) in acc.iter_mut().enumerate() {
