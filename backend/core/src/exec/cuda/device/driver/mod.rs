@@ -5,6 +5,7 @@
 mod calls;
 mod context;
 mod describe;
+mod operation;
 mod pinned;
 mod staging;
 
@@ -13,8 +14,8 @@ pub use calls::is_present;
 use super::cublas::Cublas;
 use super::search_path::SearchPath;
 use super::{
-    Address, Description, Device, Fill, Graph, Held, Kernel, Launch, Mark, Op, PRODUCT_BYTES,
-    ProductShape, Shared,
+    Address, Description, Device, Fill, Graph, Held, Kernel, Mark, Op, PRODUCT_BYTES, ProductShape,
+    Shared,
 };
 use crate::{Error, Result};
 use calls::{Status, check};
@@ -24,14 +25,11 @@ use describe::describe;
 use pinned::Pinned;
 use staging::Staging;
 use std::cell::OnceCell;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
-
-/// The largest pitch of a copy, of any GPU.
-const MAX_PITCH: usize = i32::MAX as usize;
 
 /// Alignment that `cuMemAlloc` guarantees.
 const ALIGNMENT: usize = 256;
@@ -135,83 +133,6 @@ impl Driver {
              every model on it and load them again",
             calls::name_of(status)
         )))
-    }
-
-    /// Puts an operation on the stream. `may_overlap` is whether a launch that may begin early does.
-    fn put(&self, op: &Op, may_overlap: bool) -> Result<()> {
-        match op {
-            Op::Launch(launch) => self.launch(launch, may_overlap),
-            Op::Product(product) => {
-                let products = self.products.as_ref().expect("products have been enabled");
-                products.multiply(product, self.stream.cast())
-            }
-            &Op::Copy { from, to, bytes, rows, pitch } if rows > 1 && pitch <= MAX_PITCH => {
-                self.copy_rows(from, to, bytes, rows, pitch)
-            }
-            &Op::Copy { from, to, bytes, rows, pitch } => (0..rows).try_for_each(|row| {
-                let [from, to] = [from, to].map(|first| first + (row * pitch) as Address);
-                // SAFETY: addresses of this device's memory, which the stream's order keeps apart from other work.
-                let status = unsafe { calls::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream) };
-                self.check("cuMemcpyDtoDAsync", status)
-            }),
-        }
-    }
-
-    /// Copies ranges of memory that lie evenly apart, in one call.
-    fn copy_rows(
-        &self,
-        from: Address,
-        to: Address,
-        bytes: usize,
-        rows: usize,
-        pitch: usize,
-    ) -> Result<()> {
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            srcHost: ptr::null(),
-            srcDevice: from,
-            srcArray: ptr::null_mut(),
-            srcPitch: pitch,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            dstHost: ptr::null_mut(),
-            dstDevice: to,
-            dstArray: ptr::null_mut(),
-            dstPitch: pitch,
-            WidthInBytes: bytes,
-            Height: rows,
-        };
-        // SAFETY: the description is read during the call; the addresses are of this device's memory, which the stream's
-        // order keeps apart from other work.
-        let status = unsafe { calls::cuMemcpy2DAsync_v2(&raw const copy, self.stream) };
-        self.check("cuMemcpy2DAsync", status)
-    }
-
-    fn launch(&self, launch: &Launch, may_overlap: bool) -> Result<()> {
-        let mut attribute = overlap_attribute();
-        let config = sys::CUlaunchConfig {
-            gridDimX: launch.grid,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: launch.block,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: launch.shared_bytes,
-            hStream: self.stream,
-            attrs: &mut attribute,
-            numAttrs: u32::from(launch.overlap && may_overlap && self.overlaps),
-        };
-        let mut params = [launch.params.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: every kernel takes one struct by value, which `params` holds (the kernels and their mirrors assert
-        // its size); the driver copies it before it returns.
-        let status = unsafe {
-            let function = self.functions[launch.kernel.0 as usize];
-            calls::cuLaunchKernelEx(&config, function, params.as_mut_ptr(), ptr::null_mut())
-        };
-        self.check("cuLaunchKernelEx", status)
     }
 
     /// Says once what an error leads to: graphs are alike, and there are many.
@@ -504,14 +425,4 @@ fn overlap_is_wanted() -> Result<bool> {
             Err(Error::Device(format!("SPEC_CUDA_OVERLAP is '{other}', on and off are known")))
         }
     }
-}
-
-/// Lets a launch start before the one ahead of it has ended.
-fn overlap_attribute() -> sys::CUlaunchAttribute {
-    let id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    // SAFETY: plain integers and unions of them, for which zero is a value.
-    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    attribute.id = id;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-    attribute
 }
