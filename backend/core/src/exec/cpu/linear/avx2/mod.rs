@@ -107,8 +107,8 @@ trait Format {
     /// The weights of 8 outputs in a part of a group as f32: one vector for each of its inputs.
     type Vectors: AsRef<[__m256]> + Copy;
 
-    /// Reads the `idx`-th 8 outputs of the group at `w`. Closures and functions of arrays are not safe here, nor where it is
-    /// called: they lack the features, and what passes through them was left a call by the compiler, three times as slow.
+    /// Reads the `idx`-th 8 outputs of the group at `w`. Neither this nor its callers go through `map` or `from_fn` of arrays:
+    /// these lack the level's features, and the compiler left this a call in them, which took three times as long.
     unsafe fn load(w: *const u8, idx: usize, part: usize) -> Self::Vectors;
 }
 
