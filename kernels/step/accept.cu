@@ -60,6 +60,7 @@ DEVICE void append(const AcceptParams& params, uint32_t sequence, const uint32_t
 DEVICE void advance(const AcceptParams& params, StepSequence& s, const StepResult& result) {
     s.len += result.num_tokens;
     s.num_given = 0;
+    s.has_run = 0;
     s.draft_computed = result.draft_computed;
     if (s.len >= s.max_len) {
         s.len = 0;

@@ -17,7 +17,7 @@ DEVICE Places places_of(const RowsParams& params, uint32_t sequence) {
     const StepSequence& s = params.sequences[sequence];
     if (params.pass == VERIFY) {
         const uint32_t drafted = num_drafted(params.drafting, sequence, params.max_drafts);
-        return {params.max_drafts + 1, 0, s.len == 0 ? 0 : drafted + 1};
+        return {params.max_drafts + 1, 0, s.len == 0 || s.has_run ? 0 : drafted + 1};
     }
     if (params.pass == 0) {
         // The last known token always stands in the same place, which gets logits, as the masks behind it do.

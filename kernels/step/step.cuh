@@ -71,7 +71,9 @@ struct StepSequence {
     // drafter's choice that so many are better than.
     uint32_t fork_depth;
     uint32_t fork_rank;
-    uint32_t unused;
+    // 1: its last known token has run already. The target's layers have no row of it, its head finds that row in the
+    // residual stream all the same.
+    uint32_t has_run;
 };
 static_assert(sizeof(StepSequence) == 120, "as on the host");
 

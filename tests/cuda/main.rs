@@ -11,6 +11,7 @@ mod heads;
 mod kv_scales;
 mod medusa;
 mod outline;
+mod prompt_ends;
 
 use common::models::{Recipe, SMOLLM2};
 use common::running::{self, Done};

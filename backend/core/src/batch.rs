@@ -167,11 +167,10 @@ pub struct PromptBlocks {
 }
 
 impl PromptBlocks {
-    /// The positions before this one are in blocks: never the last one of a prompt, whose logits are wanted.
+    /// The positions before this one are in blocks.
     pub fn end(&self, prompt_len: usize) -> usize {
-        let before_last = prompt_len.saturating_sub(1);
-        let rest = before_last % self.len;
-        if rest < self.least { before_last - rest } else { before_last }
+        let rest = prompt_len % self.len;
+        if rest < self.least { prompt_len - rest } else { prompt_len }
     }
 
     /// Of the rows `first .. first + len` of a prompt those up to the last end of a block, if there is one, or all where
@@ -315,9 +314,9 @@ mod tests {
     const BLOCKS: PromptBlocks = PromptBlocks { len: 512, least: 129 };
 
     #[test]
-    fn blocks_end_before_a_prompts_last_position_and_none_is_short() {
-        let ends = [0, 1, 129, 130, 512, 513, 514, 641, 642, 1025].map(|len| BLOCKS.end(len));
-        assert_eq!(ends, [0, 0, 0, 129, 511, 512, 512, 512, 641, 1024]);
+    fn blocks_end_with_their_prompt_and_none_is_short() {
+        let ends = [0, 1, 128, 129, 512, 513, 640, 641, 1025].map(|len| BLOCKS.end(len));
+        assert_eq!(ends, [0, 0, 0, 129, 512, 512, 512, 641, 1024]);
     }
 
     proptest! {
@@ -328,8 +327,8 @@ mod tests {
         ) {
             let blocks = PromptBlocks { len: size, least: least.min(size) };
             let end = blocks.end(prompt_len);
-            prop_assert!(end < prompt_len);
-            prop_assert!(end.is_multiple_of(size) || (end % size >= least && end == prompt_len - 1));
+            prop_assert!(end <= prompt_len);
+            prop_assert!(end.is_multiple_of(size) || (end % size >= least && end == prompt_len));
             let whole = blocks.whole(first, len, prompt_len);
             prop_assert!(whole <= len);
             let last = first + whole;

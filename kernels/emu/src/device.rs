@@ -12,6 +12,7 @@ use spec_core::{Error, Result};
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Address space of a device; what is not used takes no memory.
 const MEMORY_BYTES: usize = 16 << 30;
@@ -50,6 +51,8 @@ pub struct Emulator {
     /// Shapes of products that are enabled.
     products: HashSet<ProductShape>,
     small_samples: bool,
+    /// Launches of kernels whose names begin so are counted.
+    counted: Option<(&'static str, Arc<AtomicUsize>)>,
 }
 
 /// A kernel as it is shipped, and another that does the same in fewer and smaller blocks: their names, blocks and threads.
@@ -73,6 +76,7 @@ impl Emulator {
             copies_left: None,
             products: HashSet::new(),
             small_samples: false,
+            counted: None,
         }
     }
 
@@ -80,6 +84,11 @@ impl Emulator {
     /// time of a step of a small model goes by their threads.
     pub fn with_small_samples(self) -> Self {
         Self { small_samples: true, ..self }
+    }
+
+    /// Counts launches of kernels whose names begin so.
+    pub fn counting(self, name: &'static str, count: Arc<AtomicUsize>) -> Self {
+        Self { counted: Some((name, count)), ..self }
     }
 
     /// Refuses one copy from shared memory, the one behind so many others.
@@ -159,6 +168,11 @@ impl Emulator {
     fn run(&mut self, launches: &[Launch]) -> Result<()> {
         if launches.is_empty() {
             return Ok(());
+        }
+        if let Some((name, count)) = &self.counted {
+            let variant = |launch: &&Launch| &self.kernels[launch.kernel.0 as usize];
+            let counted = launches.iter().filter(|launch| variant(launch).starts_with(name));
+            count.fetch_add(counted.count(), Ordering::Relaxed);
         }
         // Another order each time, and the same in every run.
         self.schedule.seed = self.schedule.seed.wrapping_add(1);

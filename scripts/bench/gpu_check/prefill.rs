@@ -93,7 +93,7 @@ fn time(
         tokens: &tokens,
         first_position: 0,
         pages: &pages,
-        prompt_len: num_rows + 1,
+        prompt_len: num_rows,
         num_logits: 0,
         tree: &[],
     };

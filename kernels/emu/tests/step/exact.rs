@@ -26,6 +26,8 @@ pub(crate) struct Tally {
     forked: [usize; DEPTHS],
     /// Where all drafts come from one pass.
     at_once: usize,
+    /// Sequences whose last known token has run ahead of the step.
+    have_run: usize,
 }
 
 /// Compares one step of some sequences. The error says what differs.
@@ -59,6 +61,7 @@ fn compare(world: &World, sequences: &[Sequence], run: Run<'_>) -> Result<Tally,
             tally.forked[fork.depth] += expected.drafted.saturating_sub(fork.depth);
         }
         tally.at_once += if world.mask.is_some() { expected.drafted } else { 0 };
+        tally.have_run += usize::from(sequence.has_run);
     }
     Ok(tally)
 }
@@ -192,7 +195,7 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
         Branched::Alone => &[0.0, 0.0, 0.0, 0.02, 0.3][..],
         _ => &[0.0][..],
     };
-    Sequence {
+    let sequence = Sequence {
         prompt_len,
         draft_computed: match speculates {
             true => {
@@ -207,8 +210,11 @@ fn any_sequence(random: &mut Random, world: &World) -> Sequence {
         min_confidence: random.pick(min_confidences),
         sampler: Sampler::new(params, coupling, end_tokens),
         branch,
+        has_run: false,
         tokens,
-    }
+    };
+    let drafts_none = sequence.draft_len == 0 && num_given == 0;
+    Sequence { has_run: drafts_none && len.is_multiple_of(2), ..sequence }
 }
 
 /// One random step of a batch, in a world whose drafter is close to the target, or is not.
@@ -248,6 +254,7 @@ fn random_steps(seeds: Range<u64>, vocabs: &[(usize, usize)], run: Run<'_>) -> T
         tally.accepted += more.accepted;
         tally.forked.iter_mut().zip(more.forked).for_each(|(sum, more)| *sum += more);
         tally.at_once += more.at_once;
+        tally.have_run += more.have_run;
     }
     eprintln!("{tally:?}");
     tally
@@ -262,6 +269,7 @@ fn every_step_is_that_of_the_host() {
     let tally = random_steps(0..400, &VOCABS, Run::SMALL);
     assert!(tally.sequences >= 4_000 && tally.drafted >= 7_000);
     assert!(tally.forked.iter().all(|&drafted| drafted >= 50) && tally.at_once >= 1_000);
+    assert!(tally.have_run >= 300);
     // Some drafts are kept and some are not.
     assert!(tally.accepted * 5 > tally.drafted && tally.accepted * 10 < tally.drafted * 9);
 }

@@ -79,6 +79,9 @@ fn unchecked_short_cuts_are_noticed() {
         ("sample/sample.cu", "idx == s.fork_depth ?", "idx >= s.fork_depth ?"),
         ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
         ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
+        // A row that has run must not run again, and the next one must.
+        ("step/rows.cu", "s.len == 0 || s.has_run ?", "s.len == 0 ?"),
+        ("step/accept.cu", "    s.has_run = 0;\n", ""),
         // What masks left in the drafter's cache is no draft's.
         ("step/accept.cu", "params.draft_cache == CACHE_OF_DRAFTS && s", "s"),
     ];

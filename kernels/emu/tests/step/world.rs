@@ -57,6 +57,8 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     /// Which branch of a draft it is.
     pub(crate) branch: Branched,
+    /// Whether its last known token has run ahead of the step.
+    pub(crate) has_run: bool,
 }
 
 impl Sequence {
@@ -72,6 +74,7 @@ impl Sequence {
             min_confidence: 0.0,
             sampler: Sampler::new(params.clone(), coupling, Vec::new()),
             branch: Branched::Alone,
+            has_run: false,
         }
     }
 

@@ -53,6 +53,7 @@ pub(super) fn check_next(
         draft_len,
         num_given: 0,
         branch: Branched::Alone,
+        has_run: false,
     };
     let mut input = StepInput::new(world.most_fed());
     input.push(&next, planned);

@@ -345,7 +345,13 @@ impl<'a> Device<'a> {
             jobs.push(self.rows(&tables));
             self.launch(&jobs)?;
         }
-        let logits = self.forward(&self.world.target, &mut fed_target, &tables)?;
+        let mut logits = self.forward(&self.world.target, &mut fed_target, &tables)?;
+        for (place, sequence) in sequences.iter().enumerate().filter(|(_, s)| s.has_run) {
+            let found = &mut logits[place * tables.per_sequence..][..tables.per_sequence];
+            let has_rows = found.iter().any(Option::is_some);
+            ensure(!has_rows, || format!("rows of place {place}, whose last one has run"))?;
+            found[0] = Some((self.world.target)(place, &sequence.tokens));
+        }
         let mut jobs = self.sample(VERIFY, &logits);
         jobs.push(self.accept());
         self.launch(&jobs)?;
@@ -445,6 +451,7 @@ pub(crate) fn step(
             draft_len: entry.draft_lens.model,
             num_given: entry.given.len(),
             branch: sequence.branch,
+            has_run: sequence.has_run,
         };
         input.push(&entry, planned);
     }

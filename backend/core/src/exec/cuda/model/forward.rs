@@ -119,7 +119,8 @@ impl Forward for OnHost {
         let mut logits = Logits { vocab_size: width, values: Vec::new() };
         let mut device = self.gpu.lock();
         for tables in passes(&chains, &self.model.bounds()) {
-            let part = DecoderPart { taps: self.taps.as_ref(), skip: self.skip.as_ref() };
+            let (taps, skip) = (self.taps.as_ref(), self.skip.as_ref());
+            let part = DecoderPart { taps, skip, ..DecoderPart::default() };
             self.model.issue(&tables, part, &mut **device)?;
             let count = tables.logit_rows.len() * width;
             download(&mut **device, self.model.workspace().logits, count, &mut logits.values)?;

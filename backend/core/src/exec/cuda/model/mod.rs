@@ -17,6 +17,7 @@ mod medusa_on_host;
 mod outline;
 pub mod params;
 mod pass;
+mod residual_rows;
 pub(crate) mod shape;
 mod tables;
 mod taps;
@@ -32,7 +33,8 @@ pub use many::Prefill;
 pub use medusa::Medusa;
 pub use medusa_on_host::MedusaOnHost;
 pub use outline::{HeadOutline, Outline, Planned, PlannedPass};
-pub(crate) use pass::DecoderPart;
+pub(crate) use pass::{DecoderPart, Extent};
+pub(crate) use residual_rows::ResidualRows;
 pub(crate) use shape::{BLOCK_LEN, multiplies_blocks};
 pub(crate) use taps::Taps;
 pub(crate) use weights::{Held, Uploaded, Weights};
@@ -182,6 +184,32 @@ impl Model {
             self.issue(&tables, DecoderPart::default(), device)?;
         }
         Ok(())
+    }
+
+    /// The same, and keeps the rows that want logits: each at the next of `places` among `kept`.
+    pub(crate) fn run_to_head(
+        &self,
+        segments: &[Segment<'_>],
+        kept: &ResidualRows,
+        places: &[usize],
+        device: &mut dyn Device,
+    ) -> Result<()> {
+        let part = DecoderPart { extent: Extent::Layers, ..DecoderPart::default() };
+        let mut places = places.iter();
+        for tables in passes(segments, &self.bounds()) {
+            self.issue(&tables, part, device)?;
+            for (&row, &place) in tables.logit_rows.iter().zip(places.by_ref()) {
+                let copies = self.residual_rows().copy(row as usize, kept, place);
+                copies.iter().try_for_each(|op| device.issue(op))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of a pass, as its layers leave them and its head takes them.
+    pub(crate) fn residual_rows(&self) -> ResidualRows {
+        let Workspace { residual: values, squares, .. } = self.layers.workspace;
+        ResidualRows { values, squares, hidden: self.layers.config.hidden_size }
     }
 
     /// How large the tables of a pass may be.

@@ -21,7 +21,6 @@ use crate::model::image::unit_len;
 use crate::model::{DraftHead, Dtype, EagleConfig, MedusaConfig, ModelConfig};
 use crate::pages::pages_for;
 use spec_kernels::Variant;
-use std::ops::Range;
 
 /// A model of which nothing is loaded.
 #[derive(Debug)]
@@ -107,24 +106,22 @@ impl Outline {
         self.planned(&of_rows(sequences * places, num_tiles, tiling, num_logits), None)
     }
 
-    /// The passes of a prompt of `len` tokens that is alone, up to its first logits: those ahead of the step that its last
-    /// token is computed in, and that one's.
+    /// The passes of a prompt of `len` tokens that is alone, up to its first logits.
     pub fn prompt(&self, len: usize) -> Vec<PlannedPass> {
         let tokens = vec![0; len];
         let pages = vec![0; pages_for(len)];
-        let segment = |rows: Range<usize>, num_logits| Segment {
-            tokens: &tokens[rows.clone()],
-            first_position: rows.start,
+        let segment = Segment {
+            tokens: &tokens,
+            first_position: 0,
             pages: &pages,
             prompt_len: len,
-            num_logits,
+            num_logits: 1,
             tree: &[],
         };
-        let known = tables::passes(&[segment(0..len - 1, 0)], &self.model.bounds());
-        let last = tables::passes(&[segment(len - 1..len, 1)], &self.model.bounds());
         let mut first = 0;
         let mut passes = Vec::new();
-        for Tables { place, rows, tiles, tiling, logit_rows, .. } in known.into_iter().chain(last) {
+        for tables in tables::passes(&[segment], &self.model.bounds()) {
+            let Tables { place, rows, tiles, tiling, logit_rows, .. } = tables;
             let pass = of_rows(rows.len(), tiles.len(), tiling, logit_rows.len());
             let operations = self.planned(&pass, self.model.in_blocks(place));
             passes.push(PlannedPass { first, rows: rows.len(), operations });

@@ -63,10 +63,34 @@ pub(super) struct PassOps<'a> {
 /// What of a decoder a pass runs, and what it keeps; all of it, and nothing, where nothing is said.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct DecoderPart<'a> {
+    /// From where to where it goes.
+    pub(crate) extent: Extent,
     /// Hidden states to keep.
     pub(crate) taps: Option<&'a Taps>,
     /// What to go without.
     pub(crate) skip: Option<&'a LayerSkip>,
+}
+
+/// From where to where a pass goes through a decoder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Extent {
+    /// From tokens to logits.
+    #[default]
+    Whole,
+    /// From tokens to the residual stream behind the layers.
+    Layers,
+    /// From there to logits.
+    Head,
+}
+
+impl Extent {
+    pub(crate) fn has_layers(self) -> bool {
+        self != Self::Head
+    }
+
+    pub(crate) fn has_head(self) -> bool {
+        self != Self::Layers
+    }
 }
 
 impl<'a> PassOps<'a> {
@@ -81,13 +105,17 @@ impl<'a> PassOps<'a> {
 
     /// Embedding, layers, head.
     pub(super) fn decoder(mut self, decoder: &Decoder<Matrix, Address>, ends: &EndCode) -> Vec<Op> {
-        self.embed(&decoder.embed, ends.embed);
-        self.tap(0);
-        for (idx, layer) in decoder.layers.iter().enumerate() {
-            self.layer(layer, idx);
-            self.tap(idx + 1);
+        if self.part.extent.has_layers() {
+            self.embed(&decoder.embed, ends.embed);
+            self.tap(0);
+            for (idx, layer) in decoder.layers.iter().enumerate() {
+                self.layer(layer, idx);
+                self.tap(idx + 1);
+            }
         }
-        self.head(decoder.head(), Input::Normed(decoder.final_norm), &ends.head);
+        if self.part.extent.has_head() {
+            self.head(decoder.head(), Input::Normed(decoder.final_norm), &ends.head);
+        }
         self.ops
     }
 

@@ -233,8 +233,11 @@ mod tests {
         let cut = |segments: &[Segment<'_>]| -> Vec<(usize, Option<usize>)> {
             passes(segments, &bounds).iter().map(|pass| (pass.rows.len(), pass.place)).collect()
         };
-        assert_eq!(cut(&[segment(0, 129, 129, 1)]), [(129, None)]);
-        assert_eq!(cut(&[segment(0, 130, 130, 1)]), [(129, Some(0)), (1, None)]);
+        assert_eq!(cut(&[segment(0, 128, 128, 1)]), [(128, None)]);
+        assert_eq!(cut(&[segment(0, 129, 129, 1)]), [(129, Some(0))]);
+        // Of a prompt that is in blocks to its end the last row is too, also alone, and what was generated is not.
+        assert_eq!(cut(&[segment(511, 1, 512, 1)]), [(1, Some(511))]);
+        assert_eq!(cut(&[segment(500, 14, 512, 3)]), [(12, Some(500)), (2, None)]);
         assert_eq!(cut(&[segment(0, 600, 600, 1)]), [(512, Some(0)), (88, None)]);
         // What was computed before does not matter, nor what comes later.
         assert_eq!(cut(&[segment(500, 30, 1100, 0)]), [(12, Some(500)), (18, Some(0))]);
@@ -245,7 +248,7 @@ mod tests {
             segment(9, 9, 9, 9),
             segment(0, 230, 230, 1),
         ];
-        assert_eq!(cut(&mixed), [(5, None), (512, Some(0)), (97, None), (229, Some(0)), (1, None)]);
+        assert_eq!(cut(&mixed), [(5, None), (512, Some(0)), (97, None), (230, Some(0))]);
         let wide = Bounds { blocks: blocks(1024), ..bounds };
         let cut = |segment| {
             passes(&[segment], &wide)

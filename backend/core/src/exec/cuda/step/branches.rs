@@ -285,6 +285,7 @@ mod tests {
             asks_graph: true,
             drafter_rows: len - num_fed..len,
             num_fed,
+            has_run: false,
             forks: Vec::new(),
         };
         let first = 100;

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::engine::Manifest;
 use crate::exec::cuda::device::arrays;
 use crate::exec::cuda::device::{Address, Device, Shared};
+use crate::exec::cuda::model::ResidualRows;
 use crate::pages::pages_for;
 
 /// Words for histories, biases and bad words of all sequences of a step; those that do not fit are decided about on
@@ -29,6 +30,8 @@ pub(super) struct StepCapacity {
     pub(super) vocab_size: usize,
     /// Tokens that both models have.
     pub(super) draft_vocab: usize,
+    /// Width of the target's residual stream.
+    pub(super) hidden_size: usize,
 }
 
 impl StepCapacity {
@@ -42,6 +45,7 @@ impl StepCapacity {
             max_pages: pages_for(limits.max_seq_len),
             vocab_size: target.model.vocab_size,
             draft_vocab,
+            hidden_size: target.model.hidden_size,
         }
     }
 
@@ -87,6 +91,8 @@ pub(super) struct StepBuffers {
     pub(super) choices: Address,
     /// What the blocks of each row tell each other.
     pub(super) parts: Address,
+    /// A place each: its last known row, where that has run ahead of the graph.
+    pub(super) last_rows: ResidualRows,
     /// [`ANSWERS`] times results, tokens and the step's number, seen by the host.
     pub(super) answers: Shared,
     /// Where those stand.
@@ -125,9 +131,16 @@ impl StepBuffers {
             draft_weights,
             choices,
             parts,
+            last_values,
+            last_squares,
         ] = arrays::alloc(sizes(capacity), device)?;
         let answer = Answer::of(capacity);
         let answers = device.alloc_shared(ANSWERS * answer.bytes)?;
+        let last_rows = ResidualRows {
+            values: last_values,
+            squares: last_squares,
+            hidden: capacity.hidden_size,
+        };
         Ok(Self {
             sequences,
             last_tokens,
@@ -142,6 +155,7 @@ impl StepBuffers {
             draft_weights,
             choices,
             parts,
+            last_rows,
             answers,
             answer,
         })
@@ -149,9 +163,10 @@ impl StepBuffers {
 }
 
 /// Bytes of the arrays on the device, in the order of the fields.
-fn sizes(capacity: &StepCapacity) -> [usize; 13] {
+fn sizes(capacity: &StepCapacity) -> [usize; 15] {
     let StepCapacity { places: sequences, drafts, max_pages, vocab_size, draft_vocab, .. } =
         *capacity;
+    let [last_values, last_squares] = ResidualRows::bytes(sequences, capacity.hidden_size);
     let rows = sequences * (drafts + 1);
     [
         sequences * size_of::<StepSequence>(),
@@ -167,6 +182,8 @@ fn sizes(capacity: &StepCapacity) -> [usize; 13] {
         sequences * drafts * weights_len(draft_vocab) * size_of::<f32>(),
         rows * size_of::<Choice>(),
         rows * SAMPLE_PARTS_BYTES,
+        last_values,
+        last_squares,
     ]
 }
 

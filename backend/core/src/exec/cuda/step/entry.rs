@@ -17,6 +17,8 @@ pub(super) struct StepEntry<'a> {
     pub(super) drafter_rows: Range<usize>,
     /// So many of them, the last ones, do in the graph.
     pub(super) num_fed: usize,
+    /// Whether its last known token runs ahead of the graph too, with those before it; then nothing is drafted.
+    pub(super) has_run: bool,
     /// Where further chains of drafts part from the first one, each with a place in the step.
     pub(super) forks: Vec<Fork>,
 }
@@ -66,6 +68,7 @@ impl StepEntry<'_> {
             draft_computed: self.draft_computed(),
             draft_len: self.draft_len(),
             num_given: self.given.len(),
+            has_run: self.has_run,
         }
     }
 }

@@ -11,7 +11,7 @@ use super::spread::Spread;
 use super::state_drafter::StateDrafter;
 use crate::exec::cuda::device::{Address, Launch, Op};
 use crate::exec::cuda::model::shape::{TILE_OUTPUTS, Tiling};
-use crate::exec::cuda::model::{DecoderPart, Model, Pass, Workspace};
+use crate::exec::cuda::model::{DecoderPart, Extent, Model, Pass, Workspace};
 
 /// What a recorded step is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -129,9 +129,10 @@ pub(crate) struct StepGraph<'a> {
 
 impl StepGraph<'_> {
     /// The operations of a step: its draft part, then its verify part. What the one leaves is in memory before the other
-    /// begins, so the host may come between.
-    pub(super) fn step(&self, shape: Shape) -> Vec<Op> {
-        [self.draft(shape), self.verify(shape)].concat()
+    /// begins, so the host may come between. So may it in front of the target's head.
+    pub(super) fn step(&self, shape: Shape, extent: Extent) -> Vec<Op> {
+        let draft = if extent.has_layers() { self.draft(shape) } else { Vec::new() };
+        [draft, self.verify(shape, extent)].concat()
     }
 
     fn draft(&self, shape: Shape) -> Vec<Op> {
@@ -141,16 +142,18 @@ impl StepGraph<'_> {
         }
     }
 
-    fn verify(&self, shape: Shape) -> Vec<Op> {
+    fn verify(&self, shape: Shape, extent: Extent) -> Vec<Op> {
         let from_states = self.drafter.and_then(|drafter| drafter.state_drafter());
         let taps = from_states.map(StateDrafter::taps);
         let mut ops = Vec::new();
-        let whole = DecoderPart { taps, ..DecoderPart::default() };
+        let part = DecoderPart { extent, taps, ..DecoderPart::default() };
         let first = FirstRows::default();
-        let target = ModelPass { model: self.target, part: whole, spread: None, first };
+        let target = ModelPass { model: self.target, part, spread: None, first };
         self.pass(&target, shape, VERIFY, &mut ops);
-        ops.push(Op::Launch(self.accept(shape)));
-        ops.extend(from_states.into_iter().flat_map(|drafter| drafter.ops_behind(shape)));
+        if extent.has_head() {
+            ops.push(Op::Launch(self.accept(shape)));
+            ops.extend(from_states.into_iter().flat_map(|drafter| drafter.ops_behind(shape)));
+        }
         ops
     }
 
@@ -179,6 +182,9 @@ impl StepGraph<'_> {
             max_pages: self.max_pages,
         };
         ops.extend(model.pass_of(&pass_of_rows, part));
+        if !part.extent.has_head() {
+            return;
+        }
         let stride = config.num_logits();
         let mut logits = StepLogits { values: work.logits, best: work.best, stride, rows_each };
         if let Some(spread) = spread {
@@ -293,6 +299,7 @@ mod tests {
             max_pages: 1,
             vocab_size: 1,
             draft_vocab: 1,
+            hidden_size: 1,
         };
         let shapes = Shape::recorded(&capacity, has_drafter).into_iter();
         shapes
@@ -310,6 +317,7 @@ mod tests {
             max_pages: 1,
             vocab_size: 1,
             draft_vocab: 1,
+            hidden_size: 1,
         };
         let places = |capacity: StepCapacity, counts: &[usize]| {
             counts.iter().map(|&count| capacity.places_for(count)).collect::<Vec<_>>()

@@ -31,6 +31,8 @@ pub struct Planned {
     pub num_given: usize,
     /// Which of the branches of a draft it is.
     pub branch: Branched,
+    /// Its last known token has run: the target's head alone is wanted, and nothing is drafted.
+    pub has_run: bool,
 }
 
 /// A place among the branches of a draft.
@@ -58,7 +60,7 @@ impl StepInput {
 
     /// Adds a sequence.
     pub fn push(&mut self, entry: &Entry<'_>, plan: Planned) {
-        let Planned { num_fed, draft_computed, draft_len, num_given, branch } = plan;
+        let Planned { num_fed, draft_computed, draft_len, num_given, branch, has_run } = plan;
         let params = entry.sampler.params();
         let (coupling, key) = match entry.sampler.coupling() {
             Coupling::Path(key) => (PATH, key),
@@ -97,7 +99,7 @@ impl StepInput {
             max_len: word(entry.max_len),
             fork_depth: word(fork.depth),
             fork_rank: word(fork.rank),
-            unused: 0,
+            has_run: has_run.into(),
         };
         self.sequences.push(sequence);
         let last = &entry.tokens[len.saturating_sub(self.last_len)..];

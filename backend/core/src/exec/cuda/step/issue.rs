@@ -13,7 +13,9 @@ use super::upload::StepData;
 use crate::Result;
 use crate::batch::{Entry, Segment};
 use crate::draft::{HeadSegment, HeadStates, KeptStates, Proposal};
+use crate::draft_source::DraftLens;
 use crate::exec::cuda::device::Graph;
+use crate::exec::cuda::model::Extent;
 use std::ops::Range;
 
 /// Entries whose step was issued in this call.
@@ -30,6 +32,7 @@ impl Steps {
         entries: Vec<(&'a Entry<'a>, Option<Proposal>)>,
     ) -> Result<Launched<'a>> {
         let mut parts = self.parts(entries);
+        self.run_last_rows_ahead(&mut parts);
         let shape = self.shape(&parts);
         let drafts = shape.filter(|shape| shape.from_graph > 0);
         let drafter = self.on.drafter.as_ref();
@@ -55,7 +58,7 @@ impl Steps {
         };
         let places = branches(&parts).map(place).collect();
         let flight = InFlight { number: self.number, shape, places };
-        self.replay(&flight)?;
+        self.replay(&flight, &places_that_have_run(&parts))?;
         Ok(Launched { parts, flight: Some(flight) })
     }
 
@@ -73,32 +76,50 @@ impl Steps {
         self.uploads.next_slot();
         let pages = entries.iter().map(|entry| entry.pages).enumerate();
         self.uploads.tell_pages(pages, &self.buffers, &mut **self.on.gpu.lock())?;
-        self.replay(&next)?;
+        self.replay(&next, &[])?;
         Ok(Some(next))
     }
 
     fn parts<'a>(&mut self, entries: Vec<(&'a Entry<'a>, Option<Proposal>)>) -> Vec<StepEntry<'a>> {
+        let ends_in_block: Vec<bool> =
+            entries.iter().map(|(entry, _)| self.ends_in_block(entry)).collect();
         let drafter = self.on.drafter.as_deref();
         let mut kept = match drafter.and_then(|drafter| drafter.state_drafter()) {
             Some(_) => self.host.kept_states(),
             None => None,
         };
-        let parts = entries.into_iter().map(|(entry, found)| {
+        let parts = entries.into_iter().zip(ends_in_block).map(|((entry, found), has_run)| {
             let is_free = drafter.is_some() && found.is_none();
             let found = found.map(|proposal| proposal.tokens).unwrap_or_default();
             let given = [&found, entry.given].concat();
+            // Behind a row that the graph does not run nothing is drafted.
+            let draft_lens = if has_run { DraftLens::default() } else { entry.draft_lens };
+            let asked = Entry { draft_lens, ..*entry };
             let drafter_rows = match &mut kept {
                 _ if !is_free => 0..0,
-                Some(states) => states.rows_to_feed(entry, entry.speculates),
-                None => drafter.map_or(0..0, |drafter| drafter.rows_to_feed(entry)),
+                Some(states) => states.rows_to_feed(&asked, entry.speculates),
+                None => drafter.map_or(0..0, |drafter| drafter.rows_to_feed(&asked)),
             };
             // Without the state before the last token nothing is drafted from states.
             let has_states = !drafter_rows.is_empty() && drafter_rows.end == entry.tokens.len();
-            let asks_graph = is_free && (kept.is_none() || has_states);
+            let asks_graph = is_free && !has_run && (kept.is_none() || has_states);
             let (num_fed, forks) = (0, Vec::new());
-            StepEntry { entry, given, asks_graph, drafter_rows, num_fed, forks }
+            StepEntry { entry, given, asks_graph, drafter_rows, num_fed, has_run, forks }
         });
         parts.collect()
+    }
+
+    /// Where all that get tokens come to the end of known tokens that run ahead, their last ones run with these: the graph
+    /// would read all weights once more for them. Beside others they take nothing in it.
+    fn run_last_rows_ahead(&self, parts: &mut [StepEntry<'_>]) {
+        let sampling = |part: &&mut StepEntry<'_>| part.entry.samples();
+        let can = |part: &mut StepEntry<'_>| {
+            let verifies = !part.given.is_empty() || part.draft_len() > 0;
+            part.has_run || part.entry.chunk > 1 && !verifies
+        };
+        if parts.iter_mut().filter(sampling).all(can) {
+            parts.iter_mut().filter(sampling).for_each(|part| part.has_run = true);
+        }
     }
 
     /// What drafts in the graph from hidden states, if it does.
@@ -142,21 +163,28 @@ impl Steps {
         let blocks = self.on.target.prompt_blocks();
         let known_rows = |part: &StepEntry<'_>| {
             let entry = part.entry;
-            let end = entry.computed + entry.chunk - usize::from(entry.samples());
+            let in_graph = entry.samples() && !part.has_run;
+            let end = entry.computed + entry.chunk - usize::from(in_graph);
             let blocks_end = blocks.map_or(0, |blocks| blocks.end(entry.prompt_len));
             (entry.computed..end, blocks_end.clamp(entry.computed, end))
         };
         // Blocks first: rows behind them then share passes with those of others.
         let in_blocks = parts.iter().map(|part| {
             let (rows, blocks_end) = known_rows(part);
-            known(part.entry, rows.start..blocks_end)
+            (part, rows.start..blocks_end)
         });
         let behind = parts.iter().map(|part| {
             let (rows, blocks_end) = known_rows(part);
-            known(part.entry, blocks_end..rows.end)
+            (part, blocks_end..rows.end)
         });
-        let segments = in_blocks.chain(behind).filter(|segment| !segment.tokens.is_empty());
-        self.on.target.run_without_logits(&segments.collect::<Vec<_>>(), &mut **device)
+        let (mut segments, mut places) = (Vec::new(), Vec::new());
+        for (part, rows) in in_blocks.chain(behind).filter(|(_, rows)| !rows.is_empty()) {
+            let reaches_end = part.has_run && rows.end == part.entry.tokens.len();
+            places.extend(place_of(parts, part).filter(|_| reaches_end));
+            let num_logits = usize::from(reaches_end);
+            segments.push(Segment { num_logits, ..known(part.entry, rows) });
+        }
+        self.on.target.run_to_head(&segments, &self.buffers.last_rows, &places, &mut **device)
     }
 
     /// Tells a step what it is about.
@@ -244,28 +272,59 @@ impl Steps {
         Ok(())
     }
 
-    /// Issues a step, recorded when its like is asked for first.
-    fn replay(&mut self, flight: &InFlight) -> Result<()> {
-        let graph = match self.graphs.get(&flight.shape) {
+    /// Issues a step. The last rows of some places may `have_run` ahead of it.
+    fn replay(&mut self, flight: &InFlight, have_run: &[usize]) -> Result<()> {
+        let shape = flight.shape;
+        if have_run.is_empty() {
+            self.replay_part(shape, Extent::Whole)?;
+        } else {
+            if have_run.len() < flight.places.len() {
+                self.replay_part(shape, Extent::Layers)?;
+            }
+            self.put_last_rows(shape, have_run)?;
+            self.replay_part(shape, Extent::Head)?;
+        }
+        self.on.gpu.lock().put_mark(self.marks[slot(flight)])
+    }
+
+    /// Part of a step, recorded when its like is asked for first.
+    fn replay_part(&mut self, shape: Shape, extent: Extent) -> Result<()> {
+        let graph = match self.graphs.get(&(shape, extent)) {
             Some(&graph) => graph,
             None => {
                 self.has_recorded = true;
-                self.record(flight.shape)?
+                self.record(shape, extent)?
             }
         };
-        let mut device = self.on.gpu.lock();
-        device.replay(graph)?;
-        device.put_mark(self.marks[slot(flight)])
+        self.on.gpu.lock().replay(graph)
+    }
+
+    /// Puts the last rows of places to where the target's head finds them.
+    fn put_last_rows(&self, shape: Shape, places: &[usize]) -> Result<()> {
+        let device = &mut **self.on.gpu.lock();
+        let rows = self.on.target.residual_rows();
+        for &place in places {
+            let copies = self.buffers.last_rows.copy(place, &rows, place * (shape.drafts + 1));
+            copies.iter().try_for_each(|op| device.issue(op))?;
+        }
+        Ok(())
     }
 
     /// Records the steps that are common, so that no request waits for it.
     pub(super) fn record_common(&mut self) -> Result<()> {
         let shapes = Shape::recorded(&self.capacity, self.on.drafter.is_some());
         let held: Vec<Shape> = shapes.into_iter().filter(|&shape| self.holds(shape)).collect();
-        held.into_iter().try_for_each(|shape| self.record(shape).map(drop))
+        for shape in held {
+            self.record(shape, Extent::Whole)?;
+            // Prompts that come to their end, and nobody else.
+            if shape.drafts == 0 {
+                self.record(shape, Extent::Head)?;
+            }
+        }
+        Ok(())
     }
 
-    fn record(&mut self, shape: Shape) -> Result<Graph> {
+    fn record(&mut self, shape: Shape, extent: Extent) -> Result<Graph> {
         assert!(self.holds(shape), "{shape:?} is more than the buffers of its passes hold");
         let parts = StepGraph {
             target: &self.on.target,
@@ -276,10 +335,21 @@ impl Steps {
             max_pages: self.capacity.max_pages,
             last_len: self.capacity.last_len(),
         };
-        let graph = self.on.gpu.lock().record(&parts.step(shape))?;
-        self.graphs.insert(shape, graph);
+        let graph = self.on.gpu.lock().record(&parts.step(shape, extent))?;
+        self.graphs.insert((shape, extent), graph);
         Ok(graph)
     }
+}
+
+/// The place of a sequence's first branch, if it gets tokens.
+fn place_of(parts: &[StepEntry<'_>], part: &StepEntry<'_>) -> Option<usize> {
+    let first = |branch: &Branch<'_, '_>| std::ptr::eq(branch.part, part);
+    branches(parts).find(first).map(|branch| branch.place)
+}
+
+/// The places whose last known token runs ahead of the graph.
+fn places_that_have_run(parts: &[StepEntry<'_>]) -> Vec<usize> {
+    branches(parts).filter(|branch| branch.part.has_run).map(|branch| branch.place).collect()
 }
 
 /// Known tokens of a sequence, whose logits nobody wants.

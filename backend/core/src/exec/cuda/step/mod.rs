@@ -2,7 +2,8 @@
 //! it knows about them, replays the graph, has the next step begin if that needs nothing of it, and then waits.
 //!
 //! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
-//! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting. Sequences that want
+//! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting; the last one of a prompt
+//! may too, and the graph has its logits alone. Sequences that want
 //! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host, and so are trees of
 //! drafts.
 
@@ -32,7 +33,7 @@ use crate::draft_source::{Branching, DraftLens, DraftSource};
 use crate::engine::{Engine, Manifest};
 use crate::exec::Host;
 use crate::exec::cuda::device::{Gpu, Graph, Mark};
-use crate::exec::cuda::model::Model;
+use crate::exec::cuda::model::{Extent, Model};
 use crate::pages::PageId;
 use crate::sequence::SequenceId;
 use crate::{Error, Result};
@@ -84,7 +85,7 @@ pub(crate) struct Steps {
     capacity: StepCapacity,
     branches: Branches,
     uploads: Uploads,
-    graphs: HashMap<Shape, Graph>,
+    graphs: HashMap<(Shape, Extent), Graph>,
     /// Behind the steps whose answers they are.
     marks: [Mark; ANSWERS],
     /// Of the last step that was issued.
@@ -156,13 +157,24 @@ impl Steps {
             let has_room = words + more <= MAX_WORDS && entry.given.len() <= self.capacity.drafts;
             let is_chain = found.as_ref().is_none_or(Proposal::is_chain);
             // Where drafts come from states, prompts do through the host, whose drafter keeps theirs.
-            let is_decoding = entry.samples() && entry.chunk == 1;
+            let ends_in_block = self.ends_in_block(entry);
+            let is_decoding = entry.samples() && entry.chunk == 1 && !ends_in_block;
             let has_states = self.state_drafter().is_none() || is_decoding;
-            let is_taken = has_room && is_chain && has_states && decides_about(entry);
+            // Here drafts are verified beside the last known token, which is in a block then.
+            let has_drafts = found.is_some() || !entry.given.is_empty();
+            let has_row = !(ends_in_block && has_drafts);
+            let is_taken = has_room && is_chain && has_states && has_row && decides_about(entry);
             words += if is_taken { more } else { 0 };
             is_taken
         });
         takes.collect()
+    }
+
+    /// Whether the last known token, for whose logits the step is, is in a block of its prompt.
+    fn ends_in_block(&self, entry: &Entry<'_>) -> bool {
+        let blocks = self.on.target.prompt_blocks();
+        let ends = |blocks: PromptBlocks| blocks.end(entry.prompt_len) == entry.tokens.len();
+        entry.samples() && blocks.is_some_and(ends)
     }
 
     /// The step of all entries, on the device or on the host.

@@ -111,8 +111,9 @@ device_structs! {
         fork_depth: u32,
         /// there it takes the drafter's choice that so many are better than.
         fork_rank: u32,
-        /// Undefined.
-        unused: u32,
+        /// 1: its last known token has run already. The target's layers have no row of it, its head finds that row in the
+        /// residual stream all the same.
+        has_run: u32,
     }
 
     /// How far a sequence's draft has come; the kernels' own.
