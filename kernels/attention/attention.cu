@@ -95,7 +95,12 @@ DEVICE void attend_page(const uint8_t* stage, const uint32_t (&query)[NUM_STEPS]
     }
     uint32_t weight[4];
     weigh_page(score, scale, softmax, weight);
-    add_values(stage + KEYS_BYTES, weight, seen, softmax);
+    // Where rows are windowed there are no registers for two.
+    if (IS_WINDOWED || is_masked) {
+        add_values<true>(stage + KEYS_BYTES, weight, seen, softmax);
+    } else {
+        add_values<false>(stage + KEYS_BYTES, weight, seen, softmax);
+    }
 }
 
 // Ends a part: sums over the lanes of a row, and scores as the merge wants them. The product is

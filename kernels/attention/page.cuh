@@ -62,12 +62,20 @@ DEVICE void load_queries(const AttentionParams& p, const Item& item,
         for (uint32_t step = 0; step < NUM_STEPS; ++step) {
             const uint32_t chunk = 4 * (step / CHUNK_STEPS) + lane_index() % 4;
             const uint32_t element = 4 * (chunk * CHUNK_STEPS + step % CHUNK_STEPS);
-            Uint2 four = {0, 0};
-            if (exists) {
-                four = *reinterpret_cast<const Uint2*>(from + element);
+            // As pairs they would be put into fours again for every product, but that is what there are registers for where
+            // rows are windowed.
+            if constexpr (IS_WINDOWED) {
+                Uint2 pair = {0, 0};
+                if (exists) {
+                    pair = *reinterpret_cast<const Uint2*>(from + element);
+                }
+                query[step][half] = pair.x;
+                query[step][half + 2] = pair.y;
+            } else {
+                const uint32_t* pair = reinterpret_cast<const uint32_t*>(from + element);
+                query[step][half] = exists ? pair[0] : 0;
+                query[step][half + 2] = exists ? pair[1] : 0;
             }
-            query[step][half] = four.x;
-            query[step][half + 2] = four.y;
         }
     }
 }
@@ -218,12 +226,17 @@ DEVICE Uint2 load_values(const uint8_t* from) {
     }
 }
 
+// Most pages hide nothing.
+template <bool IS_MASKED>
 DEVICE void add_values(const uint8_t* values, const uint32_t (&weight)[4], const Uint2& seen,
                        Softmax& softmax) {
     const uint8_t* from = values + lane_index() * 4 * ELEMENT_BYTES;
     UNROLL
     for (uint32_t tile = 0; tile < OUT_TILES; ++tile) {
-        const Uint2 four = load_values(from + tile * 8 * PAGE_TOKENS * ELEMENT_BYTES);
-        mma_f16(softmax.out[tile], weight, four.x & seen.x, four.y & seen.y);
+        Uint2 four = load_values(from + tile * 8 * PAGE_TOKENS * ELEMENT_BYTES);
+        if constexpr (IS_MASKED) {
+            four = {four.x & seen.x, four.y & seen.y};
+        }
+        mma_f16(softmax.out[tile], weight, four.x, four.y);
     }
 }

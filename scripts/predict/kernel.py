@@ -2,6 +2,7 @@
 
 from functools import cached_property
 
+import order
 from sass import Code, count
 from warp import Simulator
 
@@ -26,7 +27,7 @@ class Product:
         self.epilogue = defines["EPILOGUE"]
         rows = int(defines["ROWS"])
         # Rows of a warp whose outputs are made together.
-        self.rows_at_once = min((16 if rows > 128 else min(rows, 32)) // TILE_WARPS, MOST_AT_ONCE)
+        self.rows_at_once = min(order.finish_rows(rows) // TILE_WARPS, MOST_AT_ONCE)
         # Most units find their inputs staged. A round has one of them or two, which begin alike, and acquires as many.
         self.round = code.round("HGMMA", ACQUIRE)
         self.units = count(self.round, "WARPGROUP.ARRIVE")

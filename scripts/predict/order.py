@@ -31,6 +31,11 @@ def up(a, b):
     return -(-a // b)
 
 
+def finish_rows(most_rows):
+    """Rows whose sums are made outputs of together, by a kernel for so many."""
+    return most_rows if most_rows <= 32 else 16
+
+
 def unit_k(weight_bytes):
     return UNIT_ROW_BYTES // weight_bytes
 

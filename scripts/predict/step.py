@@ -16,8 +16,8 @@ QUARTERS = 4
 # Layers that are simulated; all others take what these add.
 FEW_LAYERS, MORE_LAYERS = 3, 6
 F32, F16 = 4, 2
-# Parts that are added up together, and rows of them.
-PARTS_AT_ONCE, FINISH_ROWS = 2, 32
+# Parts whose loads are under way together.
+PARTS_AT_ONCE = 4
 # The ring of a product with blocks of a prompt, and blocks of threads that share rows.
 MULTIPLY_RING = 192 << 10
 MULTIPLY_CLUSTER = 2
@@ -100,7 +100,8 @@ class Planner:
         copying = unit_l2_bytes / COPY_BYTES / copy_warps * assumed.copy
         # Of a part, both tiles.
         part = order.PAIR_TILES * order.UNIT_OUTPUTS * rows * F32 / assumed.l2_rate
-        settle = cut.parts * part + assumed.l2 * -(-cut.parts // PARTS_AT_ONCE) * -(-rows // FINISH_ROWS) + code.finish_clocks
+        batches = order.up(rows, order.finish_rows(int(defines["ROWS"])))
+        settle = cut.parts * part + assumed.l2 * order.up(cut.parts, PARTS_AT_ONCE) * batches + code.finish_clocks
         last = part + assumed.count + settle if cut.parts else code.finish_clocks
         # The last piece is settled at the end.
         each = cut.pieces * part + cut.pairs * settle if cut.parts else cut.pieces * code.finish_clocks
