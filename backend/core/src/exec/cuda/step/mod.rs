@@ -3,9 +3,8 @@
 //!
 //! Nothing but the KV caches and the page table outlives a step on the device, unless the next one goes on from there.
 //! Known tokens that come before the last one run as plain passes ahead of the graph, without waiting; the last one of a prompt
-//! may too, and the graph has its logits alone. Sequences that want
-//! log-probabilities, their prompt's included, or tokens of a list alone, are decided about on the host, and so are trees of
-//! drafts.
+//! may too, and the graph has its logits alone. Sequences that want log-probabilities, their prompt's included, or tokens of a
+//! list alone, are decided about on the host, and so are trees of drafts.
 
 mod answers;
 mod branches;
