@@ -11,6 +11,9 @@ use std::{env, fs};
 
 use compile::{Compiler, MACHINE, Source};
 
+/// Set to compile no kernels: a build script is not told what it is for.
+const NO_CODE: &str = "SPEC_EMU_NO_CODE";
+
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -22,7 +25,7 @@ fn main() {
     // Each test program would carry 100 MB of what a debugger reads.
     build.std("c++17").opt_level(2).debug(false).warnings(true).flag_if_supported("-Wno-psabi");
     let compiler = compiler(&build, &folders, &out);
-    if is_lint() {
+    if links_nothing() {
         return;
     }
     let units = variants::all(&folders);
@@ -39,10 +42,13 @@ fn main() {
     build.include(&folders[0]).file(folders[0].join("bridge.cpp")).file(table).compile("spec_emu");
 }
 
-/// Whether clippy asks: it links nothing, and all of this would be compiled for it once more.
-fn is_lint() -> bool {
+/// Whether clippy asks, or `cargo doc` where it is told so: all of this would be compiled for them once more.
+fn links_nothing() -> bool {
+    println!("cargo:rerun-if-env-changed={NO_CODE}");
     let wrapper = env::var_os("RUSTC_WORKSPACE_WRAPPER").map(PathBuf::from);
-    wrapper.is_some_and(|path| path.file_stem().is_some_and(|name| name == "clippy-driver"))
+    let is_lint =
+        wrapper.is_some_and(|path| path.file_stem().is_some_and(|name| name == "clippy-driver"));
+    is_lint || env::var_os(NO_CODE).is_some()
 }
 
 /// The compiler that `cc` has found, for the objects here and, by its name, for tests that build programs.
