@@ -82,6 +82,15 @@ pub(crate) fn variants(arch: &str) -> Vec<Variant> {
     variants.into_iter().collect()
 }
 
+/// The same but for products of 16 and 32 rows, which are made as those of fewer and of more.
+pub(crate) fn fewest_and_most_rows(arch: &str) -> BTreeSet<Variant> {
+    let is_between =
+        |(name, value): &(&str, String)| *name == "ROWS" && ["16", "32"].contains(&value.as_str());
+    let mut variants = one_shape_each(arch);
+    variants.retain(|variant| variant.kernel != "gemm" || !variant.defines.iter().any(is_between));
+    variants
+}
+
 /// Of an architecture's variants that differ in their shape alone, the first: they are made of the same instructions.
 pub(crate) fn one_shape_each(arch: &str) -> BTreeSet<Variant> {
     let mut seen = BTreeSet::new();
