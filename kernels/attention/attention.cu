@@ -13,6 +13,7 @@
 #include "common/prims.cuh"
 
 #include "common/types.cuh"
+#include "common/unit.cuh"
 
 #ifndef TILE_ROWS
 #define TILE_ROWS 16

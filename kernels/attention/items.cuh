@@ -11,7 +11,7 @@ struct AttentionParams {
     const Row* rows;
     const Tile* tiles;        // at most TILE_ROWS / GROUP rows each
     const uint32_t* pages;    // [sequence][max_pages]
-    uint16_t* output;         // f16 [row][query head][HEAD_DIM]
+    uint8_t* output;          // f16 [row][query head][HEAD_DIM], or units
     float* partials;          // [max_items + LEVELS * grid][PARTIAL_FLOATS]
     uint32_t* arrivals;       // [max_items], all 0 before and after
     const float* kv_scales;   // of an FP8 cache: of each head's keys, then of each one's values; powers of two
@@ -21,8 +21,10 @@ struct AttentionParams {
     uint32_t max_pages;
     uint32_t split_tokens;    // a multiple of 16, at most 16 * NUM_THREADS
     uint32_t max_items;       // with a partial each
+    uint32_t output_units;    // of 64 rows of the output; 0: row after row
+    uint32_t unused;
 };
-static_assert(sizeof(AttentionParams) == 96, "as on the host");
+static_assert(sizeof(AttentionParams) == 104, "as on the host");
 
 constexpr uint32_t NUM_WARPS = 4;
 constexpr uint32_t NUM_THREADS = 32 * NUM_WARPS;
@@ -320,9 +322,17 @@ DEVICE uint32_t packed_row(const Item& item, uint32_t packed) {
     return item.rows.first_row * GROUP + packed;
 }
 
-// Where a packed row's query and output begin.
+// Where a packed row's query begins.
 DEVICE uint64_t row_offset(const AttentionParams& p, const Item& item, uint32_t packed) {
     const uint64_t row = packed_row(item, packed) / GROUP;
     const uint64_t head = item.kv_head * GROUP + packed_row(item, packed) % GROUP;
     return (row * p.num_kv_heads * GROUP + head) * HEAD_DIM;
+}
+
+// Where its output has an element.
+DEVICE uint8_t* output_at(const AttentionParams& p, const Item& item, uint32_t packed, uint32_t element) {
+    const uint32_t row = packed_row(item, packed) / GROUP;
+    const uint32_t k = (item.kv_head * GROUP + packed_row(item, packed) % GROUP) * HEAD_DIM + element;
+    const uint64_t row_after_row = uint64_t(row) * p.num_kv_heads * GROUP * HEAD_DIM + k;
+    return p.output + (p.output_units != 0 ? half_offset(row, k, p.output_units) : row_after_row * 2);
 }

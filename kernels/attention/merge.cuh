@@ -133,7 +133,7 @@ DEVICE void store_output(const AttentionParams& p, const Unit& unit, uint32_t pa
         const uint32_t low = output_half(row.out[2 * i], scale);
         halves[i] = output_half(row.out[2 * i + 1], scale) << 16 | low;
     }
-    uint16_t* to = p.output + row_offset(p, unit.item, packed) + lane_index() * LANE_DIM;
+    uint8_t* to = output_at(p, unit.item, packed, lane_index() * LANE_DIM);
     if constexpr (LANE_DIM == 4) {
         *reinterpret_cast<uint64_t*>(to) = pair(halves[0], halves[1]);
     } else {

@@ -126,8 +126,10 @@ DEVICE Made make_row(const GemmParams&, uint32_t, uint32_t, const Outputs& outpu
 
 DEVICE void store_row(
     const GemmParams& p, uint32_t n_len, uint32_t tile, const Outputs&, uint32_t row, const Before&, const Made& made) {
-    uint16_t* to = (uint16_t*)p.output + uint64_t(row) * (n_len / 2);
-    to[tile * 32 + lane_index()] = made.half;
+    const uint32_t len = n_len / 2;
+    const uint32_t k = tile * 32 + lane_index();
+    const uint64_t offset = HAS_WARPGROUPS ? half_offset(row, k, row_units(len)) : (uint64_t(row) * len + k) * 2;
+    *(uint16_t*)((uint8_t*)p.output + offset) = made.half;
 }
 #endif
 

@@ -11,14 +11,14 @@
 #define QKV 1        // rotates queries and keys; f16 queries, keys and values to the cache
 #define RAW 2        // f32 [row][n]
 #define RESIDUAL 3   // adds to f32 [row][n]
-#define SWIGLU 4     // f16 [row][n / 2]
+#define SWIGLU 4     // f16 [row][n / 2], where warpgroups multiply in units
 #define HEAD 5       // f32 [row][n], and the best of each 64
 
 struct GemmParams {
     const uint8_t* weights;      // units of image.cuh
     const float* scales;         // [n up to a whole tile], of FP8 weights
     const float* bias;           // [n up to a whole tile], or null
-    const void* input;           // HAS_NORM: f32 residual [.][k]; else f16 [.][k]
+    const void* input;           // HAS_NORM: f32 residual [.][k]; else f16 [.][k], where warpgroups multiply in units
     const float* norm;           // HAS_NORM: [k]
     float* squares;              // of squares.cuh: of the input; RESIDUAL: of the output
     const Row* rows;             // QKV: of each row
@@ -39,8 +39,10 @@ struct GemmParams {
     uint32_t num_kv_heads;
     uint32_t max_pages;
     uint32_t kv;                 // FP8 or FP16
+    uint32_t sharing_distance;   // CTAs from one to that with which it shares rows, where clusters do; 0: none has one
+    uint32_t unused;
 };
-static_assert(sizeof(GemmParams) == 160, "as on the host");
+static_assert(sizeof(GemmParams) == 168, "as on the host");
 
 // A matrix shape may be compiled in.
 DEVICE uint32_t matrix_n(const GemmParams& p) {
@@ -70,6 +72,7 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "gemm/epilogue.cuh"
 
 #if HAS_WARPGROUPS
+#include "common/cluster.cuh"
 #include "common/warpgroup.cuh"
 #include "wgmma/order.cuh"
 #include "wgmma/tile.cuh"
@@ -90,7 +93,9 @@ DEVICE uint32_t matrix_k(const GemmParams& p) {
 #include "gemm/product.cuh"
 #endif
 
-#if HAS_WARPGROUPS
+#if HAS_WARPGROUPS && ROWS > 64
+KERNEL_OF_CLUSTERS(gemm, GemmParams, THREADS, REGISTERS, CLUSTER)
+#elif HAS_WARPGROUPS
 KERNEL_OF_REGISTERS(gemm, GemmParams, THREADS, REGISTERS)
 #else
 KERNEL(gemm, GemmParams, THREADS, CTAS)

@@ -8,6 +8,7 @@
 #include "common/activation.cuh"
 #include "common/halves.cuh"
 #include "common/squares.cuh"
+#include "common/unit.cuh"
 
 // A part of each row.
 struct Piece {
@@ -23,7 +24,7 @@ constexpr uint32_t MOST_PIECES = 16;
 struct JoinParams {
     Piece pieces[MOST_PIECES];
     const uint32_t* row_index;  // row of the pieces for each row, or null: its own
-    uint16_t* joined;           // f16 [row][all pieces], or null
+    uint8_t* joined;            // f16 [row][all pieces], or units; or null
     const float* sums;          // [row][len of the last piece], or null: that piece grows by their silu, and has no norm
     float* kept;                // [row][len of the last piece], or null; may be where the first piece comes from
     float* cleared;             // [row][cleared_len], may be `sums`, or where the first piece comes from without gaps, if as long
@@ -33,8 +34,10 @@ struct JoinParams {
     uint32_t keeps_normed;      // what is kept is behind the norm
     uint32_t cleared_len;       // a multiple of 4
     float eps;
+    uint32_t joined_units;      // of 64 joined rows; 0: row after row
+    uint32_t unused;
 };
-static_assert(sizeof(JoinParams) == 448, "as on the host");
+static_assert(sizeof(JoinParams) == 456, "as on the host");
 
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t WARPS = THREADS / 32;
@@ -98,8 +101,21 @@ DEVICE Float4 grown(const Float4& v, const Float4& s) {
         grown_by_silu(v.x, s.x), grown_by_silu(v.y, s.y), grown_by_silu(v.z, s.z), grown_by_silu(v.w, s.w)};
 }
 
+// Where a joined row, so long, has four elements.
+DEVICE Uint2* joined_at(const JoinParams& p, uint32_t row, uint32_t len, uint32_t k) {
+    const bool in_units = p.joined_units != 0;
+    return (Uint2*)(p.joined + (in_units ? half_offset(row, k, p.joined_units) : (uint64_t(row) * len + k) * 2));
+}
+
+// A joined row: which, how long, and where the piece begins.
+struct Joined {
+    uint32_t row;
+    uint32_t len;
+    uint32_t first;
+};
+
 DEVICE void join_piece(
-    const JoinParams& p, uint32_t idx, const float* row, const float* sums, float factor, uint16_t* joined,
+    const JoinParams& p, uint32_t idx, const float* row, const float* sums, float factor, const Joined& joined,
     float* kept) {
     const Piece& piece = p.pieces[idx];
     for (uint32_t k = 4 * thread_index(); k < piece.len; k += 4 * THREADS) {
@@ -108,8 +124,8 @@ DEVICE void join_piece(
             v = grown(v, *(const Float4*)(sums + k));
         }
         const Float4 w = normed(piece, k, factor, v);
-        if (joined) {
-            *(Uint2*)(joined + k) = four_halves(w);
+        if (p.joined) {
+            *joined_at(p, joined.row, joined.len, joined.first + k) = four_halves(w);
         }
         if (kept) {
             *(Float4*)(kept + k) = p.keeps_normed ? w : v;
@@ -135,9 +151,12 @@ DEVICE void join_row(const JoinParams& p, uint32_t row) {
         const bool is_last = i + 1 == p.num_pieces;
         const float* sums = is_last && p.sums ? p.sums + uint64_t(row) * piece.len : nullptr;
         float* kept = is_last && p.kept ? p.kept + uint64_t(row) * piece.len : nullptr;
-        uint16_t* joined = p.joined ? p.joined + uint64_t(row) * len + before : nullptr;
-        join_piece(p, i, from, sums, factor, joined, kept);
+        join_piece(p, i, from, sums, factor, {row, len, before}, kept);
         before += piece.len;
+    }
+    // What a product finds beyond a row has to be numbers.
+    for (uint32_t k = len + 4 * thread_index(); p.joined && k < p.joined_units * UNIT_HALVES; k += 4 * THREADS) {
+        *joined_at(p, row, len, k) = {};
     }
     for (uint32_t k = 4 * thread_index(); k < p.cleared_len; k += 4 * THREADS) {
         *(Float4*)(p.cleared + uint64_t(row) * p.cleared_len + k) = {};

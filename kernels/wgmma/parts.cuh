@@ -22,8 +22,8 @@ DEVICE bool has_rows(const GemmParams& p, uint32_t eight) {
 }
 
 // Four sums of each eight rows.
-DEVICE void write_part(const GemmParams& p, uint32_t pair, const Sums& sums) {
-    Float4* part = part_of(p, block_index(), pair);
+DEVICE void write_part(const GemmParams& p, uint32_t cta, uint32_t pair, const Sums& sums) {
+    Float4* part = part_of(p, cta, pair);
     UNROLL
     for (uint32_t i = 0; i < PRODUCTS; ++i) {
         UNROLL

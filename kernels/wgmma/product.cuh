@@ -11,7 +11,7 @@ constexpr uint32_t RING_OFFSET = divide_up(TOLD_OFFSET + 4, ATOM_BYTES) * ATOM_B
 constexpr uint32_t SHARED_BYTES = RING_OFFSET + RING_BYTES;
 static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
 
-// After the consumers a warp that asks for weights, one that counts parts, and those that copy rows.
+// After the consumers a warp that asks for weights, one that counts parts, and those that bring rows.
 constexpr uint32_t WEIGHTS_WARP = CONSUMER_WARPS;
 constexpr uint32_t COUNTING_WARP = CONSUMER_WARPS + 1;
 constexpr uint32_t THREADS = (CONSUMER_WARPS + 2 + COPY_WARPS) * 32;
@@ -155,7 +155,7 @@ DEVICE void finish_piece(
     Pending& pending) {
     const bool is_part = num_units(piece) < order.k_units;
     if (is_part) {
-        write_part(p, piece.pair, sums);
+        write_part(p, order.cta, piece.pair, sums);
     } else if (tile_of(piece.pair) < order.tiles) {
         finish_tile(p, piece.pair, sums, shared.sums);
     }
@@ -201,8 +201,10 @@ DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, 
     }
 }
 #else
-// The same one by one: products of so many rows take longer than all else, and their sums most registers.
-DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, Cursor& at, Sums& sums) {
+// The same one by one: products of so many rows take longer than all else, and their sums most registers. So many are left
+// whose rows are shared.
+DEVICE void multiply_piece(
+    const Stream& stream, uint32_t count, bool has_tile, uint32_t& num_shared, Cursor& at, Sums& sums) {
     for (uint32_t unit = 0; unit < count; ++unit) {
         const uint8_t* stage = acquire(stream, at);
         if (has_tile) {
@@ -211,7 +213,8 @@ DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, 
             begin_products(sums, weights, x_of(stage));
             warpgroup_wait<0>();
         }
-        release(stream.ring, at);
+        release_to_cluster(stream.ring, num_shared > 0, at);
+        num_shared -= num_shared > 0 ? 1 : 0;
     }
 }
 #endif
@@ -220,14 +223,20 @@ DEVICE void multiply_piece(const Stream& stream, uint32_t count, bool has_tile, 
 DEVICE void consume(const GemmParams& p, const Order& order, const Shared& shared) {
     Cursor at = {0, 0};
     Pending pending = {false, 0, 0};
+    [[maybe_unused]] uint32_t num_shared = order.num_shared;
     // Rows come behind the same wait of who copies them, so no test can tell that this one is here: outputs rest on it, not
     // on what a wait means for other threads.
     grid_wait();
     for (uint32_t unit = order.first; unit < order.last;) {
         const Piece piece = piece_at(order, unit);
         const uint32_t count = num_units(piece);
+        const bool has_tile = tile_of(piece.pair) < order.tiles;
         Sums sums = {};
-        multiply_piece(shared.stream, count, tile_of(piece.pair) < order.tiles, at, sums);
+#if ROWS <= 64
+        multiply_piece(shared.stream, count, has_tile, at, sums);
+#else
+        multiply_piece(shared.stream, count, has_tile, num_shared, at, sums);
+#endif
         unit += count;
         finish_piece(p, order, piece, sums, shared, pending);
     }
@@ -236,12 +245,17 @@ DEVICE void consume(const GemmParams& p, const Order& order, const Shared& share
 
 DEVICE void run(const GemmParams& p) {
     const Shared shared = carve(shared_memory());
-    const Order order = order_units(matrix_n(p), matrix_k(p));
+    const Order order = order_units(matrix_n(p), matrix_k(p), p.sharing_distance);
     if (thread_index() == 0) {
-        stream_init(shared.stream);
         handover_init(shared.handover);
+        stream_init(shared.stream);
     }
-    barrier_all();
+    if constexpr (CLUSTER > 1) {
+        // Behind this the barriers of both CTAs are there.
+        cluster_sync();
+    } else {
+        barrier_all();
+    }
     const uint32_t warp = warp_index();
     if (warp < CONSUMER_WARPS) {
         if (order.first < order.last) {

@@ -1,8 +1,8 @@
 // Sums of one tile of 64 outputs, which a warpgroup has to itself: one product of 64 outputs after the other along
 // k, so a row's bits do not depend on how many rows there are.
 //
-// Activations lie in shared memory as products read them: 64 elements of k of all ROWS rows, then the next 64, a
-// row's 16-byte chunks at c ^ (row & 7).
+// Activations lie in shared memory as products read them, and as their units have them: 64 elements of k of all ROWS rows,
+// then the next 64.
 #pragma once
 
 // Rows of a product, and products that take them all.
@@ -12,9 +12,11 @@ constexpr uint32_t PRODUCTS = ROWS / PRODUCT_ROWS;
 constexpr uint32_t PRODUCT_K = 16;
 constexpr uint32_t UNIT_STEPS = UNIT_K / PRODUCT_K;
 
-constexpr uint32_t X_ROW_BYTES = 128;
-constexpr uint32_t X_ROW_K = X_ROW_BYTES / 2;
+constexpr uint32_t X_ROW_BYTES = UNIT_ROW_BYTES;
+constexpr uint32_t X_ROW_K = UNIT_HALVES;
 constexpr uint32_t X_BLOCK_BYTES = ROWS * X_ROW_BYTES;
+// Of what meets a unit of weights.
+constexpr uint32_t X_BLOCKS = UNIT_K / X_ROW_K;
 // Eight rows, as the swizzle repeats.
 constexpr uint32_t ATOM_BYTES = 8 * X_ROW_BYTES;
 
@@ -22,12 +24,6 @@ constexpr uint32_t ATOM_BYTES = 8 * X_ROW_BYTES;
 struct Sums {
     float of[PRODUCTS][PRODUCT_ROWS / 2];
 };
-
-// Byte at which the chunk begins that has element `k` of a row.
-DEVICE uint32_t x_offset(uint32_t row, uint32_t k) {
-    const uint32_t chunk = k % X_ROW_K / 8;
-    return k / X_ROW_K * X_BLOCK_BYTES + row * X_ROW_BYTES + (chunk ^ (row & 7)) * CHUNK_BYTES;
-}
 
 // A descriptor, so many bytes further on.
 DEVICE uint64_t further(uint64_t descriptor, uint32_t bytes) {

@@ -44,7 +44,8 @@ class Product:
     @cached_property
     def finish_clocks(self):
         """To make outputs of a tile's sums."""
-        loop = self.code.loop("LDG", "LDS", "STG", without=("HGMMA",))
+        # Sums are left in shared memory; who counts parts does not.
+        loop = self.code.loop("LDG", "LDS", "STS", "STG", without=("HGMMA", "ATOM"))
         if not loop:
             return 0.0
         body = self.code.shortest(*loop, "STG")

@@ -10,8 +10,8 @@ PAIR_TILES = 2
 MOST_STAGES = 11
 FIRST_UNDER_WAY = 2
 UNITS_UNDER_WAY = 4
-# Warps that copy rows, of up to so many and of more.
-COPY_WARPS, FEW_COPIED, MANY_COPY_WARPS = 1, 32, 2
+# Warps that copy rows, of up to so many and of more; beyond MOST_COPIED a thread asks for them, and two blocks share them.
+COPY_WARPS, FEW_COPIED, MANY_COPY_WARPS, MOST_COPIED = 1, 32, 2, 64
 
 
 class Order(NamedTuple):
@@ -52,3 +52,10 @@ def order(n, k, weight_bytes, grid, owns_tiles):
     pieces = [(pair * k_units + k_units - 1) // per_block - pair * k_units // per_block + 1 for pair in range(pairs)]
     is_whole = sum(pieces) == pairs
     return Order(per_block, sum(pieces) / blocks, 0 if is_whole else sum(pieces) / pairs, pairs / blocks)
+
+
+def shares_rows(n, k, weight_bytes, grid):
+    """Whether two blocks multiply the same units of k at the same time, with other weights."""
+    pairs, k_units = up(up(n, UNIT_OUTPUTS), PAIR_TILES), up(k, unit_k(weight_bytes))
+    per_block = up(pairs * k_units, grid)
+    return any(distance * per_block % k_units == 0 for distance in range(1, grid // 2 + 1))

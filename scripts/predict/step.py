@@ -93,16 +93,24 @@ class Planner:
         cut = order.order(n, k, weight_bytes, operation["grid"], epilogue == "HEAD")
         code = self.kernels.product(variant, rows, assumed)
         unit_bytes = order.PAIR_TILES * order.UNIT_BYTES
-        # Rows come as halves with their units.
+        # Rows come as halves with their units: where there are many, all multiprocessors ask the L2 cache all the time.
+        most_rows = int(defines["ROWS"])
+        l2_rate = assumed.l2_rate if most_rows <= order.MOST_COPIED else assumed.l2_shared
         unit_l2_bytes = rows * order.unit_k(weight_bytes) * F16
-        before = assumed.copying + unit_l2_bytes / assumed.l2_rate
-        copy_warps = order.COPY_WARPS if int(defines["ROWS"]) <= order.FEW_COPIED else order.MANY_COPY_WARPS
+        before = assumed.copying + unit_l2_bytes / l2_rate
+        copy_warps = order.COPY_WARPS if most_rows <= order.FEW_COPIED else order.MANY_COPY_WARPS
         copying = unit_l2_bytes / COPY_BYTES / copy_warps * assumed.copy
+        if most_rows > order.MOST_COPIED:
+            # Of rows that two blocks share each asks for a half.
+            shares = epilogue == "HEAD" or order.shares_rows(n, k, weight_bytes, operation["grid"])
+            copying = (unit_bytes + unit_l2_bytes * (assumed.multicast if shares else 1)) / l2_rate
         # Of a part, both tiles.
-        part = order.PAIR_TILES * order.UNIT_OUTPUTS * rows * F32 / assumed.l2_rate
-        batches = order.up(rows, order.finish_rows(int(defines["ROWS"])))
+        part = order.PAIR_TILES * order.UNIT_OUTPUTS * rows * F32 / l2_rate
+        batches = order.up(rows, order.finish_rows(most_rows))
         settle = cut.parts * part + assumed.l2 * order.up(cut.parts, PARTS_AT_ONCE) * batches + code.finish_clocks
-        last = part + assumed.count + settle if cut.parts else code.finish_clocks
+        # More than two blocks that have parts of a pair settle it together, and claim each batch.
+        own = (settle + assumed.count * batches) / cut.parts if cut.parts > 2 else settle
+        last = part + assumed.count + own if cut.parts else code.finish_clocks
         # The last piece is settled at the end.
         each = cut.pieces * part + cut.pairs * settle if cut.parts else cut.pieces * code.finish_clocks
         events = max(1.0, cut.pieces)

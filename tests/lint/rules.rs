@@ -95,7 +95,11 @@ impl Expected {
                 // Warpgroups read halves where they are.
                 expected.list(!has_warpgroups || is_defined(variant, "WEIGHT", "FP8"), &["LDSM"]);
                 expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
-                expected.list(!is_hopper_or_later || has_warpgroups, &["LDGSTS"]);
+                // Many rows come to two blocks at once.
+                let shares = has_warpgroups
+                    && ["128", "192"].iter().any(|rows| is_defined(variant, "ROWS", rows));
+                expected.list(shares, &["UBLKCP.S.G.MULTICAST", "UCGABAR_ARV"]);
+                expected.list(!shares && (!is_hopper_or_later || has_warpgroups), &["LDGSTS"]);
             }
             "multiply" => {
                 let product = if is_defined(variant, "WEIGHT", "FP8") { "QGMMA" } else { "HGMMA" };

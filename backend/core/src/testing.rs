@@ -65,10 +65,11 @@ pub mod cuda {
 
     /// How passes are launched.
     pub mod model {
+        pub use crate::exec::cuda::model::half_rows::HalfRows;
         pub use crate::exec::cuda::model::shape::{
             MULTIPLY_CLUSTER, MULTIPLY_SHARED_BYTES, MULTIPLY_THREADS, OPERAND_SHARED_BYTES,
             ROW_THREADS, Tiling, gemm_launch_bytes, gemm_partials, gemm_rows, gemm_shared_bytes,
-            gemm_threads,
+            gemm_sharing_distance, gemm_threads,
         };
         pub use crate::exec::cuda::model::{many_params, params};
     }

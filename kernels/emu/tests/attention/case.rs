@@ -1,6 +1,7 @@
 //! A pass of attention as a test states it, and its image in device memory. What is drawn depends on
 //! names alone (of a sequence, of a query), so that the same row can be put into different passes.
 
+use crate::image::HalfUnits;
 use half::f16;
 use spec_emu::{Arena, Launch, Schedule, launch};
 use spec_kernels::{Format, Variant};
@@ -315,8 +316,16 @@ impl Case {
             arena.put(&vec![0; 4 * self.max_items]),
             arena.put(&shape.scale_bytes()),
         ];
-        let numbers =
-            [self.tiles.len(), shape.kv_heads, self.max_pages(), self.split_tokens, self.max_items];
+        let (output_units, unused) = (0, 0);
+        let numbers = [
+            self.tiles.len(),
+            shape.kv_heads,
+            self.max_pages(),
+            self.split_tokens,
+            self.max_items,
+            output_units,
+            unused,
+        ];
         let mut params = addresses.map(u64::to_le_bytes).concat();
         params.extend(shape.softmax_scale().to_le_bytes());
         params.extend(numbers.map(|n| (n as u32).to_le_bytes()).concat());
@@ -343,6 +352,23 @@ impl Case {
         let output = image.output(&arena);
         image.arrivals_are_zero(&arena)?;
         Ok((image, output))
+    }
+
+    /// The same, of outputs that lie in units.
+    pub(crate) fn run_in_units(&self, schedule: &Schedule) -> Result<Vec<u16>, String> {
+        const PADDING: u8 = UNTOUCHED as u8;
+        let arena = Arena::new(1 << 28);
+        let mut image = self.image(&arena);
+        let units = HalfUnits { len: self.shape.row_len() };
+        let num_rows = self.rows().count();
+        let mut bytes = vec![PADDING; units.bytes(num_rows)];
+        let output = arena.put(&bytes);
+        image.params[40..48].copy_from_slice(&output.to_le_bytes());
+        image.params[96..100].copy_from_slice(&(units.of_tile() as u32).to_le_bytes());
+        launch(&self.launch(&self.shape.variant(), &image.params), schedule)?;
+        arena.read(output, &mut bytes);
+        let rows = units.unpack(&bytes, num_rows, PADDING);
+        Ok(rows.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect())
     }
 }
 

@@ -2,6 +2,9 @@
 //! its own query and its sequence's keys and values.
 
 mod case;
+#[allow(dead_code, reason = "shared with the tests of the few-row product")]
+#[path = "../gemm/image.rs"]
+mod image;
 mod mutations;
 mod twin;
 
@@ -254,6 +257,18 @@ fn bits_of_a_row_depend_on_itself_alone() {
         same(&turned, "the order of rows");
         for grid in [1, 2, 3, 8, 40, 200] {
             same(&Case { grid, ..together.clone() }, "the grid");
+        }
+    }
+}
+
+/// As the next product of warpgroups reads them; of 70 rows a second unit has some.
+#[test]
+fn outputs_may_lie_in_units() {
+    for shape in [SMALL, SMALL_FP8, WIDE_FP8, WINDOWED] {
+        for rows in [3, 70] {
+            let case = Case { split_tokens: 32, ..Case::chains(shape, &[90], rows) };
+            let (_, expected) = case.run(&Schedule::PLAIN).unwrap();
+            assert!(case.run_in_units(&Schedule::seeded(3)).unwrap() == expected, "{shape:?}");
         }
     }
 }

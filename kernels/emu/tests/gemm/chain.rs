@@ -101,6 +101,7 @@ impl Chain {
         let problem = Problem::random(Plan::new(weight, epilogue, n, hidden), n as u64);
         let run = self.size.run();
         let Loaded { params: own, normalise, .. } = Loaded::new(&self.arena, &problem, &run);
+        let units = run.output_units(&problem.plan);
         let (squares, partials, arrivals) = (self.squares, self.partials, self.arrivals);
         let mut input = input.unwrap_or(own.input);
         if let Some(before) = normalise {
@@ -121,7 +122,8 @@ impl Chain {
             params: GemmParams { input, squares, output, partials, arrivals, ..own }.bytes(),
         });
         let (width, bytes) = problem.plan.output_row();
-        self.outputs.push((output, num_rows * width * bytes));
+        let row_after_row = num_rows * width * bytes;
+        self.outputs.push((output, units.map_or(row_after_row, |units| units.bytes(num_rows))));
         output
     }
 

@@ -38,7 +38,7 @@ fn does_not_depend_on_company_of(problem: &Problem, archs: &[Arch]) {
     let (plan, row) = (problem.plan, 7);
     let random = &mut Random(71);
     let capacities = archs[0].capacities();
-    for grid in [2, 5] {
+    for grid in [2, 6] {
         let alone = Run { arch: archs[0], ..Run::new(8, vec![row], grid) };
         let expected = row_bits(problem, &alone, &run(problem, &alone), row);
         for i in 0..2 * capacities.len() {
@@ -84,6 +84,18 @@ fn a_rows_logits_do_not_depend_on_the_grid() {
     let expected = on(1);
     for grid in [2, 3, 5, 7] {
         assert_eq!(on(grid), expected, "{grid} blocks");
+    }
+}
+
+/// Of ten blocks six share rows three apart, and of the four behind them two; of six four two apart, and none behind them.
+#[test]
+fn a_rows_sums_are_the_same_where_some_blocks_share_rows() {
+    for (n, k, grid, distance) in [(1664, 384, 10, 3), (1152, 256, 6, 2)] {
+        let problem = Problem::random(Plan::new(Format::Fp8, Epilogue::Raw, n, k), 73);
+        let of = |capacity, count| Run::new(capacity, (0..count).collect(), grid);
+        assert_eq!(of(128, 100).sharing_distance(&problem.plan), distance);
+        let many = run(&problem, &of(128, 100)).output;
+        assert_eq!(run(&problem, &of(8, 5)).output, many[..5], "{distance} apart");
     }
 }
 

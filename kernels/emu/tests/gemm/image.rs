@@ -100,6 +100,46 @@ pub(crate) fn place_in_image(format: Format, k_units: usize, row: usize, k: usiz
     (unit * TILE + line) * UNIT_ROW_BYTES + place
 }
 
+/// Halves of rows in units as warpgroups read them, of which a row always has those that a unit of FP8 weights meets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HalfUnits {
+    pub(crate) len: usize,
+}
+
+impl HalfUnits {
+    /// Units of 64 rows.
+    pub(crate) fn of_tile(self) -> usize {
+        self.len.div_ceil(128) * 2
+    }
+
+    /// Bytes of so many rows.
+    pub(crate) fn bytes(self, rows: usize) -> usize {
+        rows.div_ceil(TILE) * self.of_tile() * TILE * UNIT_ROW_BYTES
+    }
+
+    fn place(self, row: usize, k: usize) -> usize {
+        place_in_image(Format::Fp16, self.of_tile(), row, k)
+    }
+
+    /// Rows that follow each other become units.
+    pub(crate) fn pack(self, rows: &[u8], padding: u8) -> Vec<u8> {
+        let count = rows.len() / (2 * self.len);
+        let mut units = vec![padding; self.bytes(count)];
+        for (i, half) in rows.chunks(2).enumerate() {
+            units[self.place(i / self.len, i % self.len)..][..2].copy_from_slice(half);
+        }
+        units
+    }
+
+    /// So many rows of units, one after the other. What lies between them is as it was.
+    pub(crate) fn unpack(self, units: &[u8], count: usize, padding: u8) -> Vec<u8> {
+        let halves = (0..count * self.len).map(|i| self.place(i / self.len, i % self.len));
+        let rows: Vec<u8> = halves.flat_map(|place| [units[place], units[place + 1]]).collect();
+        assert!(self.pack(&rows, padding) == units, "written beyond the rows");
+        rows
+    }
+}
+
 pub(crate) fn bytes_of(format: Format) -> usize {
     match format {
         Format::Fp8 => 1,

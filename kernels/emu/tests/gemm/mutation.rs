@@ -3,7 +3,8 @@
 
 use crate::chain::{Chain, Size};
 use crate::mutant::{
-    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, Mutant, STREAM_MUTANTS, Setup,
+    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, MANY_MUTANTS, Mutant, STREAM_MUTANTS,
+    Setup,
 };
 use crate::run::Arch;
 use spec_emu::{Mutation, Options, Program, Schedule};
@@ -23,6 +24,8 @@ const BLACKWELL: Kind = Kind { arch: Arch::Blackwell, capacity: 16, num_rows: 3 
 const HOPPER: Kind = Kind { arch: Arch::Hopper, capacity: 16, num_rows: 3 };
 /// With rows that two warps copy.
 const STREAMED: Kind = Kind { arch: Arch::Hopper, capacity: 64, num_rows: 35 };
+/// With rows that a thread asks for, of two units.
+const MANY: Kind = Kind { arch: Arch::Hopper, capacity: 128, num_rows: 67 };
 
 fn chain(setup: Setup, kind: Kind) -> Chain {
     let Kind { arch, capacity, num_rows } = kind;
@@ -31,6 +34,12 @@ fn chain(setup: Setup, kind: Kind) -> Chain {
         Setup::Long => (2560, 5),
         Setup::Sum => (192, 5),
         Setup::Head => (2560, 3),
+    };
+    // Two blocks are a cluster: with the same units of k in all but the long one, where the first one's parts are shared too.
+    let grid = match setup {
+        _ if capacity <= 64 => grid,
+        Setup::Short | Setup::Long | Setup::Sum => 4,
+        Setup::Head => 2,
     };
     let weight = Format::Fp8;
     let mut chain = Chain::new(Size { weight, hidden, capacity, num_rows, grid, arch });
@@ -122,6 +131,11 @@ fn what_rows_that_stream_in_need_is_needed() {
     all_are_found(&STREAM_MUTANTS, STREAMED, |_| true);
 }
 
+#[test]
+fn what_rows_that_are_asked_for_need_is_needed() {
+    all_are_found(&MANY_MUTANTS, MANY, |_| true);
+}
+
 fn assert_no_race(kind: Kind) {
     let options = Options { races: true, mutation: None };
     for setup in [Setup::Short, Setup::Long, Setup::Sum, Setup::Head] {
@@ -148,4 +162,9 @@ fn the_kernel_of_hopper_has_no_race() {
 #[test]
 fn the_kernel_with_rows_that_stream_in_has_no_race() {
     assert_no_race(STREAMED);
+}
+
+#[test]
+fn the_kernel_with_rows_that_are_asked_for_has_no_race() {
+    assert_no_race(MANY);
 }

@@ -31,6 +31,7 @@ pub(crate) struct GemmParams {
     pub(crate) num_kv_heads: usize,
     pub(crate) max_pages: usize,
     pub(crate) kv: usize,
+    pub(crate) sharing_distance: usize,
 }
 
 impl GemmParams {
@@ -38,16 +39,19 @@ impl GemmParams {
         let Self { weights, scales, bias, input, norm, squares, rows, row_index, .. } = *self;
         let Self { partials, arrivals, output, cache, rope, pages, kv_scales, best, .. } = *self;
         let Self { num_rows, n, k, num_heads, num_kv_heads, max_pages, kv, .. } = *self;
+        let Self { sharing_distance, .. } = *self;
+        let unused = 0;
         Fields::default()
             .pointers(&[weights, scales, bias, input, norm, squares, rows, row_index])
             .pointers(&[partials, arrivals, output, cache, rope, pages, kv_scales, best])
             .floats(&[self.eps])
             .words(&[num_rows, n, k, num_heads, num_kv_heads, max_pages, kv])
+            .words(&[sharing_distance, unused])
             .0
     }
 }
 
-/// `NormaliseParams` of `normalise.cu`, whose output is halves without padding.
+/// `NormaliseParams` of `normalise.cu`, whose output is halves in units.
 #[derive(Clone, Debug)]
 pub(crate) struct NormaliseParams {
     input: u64,
@@ -70,10 +74,10 @@ impl NormaliseParams {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let Self { input, squares, weight, values, row_index, eps, num_rows, k } = *self;
         let (scales, unused) = (0, 0);
-        let (first, in_units) = (0, 0);
+        let (first, in_units) = (0, 1);
         Fields::default()
             .pointers(&[input, squares, weight, values, scales])
-            .words(&[k, format_code(Format::Fp16), first, in_units])
+            .words(&[k.next_multiple_of(128), format_code(Format::Fp16), first, in_units])
             .pointers(&[row_index])
             .floats(&[eps])
             .words(&[num_rows, k, unused])

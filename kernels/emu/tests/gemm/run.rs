@@ -1,6 +1,6 @@
 //! Launches of the product in the emulator: memory laid out, what must not change watched, results taken.
 
-use crate::image::{bytes_of, reorder};
+use crate::image::{HalfUnits, bytes_of, reorder};
 use crate::params::{
     GemmParams, NormaliseParams, ROW_THREADS, float_bytes, format_code, word_bytes,
 };
@@ -10,7 +10,7 @@ use half::f16;
 use spec_core::model::Dtype;
 use spec_core::testing::cuda::model::{
     OPERAND_SHARED_BYTES, gemm_launch_bytes, gemm_partials, gemm_rows, gemm_shared_bytes,
-    gemm_threads,
+    gemm_sharing_distance, gemm_threads,
 };
 use spec_emu::{Arena, Launch, Schedule};
 use spec_kernels::{Epilogue, Format, Variant};
@@ -72,8 +72,10 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// With at least so many blocks: with many rows two are a cluster.
     pub(crate) fn new(capacity: usize, picks: Vec<usize>, grid: u32) -> Self {
         let schedule = Schedule::PLAIN;
+        let grid = if capacity > 64 { grid.next_multiple_of(2) } else { grid };
         Self { capacity, picks, is_indexed: false, grid, arch: Arch::Hopper, schedule }
     }
 
@@ -88,11 +90,18 @@ impl Run {
         if plan.epilogue == Epilogue::Head {
             return gemm_shared_bytes(rows, capability);
         }
-        let format = match plan.weight {
-            Format::Fp8 => Dtype::Fp8,
-            Format::Fp16 => Dtype::Fp16,
-        };
+        let format = dtype(plan.weight);
         gemm_launch_bytes([plan.n, plan.k], format, rows, self.grid as usize, capability)
+    }
+
+    /// Which of its blocks share rows.
+    pub(crate) fn sharing_distance(&self, plan: &Plan) -> usize {
+        let (rows, capability) = (self.capacity, self.arch.capability());
+        if plan.epilogue == Epilogue::Head {
+            return (rows > 64).into();
+        }
+        let format = dtype(plan.weight);
+        gemm_sharing_distance([plan.n, plan.k], format, rows, self.grid as usize, capability)
     }
 
     pub(crate) fn threads(&self) -> u32 {
@@ -104,6 +113,12 @@ impl Run {
         self.arch == Arch::Hopper && epilogue != Epilogue::Residual
     }
 
+    /// How halves are written for the next product, if not row after row.
+    pub(crate) fn output_units(&self, plan: &Plan) -> Option<HalfUnits> {
+        let is_units = self.arch == Arch::Hopper && plan.epilogue == Epilogue::SwiGlu;
+        is_units.then_some(HalfUnits { len: plan.n / 2 })
+    }
+
     /// Whether rows are looked up: on Hopper not by the product, but by the norm before.
     fn looks_up(&self, epilogue: Epilogue) -> bool {
         self.is_indexed && (self.arch != Arch::Hopper || self.takes_halves(epilogue))
@@ -112,6 +127,13 @@ impl Run {
     /// Floats of the workspace for a matrix.
     pub(crate) fn partials(&self, shape: [usize; 2]) -> usize {
         gemm_partials(shape, self.grid as usize, self.capacity, self.arch.capability())
+    }
+}
+
+fn dtype(weight: Format) -> Dtype {
+    match weight {
+        Format::Fp8 => Dtype::Fp8,
+        Format::Fp16 => Dtype::Fp16,
     }
 }
 
@@ -183,9 +205,10 @@ impl<'a> Loaded<'a> {
             num_kv_heads: plan.num_kv_heads(),
             max_pages: problem.max_pages(),
             kv: format_code(plan.kv),
+            sharing_distance: run.sharing_distance(&plan),
         };
         let normalise = run.takes_halves(plan.epilogue).then(|| {
-            let values = arena.alloc(run.picks.len() * plan.k * 2);
+            let values = arena.alloc(HalfUnits { len: plan.k }.bytes(run.picks.len()));
             let before = NormaliseParams::of(&params, values);
             (params.input, params.row_index) = (values, 0);
             before
@@ -205,13 +228,17 @@ impl<'a> Loaded<'a> {
             let is_zero = arrivals.iter().all(|&byte| byte == 0);
             assert!(is_zero, "{run:?}: arrivals do not return to zero");
         }
-        let output = self.read(self.params.output, self.output_bytes);
+        let mut output = self.read(self.params.output, self.output_bytes);
+        if let Some(units) = run.output_units(&problem.plan) {
+            output = units.unpack(&output, count, UNTOUCHED);
+            output.resize(output.len() / count * (count + 1), UNTOUCHED);
+        }
         let best = self.read(self.params.best, (count + 1) * tiles * 8);
         let written = |epilogue, bytes| if problem.plan.epilogue == epilogue { bytes } else { 0 };
         let best_end = written(Epilogue::Head, count * tiles * 8);
         let squares_end = written(Epilogue::Residual, count * tiles * 4);
         let squares = self.read(self.params.squares, squares_end / count * (count + 1));
-        let row_bytes = self.output_bytes / (count + 1);
+        let row_bytes = output.len() / (count + 1);
         for (bytes, end) in
             [(&output, count * row_bytes), (&best, best_end), (&squares, squares_end)]
         {
@@ -249,7 +276,12 @@ fn input_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
         picked.copied().collect()
     };
     if problem.plan.epilogue == Epilogue::Residual {
-        return input.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+        let halves: Vec<u8> = input.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+        return match run.arch {
+            // Beyond a row there are numbers.
+            Arch::Hopper => HalfUnits { len: k }.pack(&halves, UNTOUCHED),
+            Arch::Ampere | Arch::Blackwell => halves,
+        };
     }
     float_bytes(&input)
 }
@@ -267,6 +299,9 @@ fn squares_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
 
 /// What stands in the output before, and a row more that nobody may touch.
 fn output_bytes(problem: &Problem, run: &Run) -> Vec<u8> {
+    if let Some(units) = run.output_units(&problem.plan) {
+        return vec![UNTOUCHED; units.bytes(run.picks.len())];
+    }
     let n = problem.plan.n;
     let (width, bytes) = problem.plan.output_row();
     let mut output = vec![UNTOUCHED; (run.picks.len() + 1) * width * bytes];

@@ -12,7 +12,7 @@ mod run;
 mod spread;
 
 use half::f16;
-use image::Random;
+use image::{HalfUnits, Random};
 use run::{UNTOUCHED, floats, put, read, run};
 use spec_core::testing::cuda::model::params::{JoinParams, MOST_PIECES, Piece};
 use spec_emu::Arena;
@@ -68,6 +68,8 @@ struct Case {
     keeps_normed: bool,
     cleared_len: usize,
     grid: u32,
+    /// Whether joined rows lie in units.
+    in_units: bool,
 }
 
 /// What came of it: f16 rows, kept rows, cleared ones.
@@ -85,7 +87,8 @@ enum InPlace {
 impl Case {
     fn new(parts: Vec<Part>) -> Self {
         let (order, sums, is_together, keeps_normed) = (None, None, false, false);
-        Self { parts, order, sums, is_together, keeps_normed, cleared_len: 0, grid: 2 }
+        let (cleared_len, grid, in_units) = (0, 2, false);
+        Self { parts, order, sums, is_together, keeps_normed, cleared_len, grid, in_units }
     }
 
     fn num_rows(&self) -> usize {
@@ -142,7 +145,9 @@ impl Case {
             InPlace::Sums => sums,
             _ => place(in_place == InPlace::Cleared, cleared_len),
         };
-        let joined = room(2 * count * width);
+        let units = HalfUnits { len: width };
+        let joined_len = if self.in_units { units.bytes(count) } else { 2 * count * width };
+        let joined = room(joined_len);
         let params = JoinParams {
             pieces,
             row_index: self.order.as_ref().map_or(0, |order| {
@@ -158,6 +163,8 @@ impl Case {
             is_together: self.is_together.into(),
             keeps_normed: self.keeps_normed.into(),
             cleared_len: self.cleared_len as u32,
+            joined_units: if self.in_units { units.of_tile() as u32 } else { 0 },
+            unused: 0,
         };
         run(&Variant::plain("join"), self.grid, params, seed);
         let bytes = |address, len| {
@@ -168,7 +175,16 @@ impl Case {
             assert!(found[len..].iter().all(|&byte| byte == UNTOUCHED), "written behind");
             found[..len].to_vec()
         };
-        let halves = bytes(joined, 2 * count * width);
+        let mut halves = bytes(joined, joined_len);
+        if self.in_units {
+            // Each with zeros up to what its units have.
+            let padded = HalfUnits { len: units.of_tile() * 64 };
+            let rows = padded.unpack(&halves, count, UNTOUCHED);
+            let rows = rows.chunks(2 * padded.len).map(|row| row.split_at(2 * width));
+            let is_padded = |(_, zeros): (&[u8], &[u8])| zeros.iter().all(|&byte| byte == 0);
+            assert!(rows.clone().all(is_padded), "what is behind a row");
+            halves = rows.flat_map(|(row, _)| row).copied().collect();
+        }
         let halves = halves.as_chunks().0.iter().map(|&two| u16::from_le_bytes(two)).collect();
         (halves, floats(&bytes(kept, 4 * kept_len)), floats(&bytes(cleared, 4 * cleared_len)))
     }
@@ -229,6 +245,15 @@ fn pieces_are_put_together() {
             eprintln!("case {idx}, seed {seed}");
             case.check(&case.run(InPlace::Nothing, seed));
         }
+    }
+}
+
+#[test]
+fn rows_may_lie_in_units() {
+    for case in cases() {
+        let (expected, ..) = case.run(InPlace::Nothing, 0);
+        let case = Case { in_units: true, ..case };
+        assert_eq!(case.run(InPlace::Nothing, 1).0, expected);
     }
 }
 

@@ -14,7 +14,6 @@ use crate::model::Dtype;
 
 /// Bytes of an element.
 const F32: usize = 4;
-const F16: usize = 2;
 
 /// Where the rows of a product come from and go to; 0 is nowhere.
 #[derive(Default)]
@@ -48,16 +47,16 @@ pub(super) fn multiply(ops: &mut PassOps<'_>, matrix: &Matrix, input: Input, out
         places = normed(ops, code, matrix, places, num_rows);
     }
     let code = code(ops, matrix, output);
-    // All launches take as many rows.
-    let launches = num_rows.div_ceil(shape::most_gemm_rows(capability)).max(1);
-    let each = num_rows.div_ceil(launches).max(1);
-    let idx = shape::gemm_rows_idx(each, capability);
+    let each = shape::gemm_launch_rows(num_rows, capability);
     for first in (0..num_rows).step_by(each) {
         let rows = (num_rows - first).min(each);
-        let params = params(ops, matrix, &places, first, rows);
-        let shared_bytes = shared_bytes(ops, matrix, output, idx);
-        let threads = shape::gemm_threads(shape::gemm_rows(capability)[idx], capability);
-        ops.launch(code.get(idx), ops.layers.num_sms, threads, shared_bytes, params);
+        let idx = shape::gemm_rows_idx(rows, capability);
+        let most_rows = shape::gemm_rows(capability)[idx];
+        let mut params = params(ops, matrix, &places, first, rows);
+        params.sharing_distance = sharing_distance(ops, matrix, output, most_rows) as u32;
+        let shared_bytes = shared_bytes(ops, matrix, output, most_rows);
+        let threads = shape::gemm_threads(most_rows, capability);
+        ops.launch(code.get(idx), grid(ops), threads, shared_bytes, params);
     }
     if let Output::Heads { part, cache } = output
         && ops.layers.config.qk_norm
@@ -76,7 +75,7 @@ fn normed(
 ) -> Places {
     let layers = ops.layers;
     debug_assert_eq!(matrix.k, layers.config.hidden_size, "what there is room for");
-    let to = layers.workspace.normed;
+    let (to, halves) = (layers.workspace.normed, ops.half_rows(matrix.k));
     let params = NormaliseParams {
         input: from.input,
         squares: from.squares,
@@ -84,9 +83,10 @@ fn normed(
         output: Operand {
             values: to,
             scales: 0,
-            stride: matrix.k as u32,
+            stride: halves.stride() as u32,
             format: format_code(Dtype::Fp16),
-            ..Operand::default()
+            first: 0,
+            in_units: (halves.units() > 0).into(),
         },
         row_index: from.row_index,
         eps: layers.config.rms_norm_eps,
@@ -96,7 +96,7 @@ fn normed(
     };
     let shared_bytes = shape::OPERAND_SHARED_BYTES;
     ops.launch(code, num_rows as u32, shape::ROW_THREADS, shared_bytes, params);
-    Places { input: to, input_bytes: matrix.k * F16, norm: 0, row_index: 0, ..from }
+    Places { input: to, input_bytes: halves.bytes_before(1), norm: 0, row_index: 0, ..from }
 }
 
 /// The product with a matrix, for each number of rows.
@@ -111,19 +111,21 @@ fn code<'a>(ops: &PassOps<'a>, matrix: &Matrix, output: Output<'a>) -> &'a ByRow
 
 fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) -> Places {
     let (config, work) = (&ops.layers.config, &ops.layers.workspace);
-    let halves = |rows| (rows, F16, 0, work.squares);
+    let row_bytes = |len| ops.half_rows(len).bytes_before(1);
+    let halves = |rows| (rows, row_bytes(matrix.k), 0, work.squares);
+    let floats = matrix.k * F32;
     // Of the residual stream the rows that want logits are picked.
     let is_residual = matches!(input, Input::Normed(_));
-    let (rows, element, norm, squares) = match input {
-        Input::Normed(norm) => (work.residual, F32, norm, work.squares),
+    let (rows, input_bytes, norm, squares) = match input {
+        Input::Normed(norm) => (work.residual, floats, norm, work.squares),
         Input::Attended => halves(work.attended),
         Input::Activated => halves(work.activated),
         Input::Halves(rows) => halves(rows),
-        Input::Rows { rows, norm, squares } => (rows, F32, norm, squares),
+        Input::Rows { rows, norm, squares } => (rows, floats, norm, squares),
     };
     let from = Places {
         input: rows,
-        input_bytes: matrix.k * element,
+        input_bytes,
         norm,
         squares,
         squares_bytes: ops.layers.squares_bytes(),
@@ -135,11 +137,12 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
             Places { output: work.raw, output_bytes: matrix.n * F32, cache, ..from }
         }
         Output::Heads { cache, .. } => {
-            Places { output: work.queries, output_bytes: config.q_size() * F16, cache, ..from }
+            let output_bytes = config.q_size() * size_of::<u16>();
+            Places { output: work.queries, output_bytes, cache, ..from }
         }
         Output::Residual => Places { output: work.residual, output_bytes: matrix.n * F32, ..from },
         Output::Activated { next } => {
-            Places { output: work.activated, output_bytes: next.k * F16, ..from }
+            Places { output: work.activated, output_bytes: row_bytes(next.k), ..from }
         }
         Output::Sums { to, squares, .. } => Places {
             output: to,
@@ -158,17 +161,35 @@ fn places(ops: &PassOps<'_>, matrix: &Matrix, input: Input, output: Output<'_>) 
     }
 }
 
-/// What a launch takes that is compiled for the rows at this place.
-fn shared_bytes(ops: &PassOps<'_>, matrix: &Matrix, output: Output<'_>, rows_idx: usize) -> u32 {
+fn grid(ops: &PassOps<'_>) -> u32 {
+    shape::gemm_grid(ops.layers.num_sms, ops.layers.capability)
+}
+
+/// What a launch takes that is compiled for so many rows.
+fn shared_bytes(ops: &PassOps<'_>, matrix: &Matrix, output: Output<'_>, rows: usize) -> u32 {
     let capability = ops.layers.capability;
-    let rows = shape::gemm_rows(capability)[rows_idx];
     match output {
         // Its blocks have whole tiles.
         Output::Logits(_) => shape::gemm_shared_bytes(rows, capability),
         _ => {
             let format = ops.layers.precision.of(matrix.kind);
-            let grid = ops.layers.num_sms as usize;
+            let grid = grid(ops) as usize;
             shape::gemm_launch_bytes([matrix.n, matrix.k], format, rows, grid, capability)
+        }
+    }
+}
+
+/// Of a launch that is compiled for so many rows.
+fn sharing_distance(ops: &PassOps<'_>, matrix: &Matrix, output: Output<'_>, rows: usize) -> usize {
+    let capability = ops.layers.capability;
+    match output {
+        // All begin at the first of k.
+        Output::Logits(_) if shape::has_warpgroups(capability) && rows > shape::TILE_OUTPUTS => 1,
+        Output::Logits(_) => 0,
+        _ => {
+            let format = ops.layers.precision.of(matrix.kind);
+            let grid = grid(ops) as usize;
+            shape::gemm_sharing_distance([matrix.n, matrix.k], format, rows, grid, capability)
         }
     }
 }
@@ -211,6 +232,8 @@ fn params(
         num_kv_heads: layers.config.num_kv_heads as u32,
         max_pages: ops.pass.max_pages as u32,
         kv: layers.kv_format(),
+        sharing_distance: 0,
+        unused: 0,
     }
 }
 

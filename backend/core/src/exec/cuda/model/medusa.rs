@@ -5,6 +5,7 @@
 
 use super::code::{self, ByRows, LoadKernel, MedusaCode};
 use super::forward::download;
+use super::half_rows::HalfRows;
 use super::layers::Layers;
 use super::outline::SOMEWHERE;
 use super::params::{Best, JoinParams, Piece};
@@ -64,11 +65,11 @@ struct Buffers {
     taps: Address,
     /// f32 `[verified][hidden]`.
     states: Address,
-    /// f16 `[drafting][hidden]`: states as products take them.
+    /// f16 `[drafting][hidden]`, as [`HalfRows`] lie: states as products take them.
     halves: Address,
     /// f32 `[drafting][hidden]`: rows behind a block.
     grown: Address,
-    /// f16 `[drafting][hidden]`: the same as products take them.
+    /// f16 `[drafting][hidden]`, as these: the same as products take them.
     grown_halves: Address,
     /// f32 `[drafting][hidden]`: what a block's product adds up; zero before.
     sums: Address,
@@ -82,21 +83,23 @@ fn sizes(manifest: &Manifest, device: &Description) -> [usize; 12] {
     let Capacity { verified, drafting } = Capacity::of(&manifest.limits);
     let Description { num_sms, capability, .. } = *device;
     let (hidden, vocab_size) = (model.hidden_size, model.vocab_size);
-    let (f32, f16) = (size_of::<f32>(), size_of::<u16>());
+    let f32 = size_of::<f32>();
     let tiles = |outputs: usize| outputs.div_ceil(shape::TILE_OUTPUTS);
     let most_rows = shape::most_gemm_rows(capability).min(drafting);
     let most_rows = shape::gemm_rows(capability)[shape::gemm_rows_idx(most_rows, capability)];
-    let partials = shape::gemm_partials([hidden, hidden], num_sms as usize, most_rows, capability);
-    let normed = if shape::has_warpgroups(capability) { drafting * hidden } else { 0 };
+    let grid = shape::gemm_grid(num_sms, capability) as usize;
+    let partials = shape::gemm_partials([hidden, hidden], grid, most_rows, capability);
+    let halves = HalfRows::new(hidden, capability).bytes(drafting);
+    let normed = if shape::has_warpgroups(capability) { halves } else { 0 };
     [
         verified * hidden * f32,
         verified * hidden * f32,
-        drafting * hidden * f16,
+        halves,
         drafting * hidden * f32,
-        drafting * hidden * f16,
+        halves,
         drafting * hidden * f32,
         drafting * tiles(hidden) * f32,
-        normed * f16,
+        normed,
         drafting * vocab_size * f32,
         drafting * tiles(vocab_size) * size_of::<Best>(),
         partials * f32,

@@ -7,6 +7,7 @@ pub(super) mod code;
 mod eagle;
 mod few;
 mod forward;
+pub(crate) mod half_rows;
 mod head_on_host;
 pub(crate) mod kv;
 mod layers;

@@ -65,14 +65,14 @@ device_structs! {
     }
 
     /// Of `gemm.cu`.
-    GemmParams is 160 bytes {
+    GemmParams is 168 bytes {
         /// Image of the matrix.
         weights: Address,
         /// f32 a channel, in image order, or none.
         scales: Address,
         /// f32 a channel, in image order, or none.
         bias: Address,
-        /// What is multiplied: f32 before a norm, else f16; `[rows][k]`.
+        /// What is multiplied: f32 `[rows][k]` before a norm, else f16, as [`HalfRows`](super::half_rows) lie.
         input: Address,
         /// Weights of the norm.
         norm: Address,
@@ -114,6 +114,10 @@ device_structs! {
         max_pages: u32,
         /// 1 for an FP8 cache, 2 for FP16.
         kv: u32,
+        /// Blocks, in the order of their units, from one to that with which it shares rows, where clusters do; 0: none has one.
+        sharing_distance: u32,
+        /// Zero.
+        unused: u32,
     }
 
     /// What turns plain sums into the outputs of a product; none of it is none.
@@ -163,7 +167,7 @@ device_structs! {
     }
 
     /// Of `attention.cu`.
-    AttentionParams is 96 bytes {
+    AttentionParams is 104 bytes {
         /// f16 `[rows][heads][head_dim]`.
         queries: Address,
         /// The layer's KV cache.
@@ -174,7 +178,7 @@ device_structs! {
         tiles: Address,
         /// u32 `[sequences][max_pages]`.
         pages: Address,
-        /// f16 `[rows][heads][head_dim]`.
+        /// f16 `[rows][heads][head_dim]`, or in units.
         output: Address,
         /// Workspace: f32 `[items and 3 places a block][rows of a tile][head_dim + 4]`.
         partials: Address,
@@ -194,6 +198,10 @@ device_structs! {
         split_tokens: u32,
         /// Items that have a partial each.
         max_items: u32,
+        /// Of 64 rows of the output; 0 where they follow each other.
+        output_units: u32,
+        /// Zero.
+        unused: u32,
     }
 }
 
@@ -214,12 +222,12 @@ device_structs! {
     }
 
     /// Of `join.cu`.
-    JoinParams is 448 bytes {
+    JoinParams is 456 bytes {
         /// From left to right.
         pieces: [Piece; MOST_PIECES],
         /// Row of the pieces for each row, or none: its own.
         row_index: Address,
-        /// f16 `[rows][all pieces]`, or none.
+        /// f16 `[rows][all pieces]`, or in units; or none.
         joined: Address,
         /// f32 `[rows][last piece]`, or none: the last piece grows by their silu, and has no norm.
         sums: Address,
@@ -239,6 +247,10 @@ device_structs! {
         cleared_len: u32,
         /// Of the norms.
         eps: f32,
+        /// Of 64 joined rows; 0 where they follow each other.
+        joined_units: u32,
+        /// Zero.
+        unused: u32,
     }
 }
 

@@ -4,6 +4,7 @@
 use super::Pass;
 use super::code::{ByRows, EndCode};
 use super::few;
+use super::half_rows::HalfRows;
 use super::kv::LayerCache;
 use super::layers::Layers;
 use super::many::InBlocks;
@@ -27,7 +28,7 @@ pub(super) enum Input {
     Attended,
     /// What has gone through the MLP's gate.
     Activated,
-    /// f16 rows that are there.
+    /// f16 rows that are there, as [`HalfRows`] lie.
     Halves(Address),
     /// f32 rows that are there, behind a norm: where logits are wanted, of the rows that want some alone. The squares are what
     /// the norm takes for theirs.
@@ -172,8 +173,14 @@ impl<'a> PassOps<'a> {
     pub(super) fn join(&mut self, code: Kernel, pieces: &[Piece], params: JoinParams) {
         let mut all = [Piece::default(); MOST_PIECES];
         all[..pieces.len()].copy_from_slice(pieces);
-        let eps = self.layers.config.rms_norm_eps;
-        let params = JoinParams { pieces: all, num_pieces: pieces.len() as u32, eps, ..params };
+        let len: u32 = pieces.iter().map(|piece| piece.len).sum();
+        let params = JoinParams {
+            pieces: all,
+            num_pieces: pieces.len() as u32,
+            eps: self.layers.config.rms_norm_eps,
+            joined_units: self.half_rows(len as usize).units(),
+            ..params
+        };
         let shared_bytes = shape::OPERAND_SHARED_BYTES;
         self.launch(code, params.num_rows, shape::ROW_THREADS, shared_bytes, params);
     }
@@ -237,8 +244,14 @@ impl<'a> PassOps<'a> {
         self.layers.workspace.attended + bytes as Address
     }
 
+    /// How rows of so many halves lie for products of few rows.
+    pub(super) fn half_rows(&self, len: usize) -> HalfRows {
+        HalfRows::new(len, self.layers.capability)
+    }
+
     pub(super) fn attention(&mut self, cache: LayerCache) {
         let (layers, work, tiling) = (self.layers, &self.layers.workspace, self.pass.tiling);
+        let output = self.half_rows(layers.config.q_size());
         let blocks = Tiling::blocks(layers.num_sms as usize);
         let params = AttentionParams {
             queries: work.queries,
@@ -256,6 +269,9 @@ impl<'a> PassOps<'a> {
             max_pages: self.pass.max_pages as u32,
             split_tokens: shape::SPLIT_TOKENS as u32,
             max_items: Tiling::max_items(blocks) as u32,
+            // Rows of blocks are written once more, as operands.
+            output_units: if self.blocks.is_none() { output.units() } else { 0 },
+            unused: 0,
         };
         let shared_bytes = tiling.shared_bytes(layers.precision.kv, layers.config.head_dim);
         let kernel = layers.code.attention(tiling);

@@ -89,10 +89,10 @@ const ATTENTION_LEVELS: usize = 3;
 pub(crate) const SPLIT_TOKENS: usize = 256;
 
 /// Threads of a product of `rows` rows, one of [`gemm_rows`]: warps that multiply, one that loads, one that counts parts,
-/// and where warpgroups multiply those that copy rows.
+/// and where warpgroups multiply those that bring rows.
 pub fn gemm_threads(rows: usize, capability: (u32, u32)) -> u32 {
     let copy_warps = match has_warpgroups(capability) {
-        true if rows > 32 => 2,
+        true if rows == 64 => 2,
         true => 1,
         false => 0,
     };
@@ -207,6 +207,43 @@ pub fn gemm_rows(capability: (u32, u32)) -> &'static [usize] {
 /// Most rows of one product.
 pub(crate) fn most_gemm_rows(capability: (u32, u32)) -> usize {
     gemm_rows(capability).last().copied().unwrap_or(0)
+}
+
+/// Blocks of a product of few rows: a multiprocessor's each. With many rows, where warpgroups multiply, two are a cluster; the
+/// bits of a row depend on how many there are, so there are as many with few.
+pub(crate) fn gemm_grid(num_sms: u32, capability: (u32, u32)) -> u32 {
+    if has_warpgroups(capability) { (num_sms & !1).max(2) } else { num_sms }
+}
+
+/// Blocks from one to that which multiplies the same inputs at the same time, with other weights: so far apart their units begin
+/// at the same place of k. 0 where none are, and for products whose blocks share nothing.
+pub fn gemm_sharing_distance(
+    [n, k]: [usize; 2],
+    format: Dtype,
+    rows: usize,
+    grid: usize,
+    capability: (u32, u32),
+) -> usize {
+    if !has_warpgroups(capability) || rows <= TILE_OUTPUTS {
+        return 0;
+    }
+    let k_units = k.div_ceil(unit_len(format));
+    let units = n.div_ceil(2 * TILE_OUTPUTS) * k_units;
+    let each = units.div_ceil(grid);
+    let distance = (1..=grid / 2).find(|distance| distance * each % k_units == 0);
+    distance.unwrap_or(0)
+}
+
+/// Rows of each launch of a product of so many, but for the last: launches take as many, whole units of them where rows lie in
+/// units.
+pub(crate) fn gemm_launch_rows(rows: usize, capability: (u32, u32)) -> usize {
+    let launches = rows.div_ceil(most_gemm_rows(capability)).max(1);
+    let each = rows.div_ceil(launches).max(1);
+    if launches > 1 && has_warpgroups(capability) {
+        each.next_multiple_of(TILE_OUTPUTS)
+    } else {
+        each
+    }
 }
 
 /// Place of the smallest compiled number of rows that holds `rows`, which is at most the largest.
@@ -324,6 +361,26 @@ mod tests {
         assert_eq!(tiles(28672, 512), (256, 132));
         // Four blocks.
         assert_eq!(tiles(4096, 2048), (256, 132));
+    }
+
+    #[test]
+    fn launches_of_many_rows_take_whole_units() {
+        let each = |rows| gemm_launch_rows(rows, (9, 0));
+        assert_eq!([0, 1, 192, 193, 320, 384, 385].map(each), [1, 1, 192, 128, 192, 192, 192]);
+        assert_eq!([64, 65, 100].map(|rows| gemm_launch_rows(rows, (8, 0))), [64, 33, 50]);
+    }
+
+    /// Of an 8B model on an H100: units of k of two such blocks begin at the same place.
+    #[test]
+    fn blocks_share_rows_where_their_units_begin_alike() {
+        let of = |shape, rows, grid| gemm_sharing_distance(shape, Dtype::Fp8, rows, grid, (9, 0));
+        assert_eq!(of([6144, 4096], 192, 132), 8);
+        assert_eq!(of([4096, 4096], 192, 132), 4);
+        assert_eq!(of([28672, 4096], 128, 132), 32);
+        assert_eq!(of([4096, 14336], 192, 132), 4);
+        assert_eq!(of([4096, 4096], 64, 132), 0, "few rows");
+        // 20 units of k, four to a block: a fifth block would begin alike.
+        assert_eq!(of([128, 2560], 128, 6), 0);
     }
 
     #[test]

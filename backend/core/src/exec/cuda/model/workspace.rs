@@ -1,5 +1,6 @@
 //! The memory that passes work in: one allocation, cut by a plan that is a function of the engine and the GPU.
 
+use super::half_rows::HalfRows;
 use super::many::Prefill;
 use super::params::{Best, Row, Tile};
 use super::shape::{self, Tiling};
@@ -77,15 +78,15 @@ pub struct Workspace {
     pub residual: Address,
     /// f32 `[rows][tiles of hidden]`: sums of its squares.
     pub squares: Address,
-    /// f16 `[few][hidden]`: normed rows, where products take them as halves.
+    /// f16 `[few][hidden]`, as [`HalfRows`] lie: normed rows, where products take them as halves.
     pub normed: Address,
     /// f32 `[rows][qkv]`, for models with head norms and for heads on hidden states.
     pub raw: Address,
     /// f16 `[rows][queries]`.
     pub queries: Address,
-    /// f16 `[rows][queries]`.
+    /// f16 `[rows][queries]`; those of few-row products as [`HalfRows`] lie.
     pub attended: Address,
-    /// f16 `[rows][intermediate]`.
+    /// f16 `[rows][intermediate]`; as these.
     pub activated: Address,
     /// f32 `[few][vocabulary]`.
     pub logits: Address,
@@ -114,7 +115,7 @@ impl Workspace {
     fn sizes(manifest: &Manifest, capacity: &Capacity, device: &Description) -> [usize; 17] {
         let model = &manifest.model;
         let Description { num_sms, capability, .. } = *device;
-        let grid = num_sms as usize;
+        let (grid, sms) = (shape::gemm_grid(num_sms, capability) as usize, num_sms as usize);
         let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
         let num_logits = model.num_logits();
         let vocab_tiles = num_logits.div_ceil(shape::TILE_OUTPUTS);
@@ -125,19 +126,24 @@ impl Workspace {
         let most_rows = shape::gemm_rows(capability)[shape::gemm_rows_idx(most_rows, capability)];
         let partials =
             shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows, capability));
-        let normed = if shape::has_warpgroups(capability) { few * model.hidden_size } else { 0 };
+        let half_rows = |len| HalfRows::new(len, capability);
+        let halves = |len| half_rows(len).bytes(few).max(rows * len * size_of::<u16>());
+        let normed = match shape::has_warpgroups(capability) {
+            true => half_rows(model.hidden_size).bytes(few),
+            false => 0,
+        };
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
-        let blocks = Tiling::blocks(grid);
+        let blocks = Tiling::blocks(sms);
         let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
-            normed * size_of::<u16>(),
+            normed,
             if is_raw { rows * model.qkv_size() * size_of::<f32>() } else { 0 },
             rows * model.q_size() * size_of::<u16>(),
-            rows * model.q_size() * size_of::<u16>(),
-            rows * model.intermediate_size * size_of::<u16>(),
+            halves(model.q_size()),
+            halves(model.intermediate_size),
             few * num_logits * size_of::<f32>(),
             few * vocab_tiles * size_of::<Best>(),
             gemm_partials * size_of::<f32>(),

@@ -7,6 +7,7 @@ mod states;
 
 use super::code::{self, HeadCode, LayerCode, LoadKernel};
 use super::forward::download;
+use super::half_rows::HalfRows;
 use super::layers::Layers;
 use super::outline::SOMEWHERE;
 use super::shape;
@@ -52,7 +53,7 @@ struct Buffers {
     taps: Address,
     /// f32 `[rows][hidden]`: what each row comes with.
     states: Address,
-    /// f16 `[rows]`, as wide as the widest product that reads it.
+    /// f16, as [`HalfRows`] lie, as wide as the widest product that reads it.
     joined: Address,
     /// f32 `[rows]`: squares of sums, which nobody wants.
     squares: Address,
@@ -61,7 +62,12 @@ struct Buffers {
 }
 
 /// Bytes of the arrays, in the order of the fields.
-fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
+fn sizes(
+    model: &ModelConfig,
+    eagle: &EagleConfig,
+    rows: usize,
+    capability: (u32, u32),
+) -> [usize; 5] {
     let hidden = model.hidden_size;
     let (fc, first) = (eagle.fc_inputs(hidden), eagle.first_inputs(hidden));
     let tiles = model.qkv_size().max(hidden).div_ceil(shape::TILE_OUTPUTS);
@@ -69,7 +75,7 @@ fn sizes(model: &ModelConfig, eagle: &EagleConfig, rows: usize) -> [usize; 5] {
     [
         rows_of(eagle.taps.len() * eagle.target_hidden, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
-        rows_of(fc.max(first), size_of::<u16>()),
+        HalfRows::new(fc.max(first), capability).bytes(rows),
         rows_of(tiles, size_of::<f32>()),
         rows_of(hidden, size_of::<f32>()),
     ]
@@ -112,7 +118,8 @@ impl Eagle {
         let (layer_code, code) = code::load(engine, device, |kernels, loader| {
             Ok((LayerCode::of(kernels, loader)?, HeadCode::of(kernels, &eagle, loader)?))
         })?;
-        let sizes = sizes(&manifest.model, &eagle, capacity.rows);
+        let capability = device.describe().capability;
+        let sizes = sizes(&manifest.model, &eagle, capacity.rows, capability);
         let [taps, states, joined, squares, handed_on] = arrays::alloc(sizes, device)?;
         let buffers = Buffers { taps, states, joined, squares, handed_on };
         let unit_norm = match eagle.kind {
@@ -178,7 +185,8 @@ impl Eagle {
         device: &Description,
     ) -> usize {
         let capacity = Capacity::of(manifest, Prefill::Exact);
-        let own = arrays::total(&sizes(&manifest.model, eagle, capacity.rows));
+        let sizes = sizes(&manifest.model, eagle, capacity.rows, device.capability);
+        let own = arrays::total(&sizes);
         let unit_norm = match eagle.kind {
             EagleKind::Eagle1 => UnitNorm::bytes(&manifest.model, capacity.rows),
             EagleKind::Eagle3 => 0,
