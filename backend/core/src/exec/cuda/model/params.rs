@@ -72,7 +72,7 @@ device_structs! {
         scales: Address,
         /// f32 a channel, in image order, or none.
         bias: Address,
-        /// What is multiplied: f32 `[rows][k]` before a norm, else f16, as [`HalfRows`](super::half_rows) lie.
+        /// What is multiplied: f32 `[rows][k]` before a norm, else f16, as rows of halves lie (`half_rows.rs`).
         input: Address,
         /// Weights of the norm.
         norm: Address,
