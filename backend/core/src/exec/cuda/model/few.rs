@@ -74,7 +74,7 @@ fn normed(
     num_rows: usize,
 ) -> Places {
     let layers = ops.layers;
-    debug_assert_eq!(matrix.k, layers.config.hidden_size, "what there is room for");
+    assert_eq!(matrix.k, layers.config.hidden_size, "what there is room for");
     let (to, halves) = (layers.workspace.normed, ops.half_rows(matrix.k));
     let params = NormaliseParams {
         input: from.input,
@@ -184,8 +184,7 @@ fn sharing_distance(ops: &PassOps<'_>, matrix: &Matrix, output: Output<'_>, rows
     let capability = ops.layers.capability;
     match output {
         // All begin at the first of k.
-        Output::Logits(_) if shape::has_warpgroups(capability) && rows > shape::TILE_OUTPUTS => 1,
-        Output::Logits(_) => 0,
+        Output::Logits(_) => usize::from(shape::gemm_shares_rows(rows, capability)),
         _ => {
             let format = ops.layers.precision.of(matrix.kind);
             let grid = grid(ops) as usize;

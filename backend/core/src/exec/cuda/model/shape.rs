@@ -38,7 +38,7 @@ impl Tiling {
 
     /// Query rows of a tile.
     pub fn rows(self, group: usize) -> usize {
-        debug_assert!(group <= MAX_GROUP, "{group} heads share a key head");
+        assert!(group <= MAX_GROUP, "{group} heads share a key head");
         self.packed_rows() / group
     }
 
@@ -215,6 +215,11 @@ pub(crate) fn gemm_grid(num_sms: u32, capability: (u32, u32)) -> u32 {
     if has_warpgroups(capability) { (num_sms & !1).max(2) } else { num_sms }
 }
 
+/// Whether two blocks load the rows of a product of so many for each other.
+pub(crate) fn gemm_shares_rows(rows: usize, capability: (u32, u32)) -> bool {
+    has_warpgroups(capability) && rows > TILE_OUTPUTS
+}
+
 /// Blocks from one to that which multiplies the same inputs at the same time, with other weights: so far apart their units begin
 /// at the same place of k. 0 where none are, and for products whose blocks share nothing.
 pub fn gemm_sharing_distance(
@@ -224,7 +229,7 @@ pub fn gemm_sharing_distance(
     grid: usize,
     capability: (u32, u32),
 ) -> usize {
-    if !has_warpgroups(capability) || rows <= TILE_OUTPUTS {
+    if !gemm_shares_rows(rows, capability) {
         return 0;
     }
     let k_units = k.div_ceil(unit_len(format));
