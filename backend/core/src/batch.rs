@@ -270,7 +270,7 @@ pub trait Forward: Send {
     /// their KV moves to where it is looked for. Nothing has to move for a chain.
     fn keep(&mut self, pages: &[PageId], first_draft: usize, path: &[usize]) -> Result<()> {
         let _ = (pages, first_draft);
-        debug_assert!(path.iter().copied().eq(0..path.len()), "a branch of a tree: {path:?}");
+        assert!(path.iter().copied().eq(0..path.len()), "a branch of a tree: {path:?}");
         Ok(())
     }
 

@@ -21,7 +21,7 @@ pub(super) struct Noise {
 impl Noise {
     /// Lanes are independent of each other and below 2^31.
     pub(super) fn new(key: u64, position: usize, lane: u32) -> Self {
-        debug_assert!(lane < LOW_BITS, "lane {lane} reaches the reserved bit");
+        assert!(lane < LOW_BITS, "lane {lane} reaches the reserved bit");
         Self { key: halves(key), position: halves(position as u64), lane }
     }
 
