@@ -1,5 +1,7 @@
 //! Tiny random checkpoints as Hugging Face folders: whole models that need no download.
 
+use super::golden::floats;
+use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use spec_build::tokenizer::GgufTokenizer;
@@ -216,6 +218,20 @@ pub(crate) fn write_medusa(dir: &Path, num_heads: usize, seed: u64, sizes: &Size
     write_random(dir, &config, (0..num_heads).flat_map(head).collect(), seed);
 }
 
+/// Changes the weights of a written model: of each tensor its name, the length of a row and its values.
+pub(crate) fn edit(dir: &Path, change: impl Fn(&str, usize, &mut [f32])) {
+    let bytes = fs::read(dir.join("model.safetensors")).expect("weights");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let edited = tensors.iter().map(|(name, tensor)| {
+        let shape = tensor.shape().to_vec();
+        let mut values = floats(&tensor);
+        change(name, shape[shape.len() - 1], &mut values);
+        let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        (name.to_string(), tensor.dtype(), shape, bytes)
+    });
+    write_tensors(dir, &edited.collect::<Vec<Tensor>>());
+}
+
 /// Name, type, shape and bytes.
 type Tensor = (String, Dtype, Vec<usize>, Vec<u8>);
 
@@ -242,6 +258,10 @@ fn random(shapes: Vec<(String, Vec<usize>, f64)>, seed: u64) -> Vec<Tensor> {
 
 fn write_folder(dir: &Path, config: &Value, tensors: &[Tensor]) {
     fs::write(dir.join("config.json"), config.to_string()).expect("writes");
+    write_tensors(dir, tensors);
+}
+
+fn write_tensors(dir: &Path, tensors: &[Tensor]) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         (name, TensorView::new(*dtype, shape.clone(), bytes).expect("the sizes fit"))
     });

@@ -1,18 +1,19 @@
 //! Prompts in blocks, which kernels here multiply or a library does: near the CPU executor, and the same however they are
 //! computed.
 
+use super::common::models::{self, Recipe};
 use super::common::running::{self, Done};
 use super::common::small::{NORMED, SMALL, in_parts_of_prompt, tokens};
-use super::common::{golden, models};
+use super::common::{golden, tiny};
 use super::{
     Drafts, FP8_ROWS_TOLERANCE, FP8_TOLERANCE, FP16_TOLERANCE, NUM_SMS, assert_close, both,
-    both_on, emulator, load_bounded, on, requests, target,
+    both_on, emulator, load_bounded, on, open, requests, target,
 };
 use spec_core::model::Dtype;
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{AdmissionPolicy, Options, Prefill, Request, Runtime};
 use spec_core::testing::PageId;
-use spec_core::testing::batch::{Forward as _, Segment};
+use spec_core::testing::batch::{Forward, Segment};
 use spec_emu::{Emulator, Schedule};
 
 /// Both, on Hopper.
@@ -103,6 +104,49 @@ fn bits_of_a_prompt_do_not_depend_on_the_prompts_beside_it() {
     assert_eq!(run(&prompts), alone);
 }
 
+/// Numbers of one prompt that are beyond every bound leave nothing behind that others compute with: where rows of blocks lie,
+/// products of few rows have zeros behind theirs.
+#[test]
+fn what_overflows_in_the_blocks_of_a_prompt_stays_with_it() {
+    const OVERFLOWS: u32 = tiny::END;
+    let dir = tempfile::tempdir().expect("a folder");
+    let checkpoint = dir.path().join("model");
+    tiny::write_sized(&checkpoint, 2, 1, &SMALL);
+    // A place of the hidden states that only this token has, and its MLP overflows with.
+    tiny::edit(&checkpoint, |name, row_len, values| {
+        let len = values.len();
+        if name.contains("embed_tokens") {
+            (0..len).step_by(row_len).for_each(|first| values[first] = 0.0);
+            values[OVERFLOWS as usize * row_len] = 1.0;
+        } else if name.contains("o_proj") || name.contains("down_proj") {
+            values[..row_len].fill(0.0);
+        } else if name.contains("post_attention_layernorm") {
+            values[0] = f32::MAX;
+        } else if name.contains("gate_proj") {
+            (0..len).step_by(row_len).for_each(|first| values[first] = -8.0);
+        }
+    });
+    Recipe::plain(checkpoint, Dtype::Fp8).on("cuda:sm_90a").build(&dir.path().join("built"));
+    let cuda = open(dir.path(), "built");
+    let [overflowing, others]: [Vec<PageId>; 2] = [(0..20).collect(), (20..24).collect()];
+    let tokens: Vec<u32> = tokens(50).into_iter().filter(|&token| token != OVERFLOWS).collect();
+    let pass = |model: &mut dyn Forward, tokens: &[u32], pages: &[PageId]| {
+        let (prompt_len, num_logits) = (tokens.len(), tokens.len());
+        let segment =
+            Segment { tokens, first_position: 0, pages, prompt_len, num_logits, tree: &[] };
+        model.forward(&[segment]).expect("a pass").values
+    };
+    for way in WAYS {
+        let load = || on(emulator(Schedule::PLAIN), &cuda, 24, way);
+        let alone = pass(&mut load(), &tokens, &others);
+        assert!(alone.iter().all(|logit| logit.is_finite()));
+        let mut model = load();
+        let found = pass(&mut model, &[OVERFLOWS; 300], &overflowing);
+        assert!(found.iter().all(|logit| logit.is_nan()), "{way:?}: nothing overflows");
+        assert!(pass(&mut model, &tokens, &others) == alone, "{way:?}: others compute with it");
+    }
+}
+
 /// Requests with prompts that are long enough for blocks. The odd ones begin alike, with two; each has another length.
 fn long_requests() -> Vec<Request> {
     let longer = |(idx, request): (usize, Request)| {
@@ -185,8 +229,9 @@ fn blocks_of_prompts_are_refused_where_nothing_multiplies_them() {
         assert_eq!(error, expected);
     }
     let options = Options { prefill: Some(Prefill::Blocks), ..running::options(Fixed) };
-    let open = |_| Ok(Box::new(Emulator::new((8, 0), NUM_SMS, Schedule::PLAIN)) as _);
-    let error = Runtime::load_on(&cuda, &options, &open).err().expect("is refused").to_string();
+    let on_ampere = |_| Ok(Box::new(Emulator::new((8, 0), NUM_SMS, Schedule::PLAIN)) as _);
+    let error =
+        Runtime::load_on(&cuda, &options, &on_ampere).err().expect("is refused").to_string();
     let expected =
         "prefill = blocks on a GPU of compute capability 8.0, expected 9.0: use auto or cublaslt";
     assert!(error.starts_with(expected), "{error}");

@@ -6,13 +6,9 @@ use super::common::models::Recipe;
 use super::common::small::{SMALL, in_parts, tokens};
 use super::common::tiny;
 use super::{FP8_TOLERANCE, assert_close, on_emulator, open};
-use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 use spec_build::calibrate::Calibration;
 use spec_core::engine::Engine;
 use spec_core::model::Dtype;
-use std::fs;
-use std::path::Path;
 use tempfile::TempDir;
 
 /// By how much keys and values are larger: without scales many are cut to 448.
@@ -34,31 +30,13 @@ fn models() -> TempDir {
             ("v_proj", factor),
             ("o_proj", 1.0 / factor),
         ] {
-            stretch(&folder, part, factor);
+            tiny::edit(&folder, |name, _, values| {
+                let factor = if name.contains(part) { factor } else { 1.0 };
+                values.iter_mut().for_each(|value| *value *= factor);
+            });
         }
     }
     dir
-}
-
-/// Multiplies a projection of all layers.
-fn stretch(folder: &Path, part: &str, factor: f32) {
-    let path = folder.join("model.safetensors");
-    let bytes = fs::read(&path).expect("weights");
-    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let stretched: Vec<(String, Vec<u8>)> = tensors
-        .iter()
-        .map(|(name, tensor)| {
-            let factor = if name.contains(part) { factor } else { 1.0 };
-            let values = golden::floats(&tensor).into_iter().map(|value| value * factor);
-            (name.to_string(), values.flat_map(f32::to_le_bytes).collect())
-        })
-        .collect();
-    let views = stretched.iter().map(|(name, bytes)| {
-        let tensor = tensors.tensor(name).expect("its shape");
-        let view = TensorView::new(tensor.dtype(), tensor.shape().to_vec(), bytes);
-        (name, view.expect("the sizes fit"))
-    });
-    safetensors::serialize_to_file(views, None, &path).expect("writes");
 }
 
 fn engine(dir: &TempDir, model: &str, dtype: Dtype, device: &str, calibrated: bool) -> Engine {

@@ -239,9 +239,11 @@ impl<'a> PassOps<'a> {
 
     /// Where the attention's rows go: in blocks to their places.
     pub(super) fn attended(&self) -> Address {
-        let first = self.blocks.map_or(0, |blocks| blocks.first);
-        let bytes = first * self.layers.config.q_size() * size_of::<u16>();
-        self.layers.workspace.attended + bytes as Address
+        let work = &self.layers.workspace;
+        self.blocks.map_or(work.attended, |blocks| {
+            let bytes = blocks.first * self.layers.config.q_size() * size_of::<u16>();
+            work.block_attended + bytes as Address
+        })
     }
 
     /// How rows of so many halves lie for products of few rows.

@@ -84,10 +84,14 @@ pub struct Workspace {
     pub raw: Address,
     /// f16 `[rows][queries]`.
     pub queries: Address,
-    /// f16 `[rows][queries]`; those of few-row products as [`HalfRows`] lie.
+    /// f16 `[few][queries]`, as [`HalfRows`] lie. What is behind a row's last stays zero: nothing else is written here.
     pub attended: Address,
-    /// f16 `[rows][intermediate]`; as these.
+    /// f16 `[few][intermediate]`, as these.
     pub activated: Address,
+    /// f16 `[blocks][queries]`, one row behind the other: of passes through blocks.
+    pub block_attended: Address,
+    /// f16 `[blocks][intermediate]`, as these.
+    pub block_activated: Address,
     /// f32 `[few][vocabulary]`.
     pub logits: Address,
     /// [`Best`] `[few][tiles of the vocabulary]`.
@@ -112,11 +116,11 @@ pub struct Workspace {
 
 impl Workspace {
     /// Bytes of the arrays, in the order of the fields.
-    fn sizes(manifest: &Manifest, capacity: &Capacity, device: &Description) -> [usize; 17] {
+    fn sizes(manifest: &Manifest, capacity: &Capacity, device: &Description) -> [usize; 19] {
         let model = &manifest.model;
         let Description { num_sms, capability, .. } = *device;
         let (grid, sms) = (shape::gemm_grid(num_sms, capability) as usize, num_sms as usize);
-        let Capacity { rows, few, sequences, tiles, max_pages, .. } = *capacity;
+        let Capacity { rows, few, blocks, sequences, tiles, max_pages } = *capacity;
         let num_logits = model.num_logits();
         let vocab_tiles = num_logits.div_ceil(shape::TILE_OUTPUTS);
         let is_raw = model.qk_norm || model.draft_head.is_some();
@@ -126,16 +130,16 @@ impl Workspace {
         let most_rows = shape::gemm_rows(capability)[shape::gemm_rows_idx(most_rows, capability)];
         let partials =
             shapes().map(|shape| shape::gemm_partials(shape, grid, most_rows, capability));
-        let half_rows = |len| HalfRows::new(len, capability);
-        let halves = |len| half_rows(len).bytes(few).max(rows * len * size_of::<u16>());
+        let halves = |len| HalfRows::new(len, capability).bytes(few);
         let normed = match shape::has_warpgroups(capability) {
-            true => half_rows(model.hidden_size).bytes(few),
+            true => halves(model.hidden_size),
             false => 0,
         };
+        let block_halves = |len| blocks.unwrap_or(0) * len * size_of::<u16>();
         let gemm_partials = partials.max().unwrap_or(0);
         let widest = shapes().map(|[n, _]| n).max().unwrap_or(0);
-        let blocks = Tiling::blocks(sms);
-        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, blocks));
+        let attending = Tiling::blocks(sms);
+        let partials = TILINGS.map(|tiling| tiling.partials(model.head_dim, attending));
         [
             rows * model.hidden_size * size_of::<f32>(),
             rows * model.hidden_size.div_ceil(shape::TILE_OUTPUTS) * size_of::<f32>(),
@@ -144,12 +148,14 @@ impl Workspace {
             rows * model.q_size() * size_of::<u16>(),
             halves(model.q_size()),
             halves(model.intermediate_size),
+            block_halves(model.q_size()),
+            block_halves(model.intermediate_size),
             few * num_logits * size_of::<f32>(),
             few * vocab_tiles * size_of::<Best>(),
             gemm_partials * size_of::<f32>(),
             widest.div_ceil(shape::TILE_OUTPUTS) * size_of::<u32>(),
             largest(partials) * size_of::<f32>(),
-            Tiling::max_items(blocks) * size_of::<u32>(),
+            Tiling::max_items(attending) * size_of::<u32>(),
             rows * size_of::<Row>(),
             largest(tiles) * size_of::<Tile>(),
             rows * size_of::<u32>(),
@@ -176,6 +182,8 @@ impl Workspace {
             queries,
             attended,
             activated,
+            block_attended,
+            block_activated,
             logits,
             best,
             gemm_partials,
@@ -195,6 +203,8 @@ impl Workspace {
             queries,
             attended,
             activated,
+            block_attended,
+            block_activated,
             logits,
             best,
             gemm_partials,

@@ -87,12 +87,12 @@ impl ByKernels {
                 operands.quantise(ops, self.quantise, matrix, attended, first);
             }
             Input::Activated => {
-                let activated = ops.layers.workspace.activated;
+                let activated = ops.layers.workspace.block_activated;
                 operands.quantise(ops, self.quantise, matrix, activated, first);
             }
             Input::Halves(_) | Input::Rows { .. } => unreachable!("of heads, which have no blocks"),
         }
-        let Workspace { residual, squares, activated, .. } = ops.layers.workspace;
+        let Workspace { residual, squares, block_activated, .. } = ops.layers.workspace;
         let params = MultiplyParams {
             weights: matrix.weights,
             rows: operands.values,
@@ -114,7 +114,7 @@ impl ByKernels {
                 launch(ops, &self.residual, MultiplyParams { output: residual, squares, ..params });
             }
             Output::Activated { .. } => {
-                launch(ops, &self.swiglu, MultiplyParams { output: activated, ..params });
+                launch(ops, &self.swiglu, MultiplyParams { output: block_activated, ..params });
             }
             Output::Logits(_) => unreachable!("few rows want logits"),
             Output::Sums { .. } => unreachable!("of heads, which have no blocks"),

@@ -118,7 +118,9 @@ impl ByLibrary {
         match (input, self.quantise) {
             (Input::Normed(norm), _) => operands.normalise(ops, matrix, norm, first),
             // FP16 weights are multiplied with what there is.
-            (Input::Attended, None) => return (ops.layers.workspace.attended, operands.scales),
+            (Input::Attended, None) => {
+                return (ops.layers.workspace.block_attended, operands.scales);
+            }
             (Input::Attended, Some(quantise)) => {
                 let attended = ops.attended();
                 operands.quantise(ops, quantise, matrix, attended, first);
