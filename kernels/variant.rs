@@ -46,7 +46,7 @@ pub const ARCHS: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
 pub const GEMM_ROWS: [usize; 4] = [8, 16, 32, 64];
 
 /// The same where warpgroups do.
-pub const WGMMA_ROWS: [usize; 6] = [8, 16, 32, 64, 128, 192];
+pub const WGMMA_ROWS: [usize; 7] = [8, 16, 32, 64, 128, 192, 320];
 
 /// Rows of a tile of what is multiplied as a whole block, where warpgroups do that.
 pub const MULTIPLY_ROWS: [usize; 2] = [128, 256];

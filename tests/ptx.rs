@@ -89,17 +89,26 @@ fn built_for(capability: (u32, u32), sizes: &Sizes, dtype: Dtype, kv: Dtype) -> 
     built(&device, sizes, dtype, kv)
 }
 
-/// Chunks and single rows, each launch compared.
-fn passes(capability: (u32, u32), cases: &[(&Sizes, Dtype, Dtype)], seeds: &[u64]) {
+/// Chunks and single rows.
+const FEW: [usize; 4] = [37, 1, 5, 7];
+
+/// Passes of so many rows each, each launch compared.
+fn passes(
+    capability: (u32, u32),
+    cases: &[(&Sizes, Dtype, Dtype)],
+    seeds: &[u64],
+    parts: &[usize],
+) {
     for &(sizes, dtype, kv) in cases {
         let Some(kernels) = kernels(capability) else { return };
         let (_dir, engine) = built_for(capability, sizes, dtype, kv);
         for &seed in seeds {
             let device = device(capability, &kernels, seed);
             let counts = device.counts();
-            in_parts(&mut on(device, &engine, Prefill::Exact), &tokens(50), &[37, 1, 5, 7]);
+            let tokens = tokens(parts.iter().sum());
+            in_parts(&mut on(device, &engine, Prefill::Exact), &tokens, parts);
             let counts = counts.lock().unwrap();
-            assert!(counts.values().sum::<usize>() >= 4 * 11, "{counts:?}");
+            assert!(counts.values().sum::<usize>() >= parts.len() * 11, "{counts:?}");
         }
     }
 }
@@ -107,14 +116,21 @@ fn passes(capability: (u32, u32), cases: &[(&Sizes, Dtype, Dtype)], seeds: &[u64
 #[test]
 fn passes_with_bulk_copies_leave_the_bytes_of_the_emulator() {
     let wide = (&NORMED, Dtype::Fp16, Dtype::Fp8);
-    passes(NEW, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[0, 1, 2]);
+    passes(NEW, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[0, 1, 2], &FEW);
 }
 
 #[test]
 fn passes_with_copies_by_threads_leave_the_bytes_of_the_emulator() {
     let small = (&SMALL, Dtype::Fp8, Dtype::Fp8);
-    passes(OLD, &[small, (&NORMED, Dtype::Fp16, Dtype::Fp16)], &[0, 1, 2]);
-    passes(MIDDLE, &[small], &[1]);
+    passes(OLD, &[small, (&NORMED, Dtype::Fp16, Dtype::Fp16)], &[0, 1, 2], &FEW);
+    passes(MIDDLE, &[small], &[1], &FEW);
+}
+
+/// Two blocks share their rows, and of the first pass sums take the registers of other warps.
+#[test]
+fn passes_of_many_rows_leave_the_bytes_of_the_emulator() {
+    let wide = (&NORMED, Dtype::Fp16, Dtype::Fp8);
+    passes(NEW, &[(&SMALL, Dtype::Fp8, Dtype::Fp8), wide], &[1], &[200, 70]);
 }
 
 #[test]

@@ -41,7 +41,8 @@ constexpr uint32_t REGISTERS = 168;
 constexpr uint32_t LOADING_REGISTERS = 24;
 constexpr uint32_t MULTIPLYING_REGISTERS = 240;
 static_assert((PAIR_TILES + 1) * REGISTERS * 32 <= 16384, "when it begins");
-static_assert((PAIR_TILES * MULTIPLYING_REGISTERS + LOADING_REGISTERS) * 32 <= 16384, "after that");
+// More than a block has would be waited for without end.
+static_assert(PAIR_TILES * MULTIPLYING_REGISTERS + LOADING_REGISTERS <= (PAIR_TILES + 1) * REGISTERS, "those of the block");
 
 // A stage has a unit of each tile of a pair, and those of the rows that meet them.
 constexpr uint32_t ROW_UNITS = ROWS / UNIT_OUTPUTS;

@@ -14,11 +14,21 @@ static_assert(SHARED_BYTES <= 227 * 1024, "all that a CTA may have");
 // After the consumers a warp that asks for weights, one that counts parts, and those that bring rows.
 constexpr uint32_t WEIGHTS_WARP = CONSUMER_WARPS;
 constexpr uint32_t COUNTING_WARP = CONSUMER_WARPS + 1;
-constexpr uint32_t THREADS = (CONSUMER_WARPS + 2 + COPY_WARPS) * 32;
-static_assert((COUNTING_WARP + 1) % COPY_WARPS == 0, "lanes that copy count from a multiple of them all");
+constexpr uint32_t FIRST_COPY_WARP = COUNTING_WARP + 1;
+constexpr uint32_t LAST_WARP = FIRST_COPY_WARP + COPY_WARPS - 1;
+static_assert(FIRST_COPY_WARP % COPY_WARPS == 0, "lanes that copy count from a multiple of them all");
+constexpr bool MOVES_REGISTERS = ROWS > 192;
+constexpr uint32_t WARPS = MOVES_REGISTERS ? CONSUMER_WARPS + WARPGROUP_WARPS : LAST_WARP + 1;
+constexpr uint32_t THREADS = WARPS * 32;
+static_assert(LAST_WARP < WARPS, "all have one");
 // With few rows as many as leave room for a block of the attention in front: a product does not wait for its end.
 constexpr uint32_t REGISTERS = ROWS == 8 ? 120 : 168;
 static_assert(REGISTERS * THREADS <= 65536, "all that a multiprocessor has");
+// Sums of most rows take registers that others leave: warps of a whole warpgroup, of which one has nothing else to do. More than
+// the block has would be waited for without end.
+constexpr uint32_t MULTIPLYING_REGISTERS = 240;
+constexpr uint32_t OTHER_REGISTERS = 24;
+static_assert(PAIR_TILES * MULTIPLYING_REGISTERS + OTHER_REGISTERS <= (PAIR_TILES + 1) * REGISTERS || !MOVES_REGISTERS, "those of the block");
 
 struct Shared {
     Stream stream;
@@ -56,23 +66,27 @@ DEVICE Batch batch_of(const GemmParams& p, uint32_t tile, uint32_t batch) {
 // Rows of a batch that a warp finishes, and those of them that it makes together: as many as there are registers for, where
 // heads are turned and beside the sums of many rows.
 constexpr uint32_t WARP_ROWS = FINISH_ROWS / WARPGROUP_WARPS;
-constexpr bool MAKES_FEW = EPILOGUE == QKV || (EPILOGUE == SWIGLU && PRODUCTS > 1);
+constexpr bool MAKES_FEW = !MOVES_REGISTERS && (EPILOGUE == QKV || (EPILOGUE == SWIGLU && PRODUCTS > 1));
 constexpr uint32_t ROWS_AT_ONCE = minimum(WARP_ROWS, MAKES_FEW ? 4u : 8u);
+// The same while a whole tile's sums are held.
+constexpr uint32_t ROWS_BESIDE_SUMS = EPILOGUE == QKV && MOVES_REGISTERS ? 2 : ROWS_AT_ONCE;
 
 DEVICE uint32_t first_of_warp(const Batch& batch) {
     return batch.first_row + warp_index() % WARPGROUP_WARPS;
 }
 
 // What the rows that this warp finishes first need besides their sums.
+template <uint32_t AT_ONCE>
 DEVICE void load_first(
-    const GemmParams& p, const Batch& batch, const Outputs& outputs, Before (&before)[ROWS_AT_ONCE]) {
+    const GemmParams& p, const Batch& batch, const Outputs& outputs, Before (&before)[AT_ONCE]) {
     const uint32_t first = minimum(first_of_warp(batch), batch.end_row - 1);
     load_rows(p, matrix_n(p), batch.tile, outputs, first, WARPGROUP_WARPS, batch.end_row, before);
 }
 
 // Makes outputs of a batch.
+template <uint32_t AT_ONCE>
 DEVICE void finish_batch(
-    const GemmParams& p, const Batch& batch, const Outputs& outputs, const Before (&before)[ROWS_AT_ONCE],
+    const GemmParams& p, const Batch& batch, const Outputs& outputs, const Before (&before)[AT_ONCE],
     const Four (&four)[FINISH_ROWS / 8], float* sums) {
     leave_sums(four, sums);
     warpgroup_barrier();
@@ -83,10 +97,10 @@ DEVICE void finish_batch(
     const auto [tile, _, end] = batch;
     const uint32_t first = first_of_warp(batch);
     finish_loaded(p, matrix_n(p), tile, outputs, first, WARPGROUP_WARPS, end, before, sums_of);
-    for (uint32_t done = ROWS_AT_ONCE; done < WARP_ROWS; done += ROWS_AT_ONCE) {
+    for (uint32_t done = AT_ONCE; done < WARP_ROWS; done += AT_ONCE) {
         const uint32_t row = first + done * WARPGROUP_WARPS;
         if (row < end) {
-            finish_rows<ROWS_AT_ONCE>(p, matrix_n(p), tile, outputs, row, WARPGROUP_WARPS, end, sums_of);
+            finish_rows<AT_ONCE>(p, matrix_n(p), tile, outputs, row, WARPGROUP_WARPS, end, sums_of);
         }
     }
     // The next batch goes there.
@@ -113,7 +127,7 @@ DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, fl
         }
         if (batch * FINISH_ROWS < p.num_rows) {
             const Batch rows = batch_of(p, tile_of(pair), batch);
-            Before before[ROWS_AT_ONCE];
+            Before before[ROWS_BESIDE_SUMS];
             load_first(p, rows, outputs, before);
             finish_batch(p, rows, outputs, before, four, shared);
         }
@@ -245,7 +259,10 @@ DEVICE void consume(const GemmParams& p, const Order& order, const Shared& share
 
 DEVICE void run(const GemmParams& p) {
     const Shared shared = carve(shared_memory());
-    const Order order = order_units(matrix_n(p), matrix_k(p), p.sharing_distance);
+    const auto units_of_cta = [&]() { return order_units(matrix_n(p), matrix_k(p), p.sharing_distance); };
+    // Found before the barrier, but where registers move: what is known before that and needed behind it would be kept in memory.
+    const Order early = MOVES_REGISTERS ? Order{} : units_of_cta();
+    const auto order_of_role = [&]() { return MOVES_REGISTERS ? units_of_cta() : early; };
     if (thread_index() == 0) {
         handover_init(shared.handover);
         stream_init(shared.stream);
@@ -257,20 +274,28 @@ DEVICE void run(const GemmParams& p) {
         barrier_all();
     }
     const uint32_t warp = warp_index();
+    if constexpr (MOVES_REGISTERS) {
+        if (warp < CONSUMER_WARPS) {
+            take_registers<MULTIPLYING_REGISTERS>();
+        } else {
+            leave_registers<OTHER_REGISTERS>();
+        }
+    }
     if (warp < CONSUMER_WARPS) {
+        const Order order = order_of_role();
         if (order.first < order.last) {
             consume(p, order, shared);
         }
     } else if (warp == WEIGHTS_WARP) {
         if (lane_index() == 0) {
-            produce_weights(p, shared.stream.ring, order);
+            produce_weights(p, shared.stream.ring, order_of_role());
         }
     } else if (warp == COUNTING_WARP) {
         grid_wait();
         if (!OWNS_TILES && lane_index() == 0) {
-            count_parts(p, order, shared.handover);
+            count_parts(p, order_of_role(), shared.handover);
         }
-    } else {
-        produce_rows(p, matrix_k(p), shared.stream, order);
+    } else if (warp <= LAST_WARP) {
+        produce_rows(p, matrix_k(p), shared.stream, order_of_role());
     }
 }

@@ -87,8 +87,8 @@ DEVICE void begin_products(Sums& sums, const Weights& weights, const uint8_t* x)
     warpgroup_commit();
 }
 
-// Rows whose sums go through shared memory together.
-constexpr uint32_t FINISH_ROWS = ROWS <= 32 ? ROWS : 16;
+// Rows whose sums go through shared memory together: more where there are registers for them.
+constexpr uint32_t FINISH_ROWS = ROWS <= 32 ? ROWS : ROWS <= 192 ? 16 : 32;
 // Floats of a row of sums: a warp's accumulators, eight outputs of four row pairs, then touch every bank once.
 constexpr uint32_t SUMS_STRIDE = UNIT_OUTPUTS + 4;
 constexpr uint32_t SUMS_SIZE = FINISH_ROWS * SUMS_STRIDE;

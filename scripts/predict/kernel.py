@@ -10,7 +10,6 @@ from warp import Simulator
 PRODUCT_WARPS = 2
 # Warps that finish a tile.
 TILE_WARPS = 4
-MOST_AT_ONCE = 4
 ROUNDS = 12
 # What only who acquires a unit does.
 ACQUIRE = "FENCE.VIEW"
@@ -27,7 +26,7 @@ class Product:
         self.epilogue = defines["EPILOGUE"]
         rows = int(defines["ROWS"])
         # Rows of a warp whose outputs are made together.
-        self.rows_at_once = min(order.finish_rows(rows) // TILE_WARPS, MOST_AT_ONCE)
+        self.rows_at_once = min(order.finish_rows(rows) // TILE_WARPS, order.most_at_once(rows))
         # Most units find their inputs staged. A round has one of them or two, which begin alike, and acquires as many.
         self.round = code.round("HGMMA", ACQUIRE)
         self.units = count(self.round, "WARPGROUP.ARRIVE")
@@ -39,7 +38,7 @@ class Product:
     @cached_property
     def unit_clocks(self):
         """Of a unit of both tiles."""
-        return self.simulator.loop(self.round, PRODUCT_WARPS) / self.units
+        return self.simulator.all_warps(self.round, PRODUCT_WARPS) / self.units
 
     @cached_property
     def finish_clocks(self):
@@ -76,7 +75,7 @@ class Multiply:
     @cached_property
     def unit_clocks(self):
         """Of a unit of k of both tiles."""
-        return self.simulator.loop(self.round, PRODUCT_WARPS)
+        return self.simulator.all_warps(self.round, PRODUCT_WARPS)
 
     @cached_property
     def finish_clocks(self):

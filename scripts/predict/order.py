@@ -33,7 +33,12 @@ def up(a, b):
 
 def finish_rows(most_rows):
     """Rows whose sums are made outputs of together, by a kernel for so many."""
-    return most_rows if most_rows <= 32 else 16
+    return most_rows if most_rows <= 32 else 16 if most_rows <= 192 else 32
+
+
+def most_at_once(most_rows):
+    """Rows of a warp whose outputs are made together, by a kernel for so many."""
+    return 4 if most_rows <= 192 else 8
 
 
 def unit_k(weight_bytes):

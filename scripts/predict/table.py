@@ -14,7 +14,7 @@ KEPT = FITTED[:2]
 CHECKED = ("llama-3.2-1b:fp16", "llama-3.2-1b:fp8", "llama-3.1-70b:fp8")
 CHECKED_ROWS = (1, 9, 32, 64, 160)
 # Where a product's work changes: each of a tile's warps finishes a row of four, and each number of rows has code of its own.
-ROWS = [1, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192]
+ROWS = [1, 4, 5, 8, 9, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 160, 192, 193, 256, 320]
 # Times as long as units alone: beyond it more is lost than at a boundary.
 MUCH = 1.05
 MEMORY_GIB = {"H100": 79, "H200": 139}

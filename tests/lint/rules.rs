@@ -97,7 +97,7 @@ impl Expected {
                 expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
                 // Many rows come to two blocks at once.
                 let shares = has_warpgroups
-                    && ["128", "192"].iter().any(|rows| is_defined(variant, "ROWS", rows));
+                    && ["128", "192", "320"].iter().any(|rows| is_defined(variant, "ROWS", rows));
                 expected.list(shares, &["UBLKCP.S.G.MULTICAST", "UCGABAR_ARV"]);
                 expected.list(!shares && (!is_hopper_or_later || has_warpgroups), &["LDGSTS"]);
             }

@@ -3,8 +3,8 @@
 
 use crate::chain::{Chain, Size};
 use crate::mutant::{
-    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, MANY_MUTANTS, Mutant, STREAM_MUTANTS,
-    Setup,
+    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, MANY_MUTANTS, MOST_MUTANTS, Mutant,
+    STREAM_MUTANTS, Setup,
 };
 use crate::run::Arch;
 use spec_emu::{Mutation, Options, Program, Schedule};
@@ -26,6 +26,8 @@ const HOPPER: Kind = Kind { arch: Arch::Hopper, capacity: 16, num_rows: 3 };
 const STREAMED: Kind = Kind { arch: Arch::Hopper, capacity: 64, num_rows: 35 };
 /// With rows that a thread asks for, of two units.
 const MANY: Kind = Kind { arch: Arch::Hopper, capacity: 128, num_rows: 67 };
+/// With sums that take the registers of others, who are as many warps as those that multiply one tile.
+const MOST: Kind = Kind { arch: Arch::Hopper, capacity: 320, num_rows: 195 };
 
 fn chain(setup: Setup, kind: Kind) -> Chain {
     let Kind { arch, capacity, num_rows } = kind;
@@ -134,6 +136,11 @@ fn what_rows_that_stream_in_need_is_needed() {
 #[test]
 fn what_rows_that_are_asked_for_need_is_needed() {
     all_are_found(&MANY_MUTANTS, MANY, |_| true);
+}
+
+#[test]
+fn what_most_rows_need_is_needed() {
+    all_are_found(&MOST_MUTANTS, MOST, |_| true);
 }
 
 fn assert_no_race(kind: Kind) {

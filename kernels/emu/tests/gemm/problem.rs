@@ -5,12 +5,12 @@ use half::f16;
 use spec_kernels::{Epilogue, Format};
 
 /// Rows that a problem has; a run picks some of them.
-pub(crate) const ALL_ROWS: usize = 193;
+pub(crate) const ALL_ROWS: usize = 321;
 pub(crate) const NO_SEQUENCE: u32 = u32::MAX;
 pub(crate) const PAGE_TOKENS: usize = 16;
 const SEQUENCES: usize = 3;
-const MAX_PAGES: usize = 17;
-const NUM_PAGES: usize = 54;
+const MAX_PAGES: usize = 27;
+const NUM_PAGES: usize = 84;
 const POSITIONS: usize = 50;
 
 /// A matrix and what follows its product.

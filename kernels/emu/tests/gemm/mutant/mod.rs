@@ -4,7 +4,7 @@ mod warp;
 mod warpgroup;
 
 pub(crate) use warp::{AMPERE_MUTANTS, BLACKWELL_MUTANTS};
-pub(crate) use warpgroup::{HOPPER_MUTANTS, MANY_MUTANTS, STREAM_MUTANTS};
+pub(crate) use warpgroup::{HOPPER_MUTANTS, MANY_MUTANTS, MOST_MUTANTS, STREAM_MUTANTS};
 
 /// How a broken kernel is found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -429,3 +429,23 @@ pub(crate) const STREAM_MUTANTS: [Mutant; 15] = [
         replacement: "/ ONE_LEFT + 1 <= shares.sharers",
     },
 ];
+
+/// Of most rows.
+pub(crate) const MOST_MUTANTS: [Mutant; 2] = [
+    Mutant {
+        name: "the warp that is there for its registers asks for rows too",
+        found: Found::Stopped,
+        setup: Setup::Short,
+        file: "wgmma/product.cuh",
+        text: "} else if (warp <= LAST_WARP) {",
+        replacement: "} else {",
+    },
+    Mutant {
+        name: "products of the last rows are left out",
+        found: Found::Wrong,
+        setup: Setup::Short,
+        file: "wgmma/tile.cuh",
+        text: "for (uint32_t i = 0; i < PRODUCTS; ++i) {",
+        replacement: "for (uint32_t i = 0; i < minimum(PRODUCTS, 3u); ++i) {",
+    },
+];

@@ -91,12 +91,12 @@ pub(crate) const SPLIT_TOKENS: usize = 256;
 /// Threads of a product of `rows` rows, one of [`gemm_rows`]: warps that multiply, one that loads, one that counts parts,
 /// and where warpgroups multiply those that bring rows.
 pub fn gemm_threads(rows: usize, capability: (u32, u32)) -> u32 {
-    let copy_warps = match has_warpgroups(capability) {
-        true if rows == 64 => 2,
-        true => 1,
-        false => 0,
+    let warps = match (has_warpgroups(capability), rows) {
+        (true, 64 | 193..) => 12,
+        (true, _) => 11,
+        (false, _) => 10,
     };
-    (10 + copy_warps) * 32
+    warps * 32
 }
 pub(crate) const ATTENTION_THREADS: u32 = 128;
 /// Threads of the kernels that work row by row.
@@ -188,6 +188,11 @@ const SEGMENT_INPUTS: usize = 1024;
 const WGMMA_RING_BYTES: usize = 200 << 10;
 const WGMMA_STAGES: usize = 11;
 
+/// Rows that warpgroups multiply in the time that weights take to come from memory, and in what a launch takes besides:
+/// predicted, of an 8B model in FP8 on an H100.
+const ROWS_OF_WEIGHTS: usize = 176;
+const ROWS_OF_A_LAUNCH: usize = 64;
+
 /// The compute capability whose products are made by warpgroups.
 const HOPPER: (u32, u32) = (9, 0);
 
@@ -239,16 +244,23 @@ pub fn gemm_sharing_distance(
     distance.unwrap_or(0)
 }
 
-/// Rows of each launch of a product of so many, but for the last: launches take as many, whole units of them where rows lie in
-/// units.
+/// Rows of each launch of a product of so many, but for the last. Where warpgroups multiply as many as one of the larger
+/// products is for, by which all launches together take least.
 pub(crate) fn gemm_launch_rows(rows: usize, capability: (u32, u32)) -> usize {
     let launches = rows.div_ceil(most_gemm_rows(capability)).max(1);
-    let each = rows.div_ceil(launches).max(1);
-    if launches > 1 && has_warpgroups(capability) {
-        each.next_multiple_of(TILE_OUTPUTS)
-    } else {
-        each
+    if launches == 1 || !has_warpgroups(capability) {
+        return rows.div_ceil(launches).max(1);
     }
+    let takes = |rows| {
+        let rows = gemm_rows(capability)[gemm_rows_idx(rows, capability)];
+        rows.max(ROWS_OF_WEIGHTS) + ROWS_OF_A_LAUNCH
+    };
+    let whole_units = gemm_rows(capability).iter().copied().filter(|each| each % TILE_OUTPUTS == 0);
+    let all_take = |each: &usize| {
+        let last = rows - (rows - 1) / each * each;
+        (rows - last) / each * takes(*each) + takes(last)
+    };
+    whole_units.min_by_key(all_take).unwrap_or(rows)
 }
 
 /// Place of the smallest compiled number of rows that holds `rows`, which is at most the largest.
@@ -258,7 +270,11 @@ pub(crate) fn gemm_rows_idx(rows: usize, capability: (u32, u32)) -> usize {
 
 /// Shared memory of a product of warpgroups before its ring, which begins at a multiple of a swizzled atom.
 fn wgmma_fixed_bytes(rows: usize) -> usize {
-    let finished = if rows > 32 { 16 } else { rows };
+    let finished = match rows {
+        0..=32 => rows,
+        33..=192 => 16,
+        _ => 32,
+    };
     let sums = 2 * finished * (TILE_OUTPUTS + 4) * size_of::<f32>();
     let barriers = (3 * WGMMA_STAGES + 2) * size_of::<u64>();
     (sums + barriers + size_of::<u32>()).next_multiple_of(1024)
@@ -371,7 +387,9 @@ mod tests {
     #[test]
     fn launches_of_many_rows_take_whole_units() {
         let each = |rows| gemm_launch_rows(rows, (9, 0));
-        assert_eq!([0, 1, 192, 193, 320, 384, 385].map(each), [1, 1, 192, 128, 192, 192, 192]);
+        assert_eq!([0, 1, 193, 320].map(each), [1, 1, 193, 320], "one launch");
+        assert_eq!([321, 384, 385, 512, 640, 704].map(each), [192, 192, 320, 320, 320, 192]);
+        assert!((321..2000).all(|rows| each(rows) % TILE_OUTPUTS == 0), "rows lie in units");
         assert_eq!([64, 65, 100].map(|rows| gemm_launch_rows(rows, (8, 0))), [64, 33, 50]);
     }
 
