@@ -350,8 +350,8 @@ const MUTANTS: [Mutant; 17] = [
     Mutant {
         capability: NEW,
         file: PRIMS,
-        text: r#""r"(valid ? 16 : 0)"#,
-        replacement: r#""r"(valid ? 8 : 0)"#,
+        text: "cp.async.cg.shared.global [%0], [%1], 16;",
+        replacement: "cp.async.cg.shared.global [%0], [%1], 16, 8;",
         notice: "words, from",
     },
     Mutant {

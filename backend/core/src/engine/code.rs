@@ -270,8 +270,8 @@ mod tests {
     #[test]
     fn warpgroups_take_more_rows() {
         let hopper = needed_variants(&small_llama(), &FP8, "sm_90a");
-        assert_eq!(hopper.len(), names(&small_llama()).len() + 5 * 2 + 3 * 2);
-        let most = "gemm.WEIGHT=FP8.ROWS=192.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160";
+        assert_eq!(hopper.len(), names(&small_llama()).len() + 5 * 3 + 3 * 2);
+        let most = "gemm.WEIGHT=FP8.ROWS=320.EPILOGUE=RESIDUAL.SHAPE_N=96.SHAPE_K=160";
         assert!(hopper.iter().any(|variant| variant.to_string() == most));
     }
 

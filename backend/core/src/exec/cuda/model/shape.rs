@@ -89,7 +89,7 @@ const ATTENTION_LEVELS: usize = 3;
 pub(crate) const SPLIT_TOKENS: usize = 256;
 
 /// Threads of a product of `rows` rows, one of [`gemm_rows`]: warps that multiply, one that loads, one that counts parts,
-/// and where warpgroups multiply those that bring rows.
+/// and where warpgroups multiply those that bring rows; with most rows one that leaves its registers.
 pub fn gemm_threads(rows: usize, capability: (u32, u32)) -> u32 {
     let warps = match (has_warpgroups(capability), rows) {
         (true, 64 | 193..) => 12,
