@@ -72,7 +72,7 @@ pub(crate) static KEYS: &[Key] = &[
     ),
     key(
         "isa",
-        "`auto`, `portable`, `avx2`, `avx-vnni`, `avx512`",
+        "`auto`, `portable`, `avx2`, `avx-vnni`, `avx512`, `amx`",
         "`auto`",
         isa,
         "instruction set of those threads: the best that the machine has, or one of the plainer ones",

@@ -170,7 +170,7 @@ pub struct PlanArgs {
     /// Memory read bandwidth in GB/s to predict with [default: measured on this machine].
     #[arg(long)]
     pub bandwidth: Option<f64>,
-    /// Instruction set to predict for: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    /// Instruction set to predict for: portable, avx2, avx-vnni, avx512 or amx [default: the best of this machine].
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Tell what so many MiB of keys and values hold, beside what the memory of the device leaves to them.
@@ -258,7 +258,7 @@ pub struct TryArgs {
     /// Bind each thread to a core: auto (several last caches, no core left over), on or off.
     #[arg(long, default_value = "auto")]
     pub pin_threads: Pinning,
-    /// Instruction set to compute with: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    /// Instruction set to compute with: portable, avx2, avx-vnni, avx512 or amx [default: the best of this machine].
     #[arg(long)]
     pub isa: Option<Isa>,
     /// Also generate with `--draft-len 0` and report both speeds.
@@ -383,7 +383,7 @@ pub struct CollectArgs {
     /// Threads [default: one for each physical core that may be used].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// Instruction set to compute with: portable, avx2, avx-vnni or avx512 [default: the best of this machine].
+    /// Instruction set to compute with: portable, avx2, avx-vnni, avx512 or amx [default: the best of this machine].
     #[arg(long)]
     pub isa: Option<Isa>,
 }

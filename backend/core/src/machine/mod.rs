@@ -11,6 +11,7 @@ mod priority;
 mod resident;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 pub(crate) use affinity::ThreadId;
 pub(crate) use cpus::Core;
@@ -19,6 +20,8 @@ pub use heap::trim_heap;
 pub(crate) use memory::Headroom;
 pub use priority::lower_thread_priority;
 pub(crate) use resident::resident_bytes;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use tiles::ask_for_tiles;
 
 use std::path::Path;
 

@@ -19,6 +19,8 @@ pub(crate) enum Level {
     AvxVnni,
     /// AVX-512 F, BW, VL and DQ with BF16, VNNI and VBMI.
     Avx512,
+    /// These, and AMX with BF16, which the system has to let a process use.
+    Amx,
 }
 
 impl Isa {
@@ -32,7 +34,7 @@ impl Isa {
 
     /// All that this machine has, the plainest first.
     pub fn supported() -> impl Iterator<Item = Self> {
-        [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512]
+        [Level::Portable, Level::Avx2, Level::AvxVnni, Level::Avx512, Level::Amx]
             .into_iter()
             .filter(|level| level.is_supported())
             .map(Self)
@@ -75,6 +77,7 @@ impl Level {
                     && has!("avx512dq");
                 base && has!("avx512bf16") && has!("avx512vnni") && has!("avx512vbmi")
             }
+            Level::Amx => Level::Avx512.is_supported() && has_tiles(),
         }
     }
 
@@ -84,6 +87,21 @@ impl Level {
     }
 }
 
+/// Whether there are tile registers with products of bfloat16, which the system lets this process use.
+#[cfg(target_arch = "x86_64")]
+fn has_tiles() -> bool {
+    use crate::machine::ask_for_tiles;
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    use std::sync::LazyLock;
+    /// The bits for both in a word of leaf 7.
+    const TILES: u32 = 1 << 22 | 1 << 24;
+    static HAS_TILES: LazyLock<bool> = LazyLock::new(|| {
+        let knows_leaf = __cpuid(0).eax >= 7;
+        knows_leaf && __cpuid_count(7, 0).edx & TILES == TILES && ask_for_tiles()
+    });
+    *HAS_TILES
+}
+
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
@@ -91,6 +109,7 @@ impl fmt::Display for Isa {
             Level::Avx2 => "avx2",
             Level::AvxVnni => "avx-vnni",
             Level::Avx512 => "avx512",
+            Level::Amx => "amx",
         })
     }
 }

@@ -62,14 +62,14 @@ pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
         Dtype::Fp16 => expanded(expand::<Fp16>, const { &kernels::<Fp32>() }),
         Dtype::Bf16 => direct(1, const { &kernels::<Bf16>() }),
         Dtype::Fp8 if rows <= FP8.len() => Path { once: FP8_ONCE, light: 2, ..direct(2, &FP8) },
-        Dtype::Fp8 => expanded(expand::<Fp8>, const { &kernels::<Bf16>() }),
+        Dtype::Fp8 => expanded_fp8(const { &kernels::<Bf16>() }),
         Dtype::Int8 => direct(block_words(1), &INT8),
         Dtype::Int4 => Path { light: 2, ..direct(block_words(1), &INT4) },
     }
 }
 
 /// Kernels that read the stored form, with `words` words of activations a unit.
-fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
+pub(super) fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
     Path {
         expand: None,
         expansion: 1,
@@ -84,6 +84,11 @@ fn direct(words: usize, kernels: &'static [Kernel]) -> Path {
 /// Kernels that read each word's weights as a group of its own.
 fn expanded(expand: Expand, kernels: &'static [Kernel]) -> Path {
     Path { expand: Some(expand), expansion: 2, words: 2, kernels, once: 0, light: 0, finish }
+}
+
+/// Fp8 by kernels for bfloat16.
+pub(super) fn expanded_fp8(kernels: &'static [Kernel]) -> Path {
+    expanded(expand_fp8, kernels)
 }
 
 /// # Safety
@@ -420,6 +425,15 @@ unsafe fn strip<F: Format, const R: usize, const Q: usize>(tile: &Tile, first: u
             }
         }
     }
+}
+
+/// Groups of fp8 to twice as many of bfloat16.
+///
+/// # Safety
+/// As for `expand`.
+pub(super) unsafe fn expand_fp8(src: *const u8, groups: usize, dst: *mut u8) {
+    // SAFETY: as promised by the caller.
+    unsafe { expand::<Fp8>(src, groups, dst) };
 }
 
 /// Groups to twice as many of those that the format's vectors are.

@@ -5,7 +5,7 @@ use super::fetch::Fetch;
 use super::portable;
 use super::prepare::{self, Form};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::exec::cpu::Isa;
 use crate::exec::cpu::isa::Level;
 use crate::model::Dtype;
@@ -66,6 +66,8 @@ pub(super) fn path(isa: Isa, dtype: Dtype, rows: usize) -> Path {
         Level::Avx2 | Level::AvxVnni => avx2::path(isa, dtype, rows),
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => avx512::path(dtype, rows),
+        #[cfg(target_arch = "x86_64")]
+        Level::Amx => amx::path(dtype, rows),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("no Isa is made of a level that the machine lacks"),
     }
@@ -77,7 +79,7 @@ pub(super) fn encoder(isa: Isa) -> unsafe fn(Form, &[f32], &mut [u32]) {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::AvxVnni => avx2::encode,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => avx512::encode,
+        Level::Avx512 | Level::Amx => avx512::encode,
         _ => prepare::encode,
     }
 }

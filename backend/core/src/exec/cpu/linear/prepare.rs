@@ -37,7 +37,7 @@ impl Form {
     fn of(isa: Isa, dtype: Dtype) -> Self {
         match (dtype, isa.level()) {
             (Dtype::Fp32 | Dtype::Fp16, _) => Form::F32,
-            (Dtype::Bf16 | Dtype::Fp8, Level::Avx512) => Form::Bf16Pair,
+            (Dtype::Bf16 | Dtype::Fp8, Level::Avx512 | Level::Amx) => Form::Bf16Pair,
             (Dtype::Fp8, Level::Avx2 | Level::AvxVnni) => Form::ScaledF32,
             (Dtype::Bf16 | Dtype::Fp8, _) => Form::RoundedF32,
             (Dtype::Int8, Level::Avx2) => Form::Int8PairBlock,

@@ -59,7 +59,7 @@ pub(super) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a value of `Isa` is proof of the level.
-        Level::Avx512 => unsafe { avx512::run(kernel) },
+        Level::Avx512 | Level::Amx => unsafe { avx512::run(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a value of `Isa` is proof of the level.
         Level::Avx2 | Level::AvxVnni => unsafe { avx2::run(kernel) },
