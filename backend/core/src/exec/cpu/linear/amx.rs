@@ -38,7 +38,7 @@ pub(super) fn path(dtype: Dtype, rows: usize) -> Path {
 trait Format {
     /// Groups of bfloat16 that a unit makes.
     const EXPANSION: usize;
-    /// Where units of a tile's weights stand as bfloat16: in place, or expanded into `room`.
+    /// Where units of a tile's weights stand as bfloat16: in place, or expanded into `room`. Fetches as many of what comes next.
     ///
     /// # Safety
     /// The machine has the level's features; the tile has the units, and `room` holds what they make.
@@ -55,10 +55,11 @@ struct Fp8;
 impl Format for Bf16 {
     const EXPANSION: usize = 1;
 
-    /// Nothing is fetched: the processor's own prefetcher does better.
     #[inline(always)]
     unsafe fn bf16(tile: &Tile, units: Range<usize>, _: &mut Room) -> *const u8 {
-        tile.w.wrapping_add(units.start * GROUP_BYTES)
+        let first = tile.w.wrapping_add(units.start * GROUP_BYTES);
+        units.for_each(|unit| fetch(tile, unit));
+        first
     }
 }
 
@@ -69,7 +70,7 @@ impl Format for Fp8 {
     unsafe fn bf16(tile: &Tile, units: Range<usize>, room: &mut Room) -> *const u8 {
         let expanded = room.0.as_mut_ptr().cast::<u8>();
         for (i, unit) in units.enumerate() {
-            tile.fetch.share::<1>(unit, 0, 0, PANEL);
+            fetch(tile, unit);
             // SAFETY: as promised by the caller.
             unsafe {
                 let to = expanded.add(i * Self::EXPANSION * GROUP_BYTES);
@@ -78,6 +79,11 @@ impl Format for Fp8 {
         }
         expanded
     }
+}
+
+#[inline(always)]
+fn fetch(tile: &Tile, unit: usize) {
+    tile.fetch.share::<1>(unit, 0, 0, PANEL);
 }
 
 /// What the tile registers hold, as the processor is told: bytes of a row, and rows; both zero for one that is not used.

@@ -154,7 +154,12 @@ impl Job<'_> {
         let panel_bytes = panel::panel_bytes(self.w.dtype, self.w.k);
         let panel = &self.w.bytes[panel_idx * panel_bytes..][..panel_bytes];
         let unit_bytes = panel::unit_bytes(self.w.dtype);
-        let chunk_bytes = if num_rows <= FEW_ROWS { SHORT_CHUNK_BYTES } else { CHUNK_BYTES };
+        let chunk_bytes = match num_rows {
+            // Read once.
+            _ if num_rows <= path.once => panel.len(),
+            ..=FEW_ROWS => SHORT_CHUNK_BYTES,
+            _ => CHUNK_BYTES,
+        };
         let chunk_units = chunk_bytes / unit_bytes / path.expansion;
         let num_tiles = num_rows.div_ceil(path.kernels.len());
         let cache = Cache::of_machine();
