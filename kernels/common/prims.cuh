@@ -253,13 +253,6 @@ DEVICE void async_copy16(void* shared, const void* global) {
                  : "memory");
 }
 
-// As async_copy16 where `valid`; else writes 16 zero bytes and reads nothing.
-DEVICE void async_copy16_zero(void* shared, const void* global, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(valid ? 16 : 0)
-                 : "memory");
-}
-
 // Closes this thread's group.
 DEVICE void async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -69,7 +69,7 @@ constexpr uint32_t WARP_ROWS = FINISH_ROWS / WARPGROUP_WARPS;
 constexpr bool MAKES_FEW = !MOVES_REGISTERS && (EPILOGUE == QKV || (EPILOGUE == SWIGLU && PRODUCTS > 1));
 constexpr uint32_t ROWS_AT_ONCE = minimum(WARP_ROWS, MAKES_FEW ? 4u : 8u);
 // The same while a whole tile's sums are held.
-constexpr uint32_t ROWS_BESIDE_SUMS = EPILOGUE == QKV && MOVES_REGISTERS ? 2 : ROWS_AT_ONCE;
+constexpr uint32_t ROWS_BESIDE_SUMS = MOVES_REGISTERS ? (EPILOGUE == QKV ? 2 : 4) : ROWS_AT_ONCE;
 
 DEVICE uint32_t first_of_warp(const Batch& batch) {
     return batch.first_row + warp_index() % WARPGROUP_WARPS;
@@ -87,8 +87,7 @@ DEVICE void load_first(
 template <uint32_t AT_ONCE>
 DEVICE void finish_batch(
     const GemmParams& p, const Batch& batch, const Outputs& outputs, const Before (&before)[AT_ONCE],
-    const Four (&four)[FINISH_ROWS / 8], float* sums) {
-    leave_sums(four, sums);
+    float* sums) {
     warpgroup_barrier();
     const auto sums_of = [&](uint32_t row) {
         const float* from = sums + (row - batch.first_row) * SUMS_STRIDE + lane_index();
@@ -111,26 +110,42 @@ DEVICE uint32_t tile_of(uint32_t pair) {
     return pair * PAIR_TILES + warpgroup_index();
 }
 
-// Makes outputs of the sums of a whole tile.
+constexpr uint32_t BATCHES = ROWS / FINISH_ROWS;
+
+struct Fours {
+    Four of[FINISH_ROWS / 8];
+};
+
+// A batch's sums among those of a tile.
+DEVICE Fours batch_sums(const Sums& sums, uint32_t batch) {
+    Fours fours;
+    UNROLL
+    for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
+        UNROLL
+        for (uint32_t e = 0; e < 4; ++e) {
+            const uint32_t at = batch * FINISH_ROWS / 2 + j * 4 + e;
+            fours.of[j].of[e] = sums.of[at / (PRODUCT_ROWS / 2)][at % (PRODUCT_ROWS / 2)];
+        }
+    }
+    return fours;
+}
+
+// Makes outputs of the sums of a whole tile. What takes most of the code is there once: batches differ in the registers that
+// their sums are in.
 DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, float* shared) {
     const Outputs outputs = outputs_of(p, tile_of(pair));
-    UNROLL
-    for (uint32_t batch = 0; batch < ROWS / FINISH_ROWS; ++batch) {
-        Four four[FINISH_ROWS / 8];
+#pragma unroll 1
+    for (uint32_t batch = 0; batch < BATCHES && batch * FINISH_ROWS < p.num_rows; ++batch) {
+        const Batch rows = batch_of(p, tile_of(pair), batch);
+        Before before[ROWS_BESIDE_SUMS];
+        load_first(p, rows, outputs, before);
         UNROLL
-        for (uint32_t j = 0; j < FINISH_ROWS / 8; ++j) {
-            UNROLL
-            for (uint32_t e = 0; e < 4; ++e) {
-                const uint32_t at = batch * FINISH_ROWS / 2 + j * 4 + e;
-                four[j].of[e] = sums.of[at / (PRODUCT_ROWS / 2)][at % (PRODUCT_ROWS / 2)];
+        for (uint32_t i = 0; i < BATCHES; ++i) {
+            if (i == batch) {
+                leave_sums(batch_sums(sums, i).of, shared);
             }
         }
-        if (batch * FINISH_ROWS < p.num_rows) {
-            const Batch rows = batch_of(p, tile_of(pair), batch);
-            Before before[ROWS_BESIDE_SUMS];
-            load_first(p, rows, outputs, before);
-            finish_batch(p, rows, outputs, before, four, shared);
-        }
+        finish_batch(p, rows, outputs, before, shared);
     }
 }
 
@@ -155,7 +170,8 @@ DEVICE void settle(const GemmParams& p, const Order& order, const Shared& shared
             load_first(p, rows, outputs, before);
             Four four[FINISH_ROWS / 8];
             sum_parts(p, order, pair, batch, four);
-            finish_batch(p, rows, outputs, before, four, shared.sums);
+            leave_sums(four, shared.sums);
+            finish_batch(p, rows, outputs, before, shared.sums);
         }
         say_done(shared.handover);
     }

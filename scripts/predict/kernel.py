@@ -44,7 +44,7 @@ class Product:
     def finish_clocks(self):
         """To make outputs of a tile's sums."""
         # Sums are left in shared memory; who counts parts does not.
-        loop = self.code.loop("LDG", "LDS", "STS", "STG", without=("HGMMA", "ATOM"))
+        loop = self.code.loop("LDG.E.128", "LDS", "STS", "STG", without=("HGMMA", "ATOM"))
         if not loop:
             return 0.0
         body = self.code.shortest(*loop, "STG")

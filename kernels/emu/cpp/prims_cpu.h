@@ -289,10 +289,6 @@ DEVICE void async_copy16(void* shared, const void* global) {
     emu::async_copy(shared, global);
 }
 
-DEVICE void async_copy16_zero(void* shared, const void* global, bool valid) {
-    emu::async_copy(shared, valid ? global : nullptr);
-}
-
 DEVICE void async_commit() {
     emu::async_commit();
 }

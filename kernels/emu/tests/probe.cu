@@ -96,7 +96,7 @@ DEVICE void copies(const ProbeParams& p, uint32_t thread) {
     Uint4* places = reinterpret_cast<Uint4*>(shared_memory()) + thread * 4;
     const Uint4* from = reinterpret_cast<const Uint4*>(p.input) + thread * 4;
     for (uint32_t group = 0; group < 4; group++) {
-        async_copy16_zero(places + group, from + group, group != 1 || thread % 2 == 0);
+        async_copy16(places + group, from + group);
         async_commit();
     }
     async_wait<2>();

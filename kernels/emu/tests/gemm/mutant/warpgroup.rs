@@ -113,8 +113,8 @@ pub(crate) const HOPPER_MUTANTS: [Mutant; 25] = [
         found: Found::Race,
         setup: Setup::Short,
         file: "wgmma/product.cuh",
-        text: "    leave_sums(four, sums);\n    warpgroup_barrier();\n",
-        replacement: "    leave_sums(four, sums);\n",
+        text: "    warpgroup_barrier();\n    const auto sums_of",
+        replacement: "    const auto sums_of",
     },
     Mutant {
         name: "a part is counted before all warps have written it",
