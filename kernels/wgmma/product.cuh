@@ -111,6 +111,8 @@ DEVICE uint32_t tile_of(uint32_t pair) {
 }
 
 constexpr uint32_t BATCHES = ROWS / FINISH_ROWS;
+// Batches that are finished in line. Where heads are turned beside the sums of most rows a loop takes one register too many.
+constexpr uint32_t BATCHES_IN_LINE = MOVES_REGISTERS && EPILOGUE == QKV ? BATCHES : 1;
 
 struct Fours {
     Four of[FINISH_ROWS / 8];
@@ -134,7 +136,7 @@ DEVICE Fours batch_sums(const Sums& sums, uint32_t batch) {
 // their sums are in.
 DEVICE void finish_tile(const GemmParams& p, uint32_t pair, const Sums& sums, float* shared) {
     const Outputs outputs = outputs_of(p, tile_of(pair));
-#pragma unroll 1
+#pragma unroll BATCHES_IN_LINE
     for (uint32_t batch = 0; batch < BATCHES && batch * FINISH_ROWS < p.num_rows; ++batch) {
         const Batch rows = batch_of(p, tile_of(pair), batch);
         Before before[ROWS_BESIDE_SUMS];
