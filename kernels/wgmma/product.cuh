@@ -83,7 +83,7 @@ DEVICE void load_first(
     load_rows(p, matrix_n(p), batch.tile, outputs, first, WARPGROUP_WARPS, batch.end_row, before);
 }
 
-// Makes outputs of a batch.
+// Makes outputs of a batch, whose sums the warps have just left in shared memory.
 template <uint32_t AT_ONCE>
 DEVICE void finish_batch(
     const GemmParams& p, const Batch& batch, const Outputs& outputs, const Before (&before)[AT_ONCE],

@@ -43,6 +43,7 @@ class Product:
     @cached_property
     def finish_clocks(self):
         """To make outputs of a tile's sums."""
+        # The loop that adds parts, which come four floats at a load: a tile's own goes past every register of its sums.
         # Sums are left in shared memory; who counts parts does not.
         loop = self.code.loop("LDG.E.128", "LDS", "STS", "STG", without=("HGMMA", "ATOM"))
         if not loop:
