@@ -7,10 +7,10 @@ use crate::metrics::{Metrics, Sweeper};
 use crate::parameters::{Policy, Settings};
 use crate::room::Room;
 use crate::running::Running;
-use spec_core::engine::{Device, DrafterKind, Limits};
+use spec_core::engine::{Device, DrafterKind};
 use spec_core::machine::{Cpus, trim_heap};
 use spec_core::runtime::{
-    AdmissionPolicy, DraftPolicy, ModelFolder, Options, Runtime, SharedWeights,
+    AdmissionPolicy, DraftPolicy, Lookup, ModelFolder, Options, Runtime, SharedWeights,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -59,9 +59,12 @@ impl Model {
         // What parsing took is free again before its instances are told how much there is.
         trim_heap();
         let manifest = folder.target.manifest();
-        let limits = limits(manifest);
         let mut config = model.config()?;
         let settings = Settings::parse(&config)?;
+        let mut limits = manifest.limits.clone();
+        if !drafts(&manifest.drafter, settings.lookup) {
+            limits.max_draft_len = 0;
+        }
         let contract = Contract::new(&settings, &limits, manifest.model.vocab_size);
         if model.auto_completes()? {
             contract.complete(&mut config)?;
@@ -74,9 +77,12 @@ impl Model {
         let contract = Contract::new(&settings, &limits, manifest.model.vocab_size);
         if let Some(len) = settings.draft_len.filter(|&len| len > limits.max_draft_len) {
             let max_draft_len = limits.max_draft_len;
-            let message = format!(
-                "parameter 'draft_len' is {len}, the engine's max_draft_len is {max_draft_len}"
-            );
+            let message = match manifest.limits.max_draft_len > max_draft_len {
+                true => format!("parameter 'draft_len' is {len}, and nothing drafts"),
+                false => format!(
+                    "parameter 'draft_len' is {len}, the engine's max_draft_len is {max_draft_len}"
+                ),
+            };
             return Err(Error::invalid_arg(message));
         }
         if settings.verify_engine {
@@ -189,18 +195,33 @@ fn verify(folder: &ModelFolder) -> spec_core::Result<()> {
     folder.target.open_drafter()?.map_or(Ok(()), |draft| draft.verify_hashes(|_| ()))
 }
 
-/// What the engine can do as it is loaded: without a drafter nothing is drafted.
-fn limits(manifest: &spec_core::engine::Manifest) -> Limits {
-    let mut limits = manifest.limits.clone();
-    if manifest.drafter == DrafterKind::None {
-        limits.max_draft_len = 0;
+/// Whether anything drafts: an engine that only looks drafts up can be told not to.
+fn drafts(drafter: &DrafterKind, lookup: Option<Lookup>) -> bool {
+    match drafter {
+        DrafterKind::None => false,
+        DrafterKind::Ngram { .. } | DrafterKind::Suffix { .. } => lookup != Some(Lookup::Off),
+        _ => true,
     }
-    limits
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_engine_that_only_looks_up_drafts_nothing_where_it_is_told_not_to() {
+        let kinds = [
+            DrafterKind::Ngram { max_ngram: 4, min_ngram: 2 },
+            DrafterKind::Suffix { max_tokens: 9 },
+        ];
+        for kind in &kinds {
+            assert_eq!(
+                [None, Some(Lookup::Off), Some(Lookup::Suffix)].map(|lookup| drafts(kind, lookup)),
+                [true, false, true]
+            );
+        }
+        assert!(!drafts(&DrafterKind::None, None));
+    }
 
     fn cuda() -> Device {
         Device::Cuda { archs: vec!["sm_90a".into()], min_driver: 580 }

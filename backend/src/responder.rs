@@ -23,6 +23,8 @@ pub(crate) enum Update {
     Progress { row: RowId, gain: Gain },
     /// A client asks to end its request of this name.
     EndNamed(String),
+    /// Its client asked to end this request before it was opened.
+    EndTicket(TicketId),
     /// The server ends: all requests are to be answered now, and those that come yet. Then the sender is to be told.
     Exit(Sender<()>),
     /// The engine thread died of this: nothing more comes.
@@ -38,7 +40,9 @@ impl Update {
             Self::Opened(ticket) => Some(ticket.id),
             Self::Refused { ticket, .. } | Self::Started { ticket, .. } => Some(*ticket),
             Self::Progress { row, .. } => Some(row.ticket),
-            Self::EndNamed(_) | Self::Exit(_) | Self::Died(_) | Self::End => None,
+            Self::EndNamed(_) | Self::EndTicket(_) | Self::Exit(_) | Self::Died(_) | Self::End => {
+                None
+            }
         }
     }
 }
@@ -106,7 +110,8 @@ impl Responder {
                 }
             }
             Update::Progress { row, gain } => self.progress(row, gain),
-            Update::EndNamed(name) => self.end_named(&name),
+            Update::EndNamed(name) => self.cancel(|ticket| ticket.request_id == name),
+            Update::EndTicket(id) => self.cancel(|ticket| ticket.id == id),
             Update::Exit(answered) => {
                 self.exits = true;
                 self.give_up_all(&server_ends());
@@ -119,6 +124,9 @@ impl Responder {
     }
 
     fn progress(&mut self, row: RowId, gain: Gain) {
+        if gain.ending.is_some() {
+            self.model.metrics.count_drafts(&gain.counters);
+        }
         // Update of a ticket that has failed may still come in.
         let Some(ticket) = self.tickets.get_mut(&row.ticket) else { return };
         let owner = Owner { model: &self.model, instance: &self.instance };
@@ -148,8 +156,8 @@ impl Responder {
         self.mailbox.stop(Stop::Ticket(ticket.id));
     }
 
-    fn end_named(&self, name: &str) {
-        for ticket in self.tickets.values().filter(|ticket| ticket.request_id == name) {
+    fn cancel(&self, which: impl Fn(&Ticket) -> bool) {
+        for ticket in self.tickets.values().filter(|ticket| which(ticket)) {
             for row_idx in 0..ticket.num_sequences() {
                 let row = RowId { ticket: ticket.id, row_idx };
                 self.mailbox.stop(Stop::Row(row, FinishReason::Cancelled));

@@ -86,7 +86,11 @@ impl Room {
     /// Why there is no place, if there is none. What is held back waits in Triton's queue, which has bounds of its own.
     fn full(&self, waiting: &Waiting, level: u32) -> Option<Error> {
         let levels = &waiting.levels;
-        let (all, here) = (levels.values().sum(), levels.get(&level).copied().unwrap_or(0));
+        let all = levels.values().sum();
+        let (here, whose) = match self.policy.has_levels() {
+            true => (levels.get(&level).copied().unwrap_or(0), "their priority"),
+            false => (all, "dynamic_batching"),
+        };
         let of_level = match self.when_full {
             WhenFull::Refuse => self.policy.of(level).max_waiting,
             WhenFull::HoldBack => None,
@@ -98,7 +102,7 @@ impl Room {
                 ))
             })
         };
-        full(all, self.max_waiting, "the model").or_else(|| full(here, of_level?, "their priority"))
+        full(all, self.max_waiting, "the model").or_else(|| full(here, of_level?, whose))
     }
 
     pub(crate) fn policy(&self) -> &QueuePolicy {
@@ -194,11 +198,24 @@ mod tests {
 
     #[test]
     fn each_level_has_the_bound_of_the_configuration() {
-        let policy = json!({ "default_queue_policy": { "max_queue_size": 1 } });
+        let policy =
+            json!({ "priority_levels": 2, "default_queue_policy": { "max_queue_size": 1 } });
         let room = room(10, policy, WhenFull::Refuse);
         let _places = [enter(&room, 1).unwrap(), enter(&room, 2).unwrap()];
         let full = enter(&room, 2).unwrap_err().message;
         assert!(full.ends_with("1 requests wait, max_queue_size of their priority is 1"), "{full}");
+    }
+
+    #[test]
+    fn without_levels_there_is_one_queue_whatever_priorities_requests_name() {
+        let policy = json!({ "default_queue_policy": { "max_queue_size": 2 } });
+        let room = room(10, policy, WhenFull::Refuse);
+        let _places = [enter(&room, 1).unwrap(), enter(&room, 2).unwrap()];
+        let full = enter(&room, 3).unwrap_err().message;
+        assert!(
+            full.ends_with("2 requests wait, max_queue_size of dynamic_batching is 2"),
+            "{full}"
+        );
     }
 
     #[test]

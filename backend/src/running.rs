@@ -1,7 +1,7 @@
 //! The instances of a model that take requests. A request goes to the one that has the fewest, whichever Triton gave it
 //! to, since none of them ever keeps Triton waiting.
 
-use crate::mailbox::{Job, Mailbox};
+use crate::mailbox::{Job, Mailbox, TicketId};
 use crate::responder::Update;
 use crate::ticket::Ticket;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,6 +59,12 @@ impl Running {
         let instances = self.lock().clone();
         instances.iter().for_each(|instance| (instance.end_unread)(name));
         instances.iter().for_each(|instance| instance.tell(Update::EndNamed(name.to_string())));
+    }
+
+    /// Ends one request, whichever instance has taken it.
+    pub(crate) fn end(&self, ticket: TicketId) {
+        let instances = self.lock().clone();
+        instances.iter().for_each(|instance| instance.tell(Update::EndTicket(ticket)));
     }
 }
 

@@ -146,9 +146,11 @@ impl Serving {
         drop(on_exit);
     }
 
-    /// Whether it can serve.
+    /// Whether it can serve. One whose last step failed is tried again after a while: were it not ready until a step works,
+    /// and got no requests until it is ready, it would never be.
     pub(crate) fn ready(&self) -> Result<()> {
-        self.ingress.running.mailbox.health()
+        let mailbox = &self.ingress.running.mailbox;
+        if mailbox.is_avoided() { mailbox.health() } else { Ok(()) }
     }
 }
 
@@ -234,18 +236,22 @@ impl Ingress {
 
     /// Reads a request and gives it to an instance.
     fn read(&self, unread: Unread<Arrived>, reading: &Reading<'_, Arrived>) {
-        let Unread { name, level, watch, content: Arrived { id, request, at, place }, .. } = unread;
+        let Unread { level, watch, content: Arrived { id, request, at, place }, .. } = unread;
         let call = match self.call(&request) {
             Ok(call) => call,
             Err(error) => return self.fail(Ticket::new(id, request, Call::default(), at), &error),
         };
         let mut ticket = Box::new(Ticket::new(id, request, call, at));
+        if reading.is_ended() {
+            return ticket.finish_empty(&self.owner());
+        }
         let job = Job { ticket: id, requests: ticket.take_requests(level), watch, place };
         if let Err((ticket, error)) = self.model.running.take(ticket, job) {
             return self.fail(*ticket, &error);
         }
+        // In between. By its number: its client may have sent another one of this name by now.
         if reading.is_ended() {
-            self.model.running.end_named(&name);
+            self.model.running.end(id);
         }
     }
 

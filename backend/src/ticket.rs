@@ -60,10 +60,12 @@ impl Ticket {
     /// A request that arrived at `arrival_ns`, as it was read.
     pub(crate) fn new(id: TicketId, request: Request, call: Call, arrival_ns: u64) -> Self {
         let drawn = call.fan_out.drawn;
-        let of_row = |(row_idx, row)| {
-            (0..drawn).map(move |sequence_idx| Progress::new(row_idx, sequence_idx, row))
+        let texts = texts(&call.rows);
+        let of_row = |(row_idx, (row, text))| {
+            (0..drawn).map(move |sequence_idx| Progress::new(row_idx, sequence_idx, row, text))
         };
-        let sequences: Vec<Progress> = call.rows.iter().enumerate().flat_map(of_row).collect();
+        let rows = call.rows.iter().zip(&texts).enumerate();
+        let sequences: Vec<Progress> = rows.flat_map(of_row).collect();
         Self {
             id,
             request_id: request.id(),
@@ -131,7 +133,6 @@ impl Ticket {
         let met = sequence.take(emitted, end_token, at, owner)?;
         if let Some(outcome) = ending {
             let metrics = &owner.model.metrics;
-            metrics.count_drafts(&sequence.next.counters);
             sequence.end(outcome)?;
             metrics.count_text(sequence.num_tokens);
             if idx.is_multiple_of(self.call.fan_out.drawn) {
@@ -307,10 +308,23 @@ impl Owner<'_> {
     }
 }
 
+/// The text of each row at its start. Stop strings take several times their bytes: rows that look for the same share them.
+fn texts(rows: &[Row]) -> Vec<Option<TextStream>> {
+    let mut texts: Vec<Option<TextStream>> = Vec::with_capacity(rows.len());
+    for (idx, row) in rows.iter().enumerate() {
+        let same = idx.checked_sub(1).filter(|&before| rows[before].rules == row.rules);
+        texts.push(match same {
+            Some(before) => texts[before].clone(),
+            None => row.rules.as_ref().map(TextStream::new),
+        });
+    }
+    texts
+}
+
 impl Progress {
-    fn new(row_idx: usize, sequence_idx: usize, row: &Row) -> Self {
+    fn new(row_idx: usize, sequence_idx: usize, row: &Row, text: &Option<TextStream>) -> Self {
         Self {
-            text: row.rules.as_ref().map(TextStream::new),
+            text: text.clone(),
             includes_stop: row.rules.as_ref().is_some_and(|rules| rules.includes_stop),
             next: RowReply { row_idx, sequence_idx, is_first: true, ..RowReply::default() },
             num_tokens: 0,

@@ -32,6 +32,13 @@ impl Unit {
         }
     }
 
+    fn show_part(self, count: u64, total: u64) -> String {
+        match self {
+            Self::Bytes => format!("{} of {}", HumanBytes(count), HumanBytes(total)),
+            Self::Items(name) => format!("{count} of {total} {name}"),
+        }
+    }
+
     fn show_rate(self, count: f64) -> String {
         match self {
             Self::Bytes => format!("{}/s", HumanBytes(count as u64)),
@@ -88,10 +95,9 @@ impl Progress {
         if last.elapsed() >= LINE_INTERVAL {
             *last = Instant::now();
             eprintln!(
-                "{}: {} of {}, {}, {:.0} s left",
+                "{}: {}, {}, {:.0} s left",
                 self.label,
-                self.unit.show(self.bar.position()),
-                self.unit.show(self.bar.length().unwrap_or(0)),
+                self.unit.show_part(self.bar.position(), self.bar.length().unwrap_or(0)),
                 self.unit.show_rate(self.bar.per_sec()),
                 self.bar.eta().as_secs_f64()
             );
@@ -107,5 +113,16 @@ impl Progress {
             let rate = self.unit.show_rate(count as f64 / seconds);
             eprintln!("{}: {} in {seconds:.1} s, {rate}", self.label, self.unit.show(count));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_named_once() {
+        assert_eq!(Unit::Items("answers").show_part(49, 1922), "49 of 1922 answers");
+        assert_eq!(Unit::Bytes.show_part(1 << 20, 3 << 20), "1.00 MiB of 3.00 MiB");
     }
 }

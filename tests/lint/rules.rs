@@ -48,6 +48,8 @@ const HOPPER_ATTENTION: u32 = 176;
 /// of more rows than so many.
 const PRODUCT_ALONE: u32 = 168;
 const FEW_ROWS: usize = 16;
+/// Rows that a block fetches for itself, at most: more come to two blocks at once.
+const ROWS_OF_ONE_BLOCK: usize = 64;
 
 pub(crate) fn registers(kernel: &str) -> Option<u32> {
     REGISTERS.iter().find(|(name, _)| *name == kernel).map(|(_, registers)| *registers)
@@ -95,9 +97,7 @@ impl Expected {
                 // Warpgroups read halves where they are.
                 expected.list(!has_warpgroups || is_defined(variant, "WEIGHT", "FP8"), &["LDSM"]);
                 expected.list(is_hopper_or_later, &["UBLKCP", "SYNCS"]);
-                // Many rows come to two blocks at once.
-                let shares = has_warpgroups
-                    && ["128", "192", "320"].iter().any(|rows| is_defined(variant, "ROWS", rows));
+                let shares = has_warpgroups && rows(variant) > Some(ROWS_OF_ONE_BLOCK);
                 expected.list(shares, &["UBLKCP.S.G.MULTICAST", "UCGABAR_ARV"]);
                 expected.list(!shares && (!is_hopper_or_later || has_warpgroups), &["LDGSTS"]);
             }
@@ -142,8 +142,13 @@ pub(crate) fn check_instructions(variant: &Variant, arch: &str, listing: &Listin
 
 /// Whether a product is one of a few rows.
 fn has_few_rows(variant: &Variant) -> bool {
+    rows(variant).is_some_and(|rows| rows <= FEW_ROWS)
+}
+
+/// Rows of a product.
+fn rows(variant: &Variant) -> Option<usize> {
     let rows = variant.defines.iter().find(|(name, _)| *name == "ROWS");
-    rows.is_some_and(|(_, rows)| rows.parse::<usize>().is_ok_and(|rows| rows <= FEW_ROWS))
+    rows.and_then(|(_, rows)| rows.parse().ok())
 }
 
 /// Kernels whose inner loop unpacks e4m3.

@@ -4,6 +4,7 @@ use super::form::Form;
 use super::{Contract, Profile, RowReply};
 use spec_core::runtime::{Request, TextRules};
 use spec_core::sampling::SamplingParams;
+use std::sync::Arc;
 use triton_backend::{Error, Result};
 
 /// Most texts that one request generates, where it wants several for a prompt.
@@ -115,7 +116,10 @@ impl Form {
             };
         }
         Ok(Some(TextRules {
-            stops: stops.cloned().collect(),
+            stops: match self.stops.iter().any(String::is_empty) {
+                true => stops.cloned().collect(),
+                false => Arc::clone(&self.stops),
+            },
             includes_stop: self.includes_stop,
             skips_special: !self.shows_special,
             min_tokens: self.num_held_back(),

@@ -92,7 +92,7 @@ pub struct Row {
     /// What of the tokens is text; `None` where the tokens alone are wanted.
     pub rules: Option<TextRules>,
     /// Sequences of several tokens that end the output, which keeps them. Those of one token are in `request`.
-    pub stop_sequences: Vec<Vec<u32>>,
+    pub stop_sequences: Arc<[Vec<u32>]>,
     /// `stop_sequences` that end with one of so many first tokens do not count.
     pub min_tokens: usize,
     /// What comes before the output.

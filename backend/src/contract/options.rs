@@ -49,7 +49,7 @@ pub(super) const EXCLUDE_INPUT: Opt = Opt {
 };
 pub(super) const END_ID: Opt = Opt {
     action: Action::Int(|form, id| match id {
-        -1 => write(&mut form.ignore_eos, true),
+        -1 => write(&mut form.has_no_end, true),
         _ => write(&mut form.end_id, u32::try_from(id).ok()),
     }),
     help: "the text also ends at this token, if the vocabulary has it; -1: it does not end at the model's end tokens",
@@ -112,10 +112,7 @@ pub(super) const CACHE_SALT: Opt = Opt {
     help: "only requests with the same salt share the KV cache of equal beginnings, and can learn of each other by it",
 };
 pub(super) const IGNORE_EOS: Opt = Opt {
-    action: Action::Flag(|form, flag| {
-        form.ignore_eos |= flag;
-        Ok(())
-    }),
+    action: Action::Flag(|form, flag| write(&mut form.ignore_eos, flag)),
     help: "go on after the model's end tokens",
 };
 pub(super) const RETURN_LOG_PROBS: Opt = Opt {

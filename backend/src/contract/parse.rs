@@ -9,6 +9,9 @@ use std::time::Duration;
 use triton_backend::{Error, Result};
 use triton_backend::{Parameter, Tensor};
 
+/// All sampling options in one object.
+const SAMPLING_PARAMETERS: &str = "sampling_parameters";
+
 /// Reads a request for `contract`.
 pub(super) fn parse(
     contract: &Contract,
@@ -99,7 +102,10 @@ impl Given {
         parameters: &[(String, Parameter)],
         form: &mut Form,
     ) -> Result<()> {
-        for (idx, (name, parameter)) in parameters.iter().enumerate() {
+        // Options in it win over those beside it, in whatever order they came.
+        let (whole, single): (Vec<_>, Vec<_>) =
+            parameters.iter().enumerate().partition(|(_, (name, _))| name == SAMPLING_PARAMETERS);
+        for (idx, (name, parameter)) in single.into_iter().chain(whole) {
             if is_reserved(name) || self.has(name) {
                 continue;
             }

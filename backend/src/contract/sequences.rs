@@ -1,9 +1,11 @@
 //! Stop sequences of several tokens, over the tokens of one row.
 
+use std::sync::Arc;
+
 /// Looks for token sequences that end the output.
 #[derive(Clone, Debug, Default)]
 pub struct StopSequences {
-    sequences: Vec<Vec<u32>>,
+    sequences: Arc<[Vec<u32>]>,
     /// The latest tokens, as many as the longest sequence has.
     tail: Vec<u32>,
     longest: usize,
@@ -13,9 +15,9 @@ pub struct StopSequences {
 
 impl StopSequences {
     /// Starts before the first token. The prompt does not count, nor does what ends with one of the first `min_tokens`.
-    pub fn new(sequences: &[Vec<u32>], min_tokens: usize) -> Self {
+    pub fn new(sequences: &Arc<[Vec<u32>]>, min_tokens: usize) -> Self {
         let longest = sequences.iter().map(Vec::len).max().unwrap_or(0);
-        Self { sequences: sequences.to_vec(), tail: Vec::new(), longest, num_free: min_tokens }
+        Self { sequences: Arc::clone(sequences), tail: Vec::new(), longest, num_free: min_tokens }
     }
 
     /// Takes the next token and says whether it completes a sequence. The token still belongs to the output.
@@ -40,14 +42,14 @@ mod tests {
 
     #[test]
     fn a_sequence_is_seen_at_its_last_token() {
-        let mut stops = StopSequences::new(&[vec![1, 2], vec![2, 2, 3]], 0);
+        let mut stops = StopSequences::new(&[vec![1, 2], vec![2, 2, 3]].into(), 0);
         let seen: Vec<bool> = [1, 1, 2].into_iter().map(|token| stops.push(token)).collect();
         assert_eq!(seen, [false, false, true]);
     }
 
     #[test]
     fn without_sequences_nothing_stops() {
-        assert!(!StopSequences::new(&[], 0).push(0));
+        assert!(!StopSequences::new(&Arc::default(), 0).push(0));
     }
 
     proptest! {
@@ -57,7 +59,7 @@ mod tests {
             tokens in prop::collection::vec(0u32..3, 0..20),
             min_tokens in 0usize..6,
         ) {
-            let mut stops = StopSequences::new(&sequences, min_tokens);
+            let mut stops = StopSequences::new(&sequences.clone().into(), min_tokens);
             for end in 1..=tokens.len() {
                 let ends = sequences.iter().any(|sequence| tokens[..end].ends_with(sequence));
                 let expected = ends && end > min_tokens;

@@ -20,7 +20,7 @@ const LOSSLESS: &str = "drafts are verified by the target alone, without loss";
 const DRAFTER: &str = "how drafts are made is decided when the engine is built";
 
 const INPUT_IDS: Opt = Opt {
-    action: Action::Ints(|form, ids| put(&mut form.ids, tokens(&ids)?.into())),
+    action: Action::Ints(|form, ids| put(&mut form.ids, ids.into())),
     help: "the prompt's tokens",
 };
 const INPUT_LENGTHS: Opt = Opt {
@@ -56,7 +56,7 @@ const EMBEDDING_BIAS: Opt = Opt {
 const STOP: Opt = Opt {
     // Whoever sends true is answered before the request is read.
     action: Action::Flag(|_, _| Ok(())),
-    help: "ends the requests with the same id, wherever they are; this one gets an empty response, and nothing else of it is read. An id is worth what it is hard to guess: whoever names it ends the request. One without an id cannot be ended so",
+    help: "ends the requests with the same id, wherever they are; this one gets an empty response, and nothing else of it is read. Whoever knows an id can end its request, so ids should be hard to guess. A request without an id cannot be ended so",
 };
 const REQUEST_TYPE: Opt = Opt {
     action: Action::Text(|_, kind| match kind.as_str() {
@@ -209,7 +209,7 @@ pub(super) static SPELLING: &[(&str, &str)] = &[
     ("num_sequences", "num_return_sequences"),
 ];
 
-fn tokens(ids: &[i64]) -> Checked<Vec<u32>> {
+pub(super) fn tokens(ids: &[i64]) -> Checked<Vec<u32>> {
     ids.iter().map(|&id| token(id)).collect()
 }
 

@@ -41,13 +41,17 @@ pub(super) static INPUTS: &[Input] = &[
     input("return_logprobs", RETURN_LOGPROBS),
     input("return_num_input_tokens", RETURN_NUM_INPUT_TOKENS),
     input("return_num_output_tokens", RETURN_NUM_OUTPUT_TOKENS),
-    input("return_perf_metrics", RETURN_PERF_METRICS),
+    input("return_perf_metrics", RETURN_SPECULATION),
     input("priority", PRIORITY),
     input("cache_salt", CACHE_SALT),
     input("image", refused(Bytes, &[-1], NO_IMAGES)),
     input("embedding_request", refused(Bytes, &[1], NO_EMBEDDINGS_OUT)),
 ];
 
+const RETURN_SPECULATION: Opt = Opt {
+    action: RETURN_PERF_METRICS.action,
+    help: "send the counts of speculation, as they are by then, on every response",
+};
 const VLLM_TEMPERATURE: Opt = Opt {
     action: TEMPERATURE.action,
     help: "0 to 100; 0 takes the likeliest token. Absent: parameter `default_temperature`, 1 without it",
@@ -201,7 +205,11 @@ const VLLM_FINISH_REASON: Output = output(
     },
     "`return_finish_reason`: `stop`, `length` or `cancelled`; `None` before the last response",
 );
-const CUMULATIVE_LOGPROB: Output = Output { name: "cumulative_logprob", ..CUM_LOG_PROBS };
+const CUMULATIVE_LOGPROB: Output = Output {
+    name: "cumulative_logprob",
+    help: "`return_cumulative_logprob`: sum of the log-probabilities of all tokens so far",
+    ..CUM_LOG_PROBS
+};
 const VLLM_LOGPROBS: Output = output(
     "logprobs",
     Bytes,

@@ -208,8 +208,8 @@ pub(crate) static KEYS: &[Key] = &[
         "boolean",
         "`true`",
         |s, v| write(&mut s.launch_ahead, boolean(v)),
-        "on a GPU, begin the next step before the host has seen what the last one brought; has no effect where n-gram \
-         look-up is the only drafter",
+        "on a GPU, begin the next step before the host has seen what the last one brought; has no effect where \
+         look-up is the only drafter, beside heads, and where drafts branch",
     ),
     key(
         "exclude_input_in_output",

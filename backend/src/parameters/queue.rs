@@ -62,6 +62,11 @@ impl QueuePolicy {
         }
     }
 
+    /// Whether each level has a queue of its own; else there is one, in the order of what requests name.
+    pub fn has_levels(&self) -> bool {
+        self.levels > 0
+    }
+
     /// How requests of a level may wait.
     pub fn of(&self, level: u32) -> &LevelPolicy {
         self.of_level.get(&level).unwrap_or(&self.default)

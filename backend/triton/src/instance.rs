@@ -1,7 +1,7 @@
 //! A model instance as Triton knows it: its name, its place, and its statistics.
 #![allow(unsafe_code)]
 
-use crate::api::{check, functions, into_raw, text};
+use crate::api::{check, functions, into_raw, text, try_functions};
 use crate::error::{Code, Error, Result};
 use crate::request::Request;
 use crate::shutdown::OnExit;
@@ -147,6 +147,8 @@ impl Instance {
 
     /// Whether its server has been told to end. Then it does not say any more whether it is live.
     pub(crate) fn is_server_exiting(&self) -> bool {
+        // Were the way into Triton barred in between, this thread would stop for good, with what its caller has locked.
+        let Some(_calling) = try_functions() else { return false };
         let live = self.with(|raw| {
             let (mut model, mut server) = (ptr::null_mut(), ptr::null_mut());
             let mut live = false;

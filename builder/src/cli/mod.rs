@@ -306,7 +306,7 @@ pub struct DraftArgs {
     #[arg(long, value_parser = parse_dtype)]
     pub draft_dtype: Option<Dtype>,
     /// Number format of the drafter's embedding and head [default: that of the target].
-    #[arg(long, value_parser = parse_dtype)]
+    #[arg(long, alias = "draft-head-dtype", value_parser = parse_dtype)]
     pub head_dtype: Option<Dtype>,
     /// Have a drafting model propose so many tokens of its vocabulary alone: its head becomes as much smaller. Those that stand most
     /// often in a text, or in the answers of a folder that `collect` has filled; without either those with the lowest

@@ -26,12 +26,8 @@ void check_copy(const void* shared, const void* global, uint32_t bytes, const ch
 
 void move_lane_copy(const LaneCopy& copy) {
     race::writes(copy.shared, 16);
-    if (copy.global) {
-        race::reads(copy.global, 16);
-        memcpy(copy.shared, copy.global, 16);
-    } else {
-        memset(copy.shared, 0, 16);
-    }
+    race::reads(copy.global, 16);
+    memcpy(copy.shared, copy.global, 16);
 }
 
 // Lands the copies of a thread for which `due` says so.

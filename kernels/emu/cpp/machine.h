@@ -50,8 +50,7 @@ struct Launch {
     uint32_t max_resident = 0;
 };
 
-// A copy of 16 bytes (from nowhere: zeros) that its thread has issued as its `sequence`-th, in its
-// group number `group`.
+// A copy of 16 bytes that its thread has issued as its `sequence`-th, in its group number `group`.
 struct LaneCopy {
     void* shared;
     const void* global;

@@ -33,7 +33,8 @@ pub struct TextChunk {
     pub stopped: bool,
 }
 
-/// The text of one sequence, as it grows.
+/// The text of one sequence, as it grows. Clones share the stop strings.
+#[derive(Clone)]
 pub struct TextStream {
     detokenizer: Detokenizer,
     stops: StopMatcher,

@@ -6,6 +6,7 @@
 //! ever emitted, and nothing is held back but what may still become a stop.
 
 use crate::{Error, Result};
+use std::sync::Arc;
 
 /// Most stop strings of a request: each costs a step for every byte of the text.
 const MAX_STOPS: usize = 256;
@@ -35,10 +36,12 @@ pub(crate) struct StopOutcome {
     pub stopped: bool,
 }
 
-/// Looks for stop strings in one stream of text.
+/// Looks for stop strings in one stream of text. Clones share what does not change.
 #[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
-    stops: Vec<Stop>,
+    stops: Arc<[Stop]>,
+    /// Of each stop, how many of its bytes the text so far ends with.
+    matched: Box<[u32]>,
     /// Whether a stop belongs to the text that it ends. Then nothing need be held back.
     includes: bool,
     /// Text not emitted yet: the longest suffix of the text so far that is the start of a stop.
@@ -52,17 +55,16 @@ pub(crate) struct StopMatcher {
 struct Stop {
     bytes: Box<[u8]>,
     /// `fallback[n]`: length of the longest proper border of the first `n + 1` bytes.
-    fallback: Box<[usize]>,
-    /// Bytes of the stop that the text so far ends with.
-    matched: usize,
+    fallback: Box<[u32]>,
 }
 
 impl StopMatcher {
     /// A matcher at the start of a text. Empty strings stop nothing.
     pub(crate) fn new<S: AsRef<str>>(stops: &[S]) -> Self {
         let stops = stops.iter().map(AsRef::as_ref).filter(|stop| !stop.is_empty());
-        let stops = stops.map(Stop::new).collect();
-        Self { stops, includes: false, held: String::new(), stopped: false }
+        let stops: Arc<[Stop]> = stops.map(Stop::new).collect();
+        let matched = vec![0; stops.len()].into();
+        Self { stops, matched, includes: false, held: String::new(), stopped: false }
     }
 
     /// The same, with the stop that was met as the end of the text.
@@ -78,7 +80,8 @@ impl StopMatcher {
         let start = self.held.len();
         self.held.push_str(text);
         for (idx, byte) in text.bytes().enumerate() {
-            let longest = self.stops.iter_mut().filter_map(|stop| stop.step(byte)).max();
+            let stops = self.stops.iter().zip(&mut self.matched);
+            let longest = stops.filter_map(|(stop, matched)| stop.step(matched, byte)).max();
             if let Some(len) = longest.filter(|_| counts) {
                 self.stopped = true;
                 let mut emit = std::mem::take(&mut self.held);
@@ -86,8 +89,8 @@ impl StopMatcher {
                 return StopOutcome { emit, stopped: true };
             }
         }
-        let keep = self.stops.iter().map(|stop| stop.matched).max().filter(|_| !self.includes);
-        let keep = keep.unwrap_or(0);
+        let keep = self.matched.iter().max().filter(|_| !self.includes);
+        let keep = keep.map_or(0, |&bytes| bytes as usize);
         let tail = self.held.split_off(self.held.len() - keep);
         StopOutcome { emit: std::mem::replace(&mut self.held, tail), stopped: false }
     }
@@ -95,7 +98,7 @@ impl StopMatcher {
     /// The end of the text: returns what was held back. The next push starts a new text.
     pub(crate) fn finish(&mut self) -> String {
         self.stopped = false;
-        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+        self.matched.fill(0);
         std::mem::take(&mut self.held)
     }
 }
@@ -104,28 +107,28 @@ impl Stop {
     fn new(stop: &str) -> Self {
         let bytes = stop.as_bytes();
         let mut fallback = vec![0; bytes.len()];
-        let mut border = 0;
+        let mut border = 0_u32;
         for idx in 1..bytes.len() {
-            while border > 0 && bytes[idx] != bytes[border] {
-                border = fallback[border - 1];
+            while border > 0 && bytes[idx] != bytes[border as usize] {
+                border = fallback[border as usize - 1];
             }
-            border += usize::from(bytes[idx] == bytes[border]);
+            border += u32::from(bytes[idx] == bytes[border as usize]);
             fallback[idx] = border;
         }
-        Self { bytes: bytes.into(), fallback: fallback.into(), matched: 0 }
+        Self { bytes: bytes.into(), fallback: fallback.into() }
     }
 
-    /// Takes the next byte of the text; the length of the stop where it is now complete.
-    fn step(&mut self, byte: u8) -> Option<usize> {
-        while self.matched > 0 && self.bytes[self.matched] != byte {
-            self.matched = self.fallback[self.matched - 1];
+    /// Takes the next byte of a text that ends with so many of the stop's; the length of the stop where it is now complete.
+    fn step(&self, matched: &mut u32, byte: u8) -> Option<usize> {
+        while *matched > 0 && self.bytes[*matched as usize] != byte {
+            *matched = self.fallback[*matched as usize - 1];
         }
-        self.matched += usize::from(self.bytes[self.matched] == byte);
+        *matched += u32::from(self.bytes[*matched as usize] == byte);
         let len = self.bytes.len();
-        if self.matched < len {
+        if (*matched as usize) < len {
             return None;
         }
-        self.matched = self.fallback[len - 1];
+        *matched = self.fallback[len - 1];
         Some(len)
     }
 }
@@ -177,6 +180,15 @@ mod tests {
         assert_eq!(stops.push("> two", true), StopOutcome { emit: String::new(), stopped: true });
         assert_eq!(stops.push("three", true), StopOutcome { emit: String::new(), stopped: true });
         assert_eq!(stops.finish(), "");
+    }
+
+    #[test]
+    fn clones_share_the_stops_and_nothing_of_the_text() {
+        let mut first = StopMatcher::new(&["aab"]);
+        let mut second = first.clone();
+        assert!(Arc::ptr_eq(&first.stops, &second.stops));
+        assert_eq!([first.push("aa", true).emit, second.push("b", true).emit], ["", "b"]);
+        assert!(first.push("b", true).stopped && !second.push("b", true).stopped);
     }
 
     #[test]

@@ -24,7 +24,8 @@ pub(super) struct Form {
     pub(super) messages: Option<Arc<str>>,
     pub(super) tools: Option<Arc<str>>,
     pub(super) template_variables: Option<Arc<str>>,
-    pub(super) ids: Option<Arc<[u32]>>,
+    /// As they came: what fills up a row behind `input_len` need not be tokens.
+    pub(super) ids: Option<Arc<[i64]>>,
     pub(super) input_len: Option<usize>,
     pub(super) truncate_prompt: Option<PromptEnd>,
     pub(super) max_tokens: Option<usize>,
@@ -55,6 +56,8 @@ pub(super) struct Form {
     pub(super) prompt_logprobs: Option<usize>,
     pub(super) top_logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
+    /// The same, said by an `end_id` of -1.
+    pub(super) has_no_end: bool,
     pub(super) draft_len: Option<usize>,
     pub(super) fixed_draft_len: bool,
     pub(super) cache_salt: Arc<str>,
@@ -105,7 +108,7 @@ impl Form {
             draft_len: self.draft_len(contract)?,
             fixed_draft_len: self.fixed_draft_len,
             sampling: self.sampling(contract, words)?,
-            ignore_eos: self.ignore_eos,
+            ignore_eos: self.ignore_eos || self.has_no_end,
             stop_tokens: self.stop_tokens(contract),
             priority: 0,
             row: 0,
@@ -122,7 +125,7 @@ impl Form {
         Ok(Row {
             request,
             rules,
-            stop_sequences: self.stop_sequences.to_vec(),
+            stop_sequences: Arc::clone(&self.stop_sequences),
             min_tokens,
             echo,
             logprobs,
@@ -179,10 +182,10 @@ impl Form {
 
     /// Everything that is a list of tokens: ids and lengths.
     fn check_tokens(&self, contract: &Contract) -> Result<()> {
-        let stop_sequences = self.stop_sequences.concat();
+        let (prompt, stop_sequences) = (self.prompt_ids()?, self.stop_sequences.concat());
         let (max_given_len, any) = (max_given_len(contract.limits.max_draft_len), usize::MAX);
         for (field, ids, max_len) in [
-            ("prompt", self.ids.as_deref().unwrap_or_default(), any),
+            ("prompt", &prompt[..], any),
             ("given_draft", &self.given_draft, max_given_len),
             ("stop_tokens", &self.stop_tokens, MAX_STOP_TOKENS),
             ("stop_tokens", &stop_sequences, any),

@@ -1,6 +1,7 @@
 //! The prompt of a row: text, a conversation or tokens, as tokens that fit the engine.
 
 use super::{Form, PromptEnd};
+use crate::contract::token::tokens;
 use crate::contract::{Contract, Profile};
 use spec_core::tokenizer::{ChatPrompt, Conversation, Tokenizer};
 use triton_backend::{Error, Result};
@@ -15,7 +16,7 @@ impl Form {
     /// Checks that there is one prompt, and that it is not far too long.
     pub(super) fn check_prompt(&self, contract: &Contract) -> Result<()> {
         match (&self.ids, &self.text, &self.messages) {
-            (Some(_), None, None) => self.cut().map(|_| ()),
+            (Some(_), None, None) => self.prompt_ids().map(drop),
             (None, Some(text), None) => at_most_bytes("text_input", text.len(), contract),
             (None, None, Some(_)) => self.check_conversation(contract),
             (None, None, None) => Err(Error::invalid_arg(contract.profile.no_prompt())),
@@ -53,7 +54,7 @@ impl Form {
             None => contract.profile.spell("prompt"),
         };
         let (ids, text) = match (&self.ids, &self.text, &self.messages) {
-            (Some(_), ..) => (self.cut()?.to_vec(), None),
+            (Some(_), ..) => (self.prompt_ids()?, None),
             (_, Some(text), _) => {
                 self.may_fit(name, text, contract, tokenizer)?;
                 let ids = tokenizer.encode_prompt(text).map_err(|error| contract.error(error))?;
@@ -74,13 +75,15 @@ impl Form {
         Ok((ids, text))
     }
 
-    /// The ids without what fills up their row.
-    fn cut(&self) -> Result<&[u32]> {
+    /// The ids that are given, without what fills up their row.
+    pub(super) fn prompt_ids(&self) -> Result<Vec<u32>> {
         let ids = self.ids.as_deref().unwrap_or_default();
         let len = self.input_len.unwrap_or(ids.len());
-        ids.get(..len).ok_or_else(|| {
-            Error::invalid_arg(format!("input_lengths: {len}, input_ids has {} tokens", ids.len()))
-        })
+        let Some(ids) = ids.get(..len) else {
+            let message = format!("input_lengths: {len}, input_ids has {} tokens", ids.len());
+            return Err(Error::invalid_arg(message));
+        };
+        tokens(ids).map_err(|wrong| wrong.into_error("input_ids"))
     }
 
     /// The part of the prompt that is kept.

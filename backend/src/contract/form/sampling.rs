@@ -8,11 +8,14 @@ use spec_core::tokenizer::Tokenizer;
 use std::sync::Arc;
 use triton_backend::{Error, Result};
 
-/// Most bytes of words that are split for a request, those of equal lists counted once: a fraction of a second.
+/// Most bytes of words that are split, or looked for, for a request, those of equal lists counted once: a fraction of a second.
 const MAX_BYTES: usize = 256 << 10;
 
 /// The last list of words, and what was made of it.
 type Last<T> = Option<(Arc<[String]>, Arc<T>)>;
+
+/// One of a row's lists of words.
+type List = fn(&Form) -> &Arc<[String]>;
 
 /// Splits words into tokens, those of equal lists of a request once.
 pub(in crate::contract) struct Words<'a> {
@@ -28,13 +31,12 @@ impl<'a> Words<'a> {
 
     /// Checks that the words of all rows are not too many to be split.
     pub(in crate::contract) fn check(forms: &[Form]) -> Result<()> {
-        let bytes: usize =
-            [bytes_of(forms, |form| &form.bad_words), bytes_of(forms, |form| &form.bias_words)]
-                .iter()
-                .sum();
+        let lists: [List; 3] =
+            [|form| &form.bad_words, |form| &form.stops, |form| &form.bias_words];
+        let bytes: usize = lists.map(|list| bytes_of(forms, list)).iter().sum();
         if bytes > MAX_BYTES {
             return Err(Error::invalid_arg(format!(
-                "bad_words and embedding_bias_words: {bytes} bytes in all rows, at most {MAX_BYTES} are allowed"
+                "bad_words, stop_words and embedding_bias_words: {bytes} bytes in all rows, at most {MAX_BYTES} are allowed"
             )));
         }
         Ok(())
@@ -61,7 +63,7 @@ impl<'a> Words<'a> {
 }
 
 /// Bytes of the lists that differ from that of the row before.
-fn bytes_of(forms: &[Form], list: fn(&Form) -> &Arc<[String]>) -> usize {
+fn bytes_of(forms: &[Form], list: List) -> usize {
     let before = std::iter::once(None).chain(forms.iter().map(|form| Some(list(form))));
     let new = forms.iter().map(list).zip(before).filter(|&(list, before)| Some(list) != before);
     new.flat_map(|(list, _)| list.iter()).map(String::len).sum()

@@ -308,6 +308,6 @@ fn the_words_of_all_rows_together_are_bounded() {
     );
     assert_eq!(
         lists("y"),
-        "bad_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are allowed"
+        "bad_words, stop_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are allowed"
     );
 }

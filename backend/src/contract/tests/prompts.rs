@@ -90,7 +90,7 @@ fn an_input_given_twice_or_unknown_is_refused_by_name() {
 #[test]
 fn input_lengths_cuts_what_fills_up_a_row() {
     let inputs = [
-        ints("input_ids", &[2, 3], &[1, 2, 3, 4, 0, 0]),
+        ints("input_ids", &[2, 3], &[1, 2, 3, 4, -1, 1 << 20]),
         ints("input_lengths", &[2, 1], &[3, 1]),
         flag("exclude_input_in_output", false),
     ];
@@ -100,6 +100,8 @@ fn input_lengths_cuts_what_fills_up_a_row() {
     let rows = parse(Profile::Token, &inputs).unwrap().rows;
     assert_eq!((rows[0].request.prompt.len(), rows[1].request.prompt.as_slice()), (3, &[4][..]));
     assert_eq!(rows[1].echo, Echo::Ids(vec![4].into()));
+    inputs[1] = ints("input_lengths", &[2, 1], &[3, 2]);
+    assert_eq!(refusal(parse(Profile::Token, &inputs)), "input_ids: -1 is no token");
     inputs[1] = ints("input_lengths", &[2, 1], &[3, 4]);
     assert_eq!(refusal(parse(Profile::Token, &inputs)), "input_lengths: 4, input_ids has 3 tokens");
 }

@@ -195,7 +195,7 @@ fn token_lists_are_split_at_their_offsets() {
         ints("draft_input_ids", &[1, 2], &[3, 4]),
     ];
     let row = parse(Profile::Token, &inputs).unwrap().rows.remove(0);
-    assert_eq!((row.request.stop_tokens, row.stop_sequences), (vec![7], vec![vec![5, 6]]));
+    assert_eq!((row.request.stop_tokens, &*row.stop_sequences), (vec![7], &[vec![5, 6]][..]));
     assert_eq!(*row.request.sampling.bad_words, [[8], [9]]);
     assert_eq!(row.request.given_draft, [3, 4]);
 }
@@ -206,6 +206,8 @@ fn end_id_ends_the_text_too_and_minus_one_ends_it_never() {
     assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![9], false));
     let row = hi([int("end_id", -1)]).unwrap();
     assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![], true));
+    let row = hi([int("end_id", -1), flag("ignore_eos", false)]).unwrap();
+    assert!(row.request.ignore_eos);
 }
 
 #[test]
@@ -213,6 +215,24 @@ fn an_end_id_that_the_vocabulary_does_not_have_ends_nothing() {
     for id in [260, i32::MAX, -2] {
         let row = hi([int("end_id", id)]).unwrap();
         assert_eq!((row.request.stop_tokens, row.request.ignore_eos), (vec![], false));
+    }
+}
+
+#[test]
+fn the_object_of_sampling_options_wins_over_parameters_in_any_order() {
+    let object = json!({ "temperature": 0.25, "ignore_eos": false }).to_string();
+    let object = ("sampling_parameters".to_string(), Parameter::String(object));
+    let single = [
+        ("temperature".to_string(), Parameter::Double(1.0)),
+        ("ignore_eos".to_string(), Parameter::Bool(true)),
+    ];
+    for place in 0..=single.len() {
+        let mut parameters = single.to_vec();
+        parameters.insert(place, object.clone());
+        let inputs = [unbatched(texts("text_input", &["hi"]))];
+        let call = contract(Profile::Vllm).parse(&inputs, &parameters, &TOKENIZER).unwrap();
+        let request = &call.rows[0].request;
+        assert_eq!((request.sampling.temperature, request.ignore_eos), (0.25, false), "{place}");
     }
 }
 

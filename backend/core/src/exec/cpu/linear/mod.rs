@@ -192,7 +192,7 @@ impl Job<'_> {
                     Tile {
                         w,
                         units: units * path.expansion,
-                        x: x.words().as_ptr().add((first_row + row) * x.stride() + first_word),
+                        x: x.row(first_row + row).add(first_word),
                         stride: x.stride(),
                         acc: (&raw mut (*scratch).acc).cast::<f32>().add(row * PANEL),
                         fetch: ahead.part(tile_idx),

@@ -55,9 +55,17 @@ impl Form {
             Form::Int8Block => k.div_ceil(BLOCK) * block_words(1),
             Form::Int8PairBlock => k.div_ceil(BLOCK) * block_words(2),
         };
-        16 * (words.div_ceil(16) | 1)
+        LINE_WORDS * (words.div_ceil(LINE_WORDS) | 1)
     }
 }
+
+/// Words of a cache line.
+const LINE_WORDS: usize = 16;
+
+/// A cache line, which rows begin with: a register that is loaded from two takes twice as long.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u32; LINE_WORDS]);
 
 /// Prepared rows; keep one for reuse. What is prepared for fp32 serves fp16 and the reverse.
 #[derive(Debug)]
@@ -66,13 +74,13 @@ pub struct Prepared {
     rows: usize,
     k: usize,
     stride: usize,
-    /// `[rows][stride]`: the row's words, k padded with zeros.
-    words: Vec<u32>,
+    /// `[rows][stride]` words: k padded with zeros.
+    lines: Vec<Line>,
 }
 
 impl Default for Prepared {
     fn default() -> Self {
-        Self { form: Form::F32, rows: 0, k: 0, stride: 0, words: Vec::new() }
+        Self { form: Form::F32, rows: 0, k: 0, stride: 0, lines: Vec::new() }
     }
 }
 
@@ -90,24 +98,28 @@ pub fn prepare(
     assert_eq!(x.len(), rows * k, "activations of {rows} rows of {k}");
     let form = Form::of(isa, dtype);
     let stride = form.stride(k);
-    *out = Prepared { form, rows, k, stride, words: std::mem::take(&mut out.words) };
-    out.words.resize(rows * out.stride, 0);
+    *out = Prepared { form, rows, k, stride, lines: std::mem::take(&mut out.lines) };
+    let lines = stride / LINE_WORDS;
+    out.lines.resize(rows * lines, Line([0; LINE_WORDS]));
     let encode = kernel::encoder(isa);
-    let encode = |row: usize, words: &mut [u32]| {
+    let encode = |row: usize, lines: &mut [Line]| {
+        let words = lines.as_mut_ptr().cast::<u32>();
+        // SAFETY: a line is so many words, and nothing else.
+        let words = unsafe { std::slice::from_raw_parts_mut(words, LINE_WORDS * lines.len()) };
         // SAFETY: the encoder is of a level that the `Isa` vouches for.
         unsafe { encode(form, &x[row * k..(row + 1) * k], words) };
     };
     if x.len() < PARALLEL {
-        out.words.chunks_exact_mut(out.stride).enumerate().for_each(|(row, w)| encode(row, w));
+        out.lines.chunks_exact_mut(lines).enumerate().for_each(|(row, lines)| encode(row, lines));
     } else {
-        pool.for_each_chunk(&mut out.words, out.stride, encode);
+        pool.for_each_chunk(&mut out.lines, lines, encode);
     }
 }
 
 impl Prepared {
     /// With room for so many words: rows are prepared without moving it.
     pub(crate) fn with_capacity(words: usize) -> Self {
-        Self { words: Vec::with_capacity(words), ..Self::default() }
+        Self { lines: Vec::with_capacity(words.div_ceil(LINE_WORDS)), ..Self::default() }
     }
 
     /// Words that `rows` rows of `k` values take, prepared for `dtype`.
@@ -123,8 +135,9 @@ impl Prepared {
         assert!(rows <= self.rows, "{rows} rows of {}", self.rows);
     }
 
-    pub(super) fn words(&self) -> &[u32] {
-        &self.words
+    /// The first word of a row.
+    pub(super) fn row(&self, row: usize) -> *const u32 {
+        self.lines[row * self.stride / LINE_WORDS..].as_ptr().cast()
     }
 
     /// Words from a row to the next.

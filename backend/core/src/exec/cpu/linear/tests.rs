@@ -320,6 +320,17 @@ fn a_buffer_keeps_nothing_of_its_last_use() {
 }
 
 #[test]
+fn rows_begin_with_a_cache_line() {
+    for (isa, dtype) in cases() {
+        let mut prepared = Prepared::default();
+        prepare(isa, dtype, &[1.0; 3 * 37], 3, 37, &mut prepared, &Pool::new(1));
+        for row in 0..3 {
+            assert!(prepared.row(row).addr().is_multiple_of(64), "{isa} {dtype}: row {row}");
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "prepared for another format")]
 fn activations_of_another_format_are_refused() {
     let (isa, pool) = (Isa::detect(), Pool::new(1));
