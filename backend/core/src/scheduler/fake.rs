@@ -116,8 +116,10 @@ impl Cache {
     }
 }
 
-/// An executor whose drafters are right in `percent` of their tokens. A look-up, where it is asked, finds something every
-/// other time.
+/// Tokens that wait for a head at which it reads them, asked or not.
+const MOST_WAITING: usize = 64;
+
+/// An executor whose drafters are right in `percent` of their tokens.
 pub(crate) struct Fake {
     percent: u64,
     random: u64,
@@ -127,6 +129,10 @@ pub(crate) struct Fake {
     /// How far each sequence was computed.
     remembered: BTreeMap<SequenceId, usize>,
     blocks: Option<PromptBlocks>,
+    /// How many of a hundred look-ups find something.
+    found: u64,
+    /// Whether the drafter reads what the target has computed in steps before, and one token more.
+    reads_late: bool,
     pub(crate) num_steps: u64,
 }
 
@@ -139,6 +145,8 @@ impl Fake {
             draft: drafter_caches.then(Cache::default),
             remembered: BTreeMap::new(),
             blocks: None,
+            found: 50,
+            reads_late: false,
             num_steps: 0,
         }
     }
@@ -146,6 +154,16 @@ impl Fake {
     /// Prompts are computed in these blocks.
     pub(crate) fn with_blocks(self, blocks: Option<PromptBlocks>) -> Self {
         Self { blocks, ..self }
+    }
+
+    /// So many of a hundred look-ups find something, in place of every other one.
+    pub(crate) fn finding(self, found: u64) -> Self {
+        Self { found, ..self }
+    }
+
+    /// Its drafter is a head on the target's states.
+    pub(crate) fn with_head(self) -> Self {
+        Self { reads_late: true, ..self }
     }
 
     /// Sequences that it was not told to forget.
@@ -186,7 +204,7 @@ impl Fake {
 
     /// Who drafts.
     fn source(&mut self, entry: &Entry<'_>) -> DraftSource {
-        let is_found = entry.draft_lens.lookup > 0 && self.chance(50);
+        let is_found = entry.draft_lens.lookup > 0 && self.chance(self.found);
         if is_found { DraftSource::Lookup } else { DraftSource::Model }
     }
 
@@ -213,16 +231,25 @@ impl Fake {
         self.target.check(entry.pages, &contexts[..entry.computed], "target");
         (entry.computed..end).for_each(|p| self.target.write(entry.pages, p, contexts[p]));
         let source = self.source(entry);
-        let reads = entry.speculates && source == DraftSource::Model;
+        let has_many = || entry.computed >= entry.draft_computed + MOST_WAITING;
+        let reads = match entry.speculates {
+            true => source == DraftSource::Model,
+            false => self.reads_late && entry.is_read && has_many(),
+        };
+        let read_to = match self.reads_late {
+            true if entry.computed == 0 => 0,
+            true => (entry.computed + 1).min(end),
+            false => end,
+        };
         if let Some(draft) = self.draft.as_mut().filter(|_| reads) {
             draft.check(entry.pages, &contexts[..entry.draft_computed], "draft");
-            (entry.draft_computed..end).for_each(|p| draft.write(entry.pages, p, contexts[p]));
+            (entry.draft_computed..read_to).for_each(|p| draft.write(entry.pages, p, contexts[p]));
         }
         // An executor need not know how far a drafter is that it did not run.
-        let draft_computed = match (entry.speculates, source) {
-            (true, DraftSource::Model) => end,
-            (true, DraftSource::Lookup) => entry.draft_computed,
-            (false, _) => 0,
+        let draft_computed = match (reads, entry.speculates) {
+            (true, _) => read_to,
+            (false, true) => entry.draft_computed,
+            (false, false) => 0,
         };
         let outcome = match entry.samples() {
             true => self.verify(entry, source, contexts[end - 1], draft_computed),
@@ -276,7 +303,8 @@ impl Fake {
             self.target.write(entry.pages, len + drafted + idx, SCRIBBLE);
         }
         let drafted = drafted + num_others;
-        let draft_computed = draft_computed + accepted.min(proposed.saturating_sub(1));
+        let read = if self.reads_late { 0 } else { accepted.min(proposed.saturating_sub(1)) };
+        let draft_computed = draft_computed + read;
         let (draft_passes, draft_depth) = (proposed, draft.len());
         Outcome {
             tokens,

@@ -152,6 +152,8 @@ impl Scheduler {
             // cannot be skipped. A look-up goes on without it.
             let rows = lag + self.tuner.rows_of_pass(lens.model);
             match wants_model && rows <= plan.draft_rows_left {
+                // A look-up that finds something would have the model wait once more.
+                true if falls_behind => plan.set_draft(idx, DraftLens { lookup: 0, ..lens }, rows),
                 true => plan.set_draft(idx, lens, rows),
                 false => plan.set_draft(idx, DraftLens { model: 0, ..lens }, 0),
             }
@@ -289,8 +291,9 @@ impl Scheduler {
         let (id, held, computed) = (sequence.id, sequence.pages.len(), sequence.computed);
         let (pending, given_len) = (sequence.pending(), self.given_len(sequence));
         let lag = sequence.draft_lag();
-        // A lag that no pass can make up would keep the sequence waiting for ever.
-        let speculates = sequence.is_read && lag < self.config.max_num_tokens;
+        // A lag that this step cannot make up would keep the sequence waiting, for ever beside others that draft: a head reads
+        // a prompt a step later than its target, and catches up by itself.
+        let speculates = sequence.is_read && (lag == 0 || lag < plan.draft_rows_left);
         let most = self.most_of_prompt(plan, sequence);
         let mut chunk = pending.min(plan.rows_left).min(most);
         if sequence.prompt_rows(chunk) > plan.prompt_rows_left {

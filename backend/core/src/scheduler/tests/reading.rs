@@ -1,10 +1,12 @@
 //! Which sequences a model that drafts reads, where lengths adapt.
 
 use super::world::{World, config, prompt};
+use crate::batch::LongPrompts;
 use crate::draft_len::{DraftPolicy, PassCost, Tuner};
 use crate::engine::CostTable;
 use crate::scheduler::SchedulerConfig;
-use crate::scheduler::fake::limits;
+use crate::scheduler::fake::{Fake, limits};
+use crate::sequence::Sequence;
 use std::collections::BTreeSet;
 
 /// A full page and some, whose answer is a page and a half.
@@ -106,4 +108,38 @@ fn trials_beside_long_prompts_cost_their_share_of_the_time() {
 fn a_request_without_drafts_is_never_read() {
     let mut world = adaptive(100);
     assert_eq!(serve(&mut world, 1..10, 0), 0);
+}
+
+/// A head has the target's states of a prompt a step after the target, so it is a chunk behind all along.
+#[test]
+fn a_prompt_that_a_head_reads_goes_on_beside_others_that_draft() {
+    let long_prompts = LongPrompts { rows_beside_others: 64, give_way: true };
+    let config = SchedulerConfig { max_seq_len: 512, long_prompts, ..config() };
+    let mut world = World::fixed(config);
+    world.executor = Fake::new(80, 7, true).with_head();
+    world.add(1, 250, limits(20, 4)).unwrap();
+    (0..2).for_each(|_| drop(world.step()));
+    world.add(2, 3, limits(200, 4)).unwrap();
+    (0..8).for_each(|_| drop(world.step()));
+    assert!(
+        world.texts.contains_key(&1) && !world.texts[&1].is_empty(),
+        "it waits for the other one to end"
+    );
+    world.run();
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_drafter_reads_now_and_then_where_look_ups_always_find_something() {
+    let config = SchedulerConfig { max_seq_len: 512, ..config() };
+    let most = config.max_num_tokens / 4 + config.max_draft_len;
+    let mut world = World::combined(config, DraftPolicy::Fixed, 80);
+    world.executor = Fake::new(80, 7, true).finding(100);
+    world.add(1, 3, limits(400, 4)).unwrap();
+    while !world.scheduler.is_idle() {
+        world.step();
+        let lags = world.scheduler.running.values().map(Sequence::draft_lag);
+        assert!(lags.max().unwrap_or(0) <= most, "further behind than it may be");
+    }
+    world.check_texts(&BTreeSet::new());
 }
