@@ -22,7 +22,6 @@ use spec_core::testing::cuda::{Gpu, Model, OnHost};
 use spec_emu::{Emulator, Schedule};
 use spec_emu_ptx::{Device, Kernels};
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -412,25 +411,6 @@ const MUTANTS: [Mutant; 17] = [
     },
 ];
 
-#[test]
-fn what_is_wrong_in_the_assembly_is_noticed() {
-    for mutant in &MUTANTS {
-        let Some(compiler) = compiler() else { return };
-        let Mutant { capability, file, text, replacement, notice } = *mutant;
-        let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp8);
-        let compiler = compiler.with_sources(mutated(file, text, replacement));
-        let kernels = Arc::new(Kernels::new(compiler, arch(capability)));
-        let run = || {
-            let device = device(capability, &kernels, 1);
-            in_parts(&mut on(device, &engine, Prefill::Exact), &tokens(50), &[37, 1, 5, 7])
-        };
-        let panic = catch_unwind(AssertUnwindSafe(run)).expect_err(replacement);
-        let message = panic.downcast_ref::<String>().expect("a message");
-        eprintln!("{replacement}\n    {message}");
-        assert!(message.contains(notice), "{replacement}: {message}");
-    }
-}
-
 /// The sources with a change that can be made in one place.
 fn mutated(file: &str, text: &str, replacement: &str) -> Vec<(&'static str, &'static str)> {
     let change = |(name, source): (&'static str, &'static str)| {
@@ -441,4 +421,35 @@ fn mutated(file: &str, text: &str, replacement: &str) -> Vec<(&'static str, &'st
         (name, &*source.replacen(text, replacement, 1).leak())
     };
     spec_kernels::SOURCES.iter().copied().map(change).collect()
+}
+
+/// What a change of the kernels, or of what executes their assembly, alone can break: `scripts/check-kernels` runs it.
+mod exhaustive {
+    use super::{
+        MUTANTS, Mutant, SMALL, arch, built_for, compiler, device, in_parts, mutated, on, tokens,
+    };
+    use spec_core::model::Dtype;
+    use spec_core::runtime::Prefill;
+    use spec_emu_ptx::Kernels;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Arc;
+
+    #[test]
+    fn what_is_wrong_in_the_assembly_is_noticed() {
+        for mutant in &MUTANTS {
+            let Some(compiler) = compiler() else { return };
+            let Mutant { capability, file, text, replacement, notice } = *mutant;
+            let (_dir, engine) = built_for(capability, &SMALL, Dtype::Fp8, Dtype::Fp8);
+            let compiler = compiler.with_sources(mutated(file, text, replacement));
+            let kernels = Arc::new(Kernels::new(compiler, arch(capability)));
+            let run = || {
+                let device = device(capability, &kernels, 1);
+                in_parts(&mut on(device, &engine, Prefill::Exact), &tokens(50), &[37, 1, 5, 7])
+            };
+            let panic = catch_unwind(AssertUnwindSafe(run)).expect_err(replacement);
+            let message = panic.downcast_ref::<String>().expect("a message");
+            eprintln!("{replacement}\n    {message}");
+            assert!(message.contains(notice), "{replacement}: {message}");
+        }
+    }
 }

@@ -172,7 +172,7 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
                 request.sampling.logprobs.get_or_insert(0);
             }
             let draft_len = Some(draft_len);
-            Request { draft_len, max_tokens: 60, ignore_eos: true, ..request }
+            Request { draft_len, max_tokens: 30, ignore_eos: true, ..request }
         };
         long_requests().into_iter().enumerate().map(set).collect::<Vec<_>>()
     };

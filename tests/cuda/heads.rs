@@ -367,10 +367,10 @@ pub(crate) fn assert_texts_are_those_of_plain_decoding(
         Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..running::options(Fixed) },
         Options { draft_branches: 3, ..running::options(Fixed) },
     ];
-    for options in options.iter().chain(besides) {
+    for (nth, options) in options.iter().chain(besides).enumerate() {
         let mut runtime = load_with(engine, options.clone(), Schedule::seeded(3));
-        // Pages of the first round are found in the second.
-        for round in [1, 2] {
+        // Pages of the first round are found in the second, which with one set of options is enough.
+        for round in 1..=if nth == 0 { 2 } else { 1 } {
             let done = running::run(&mut runtime, &requests);
             assert_eq!(texts(&done), alone, "round {round} of {options:?}");
             // What adapts may find that drafts do not pay here.

@@ -82,13 +82,22 @@ pub(crate) fn variants(arch: &str) -> Vec<Variant> {
     variants.into_iter().collect()
 }
 
-/// The same but for products of 16 and 32 rows, which are made as those of fewer and of more.
+/// Those of one shape but for products of 16 and 32 rows, which are made as those of fewer and of more.
 pub(crate) fn fewest_and_most_rows(arch: &str) -> BTreeSet<Variant> {
-    let is_between =
-        |(name, value): &(&str, String)| *name == "ROWS" && ["16", "32"].contains(&value.as_str());
     let mut variants = one_shape_each(arch);
-    variants.retain(|variant| variant.kernel != "gemm" || !variant.defines.iter().any(is_between));
+    variants.retain(|variant| !["16", "32"].map(Some).contains(&rows_of_product(variant)));
     variants
+}
+
+/// Whether it is no product of more rows than the fewest.
+pub(crate) fn has_fewest_rows(variant: &Variant) -> bool {
+    rows_of_product(variant).is_none_or(|rows| rows == "8")
+}
+
+/// Of a product of few rows: for how many it is compiled.
+fn rows_of_product(variant: &Variant) -> Option<&str> {
+    let rows = variant.defines.iter().find(|(name, _)| *name == "ROWS");
+    rows.filter(|_| variant.kernel == "gemm").map(|(_, rows)| rows.as_str())
 }
 
 /// Of an architecture's variants that differ in their shape alone, the first: they are made of the same instructions.

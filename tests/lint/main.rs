@@ -7,6 +7,7 @@
 mod budget;
 mod clocks;
 mod code;
+mod exhaustive;
 mod kernels;
 mod rules;
 
@@ -15,6 +16,7 @@ use code::{Listing, compiler, disassembler, in_parallel};
 use spec_build::cuda::{Compiler, Cubin};
 use spec_kernels::{ARCHS, Epilogue, Format, SOURCES, Variant, kernel_of};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// A kernel for an architecture.
@@ -27,27 +29,40 @@ fn complaint((variant, arch): &Job, what: impl std::fmt::Display) -> String {
     format!("{variant} for {arch}: {what}")
 }
 
-/// The architecture on which every shape is compiled; on the others one shape stands for all, and fewest and most rows for those
-/// between.
+/// The architecture whose kernels are predicted, and of which every number of rows is compiled.
 const WHOLE: &str = "sm_90a";
 
-/// Everything compiled, once for all tests.
+/// Kernels for an architecture, compiled on all cores.
+fn compile(
+    compiler: &Compiler,
+    variants: impl IntoIterator<Item = Variant>,
+    arch: &'static str,
+) -> Vec<(Job, Outcome)> {
+    let jobs: Vec<Job> = variants.into_iter().map(|variant| (variant, arch)).collect();
+    let compile = |(variant, arch): &Job| -> Outcome {
+        compiler.compile(arch, variant).map_err(|error| format!("{error:#}"))
+    };
+    let outcomes = in_parallel(&jobs, compile);
+    jobs.into_iter().zip(outcomes).collect()
+}
+
+/// What every run of the tests looks at, compiled once: one shape of each kernel, with fewest rows alone where single warps
+/// multiply all of them, and what is predicted.
 fn compiled(compiler: &Compiler) -> &'static [(Job, Outcome)] {
     static COMPILED: OnceLock<Vec<(Job, Outcome)>> = OnceLock::new();
     COMPILED.get_or_init(|| {
         let of_arch = |arch| {
-            let variants = match arch {
-                WHOLE => kernels::variants(arch),
-                _ => kernels::fewest_and_most_rows(arch).into_iter().collect(),
-            };
-            variants.into_iter().map(move |variant| (variant, arch))
+            let mut variants = kernels::one_shape_each(arch);
+            if arch == WHOLE {
+                let budgets = budget::of_table();
+                let all = kernels::variants(arch).into_iter();
+                variants.extend(all.filter(|v| budgets.contains_key(&v.to_string())));
+            } else {
+                variants.retain(kernels::has_fewest_rows);
+            }
+            compile(compiler, variants, arch)
         };
-        let jobs: Vec<Job> = ARCHS.into_iter().flat_map(of_arch).collect();
-        let compile = |(variant, arch): &Job| -> Outcome {
-            compiler.compile(arch, variant).map_err(|error| format!("{error:#}"))
-        };
-        let outcomes = in_parallel(&jobs, compile);
-        jobs.into_iter().zip(outcomes).collect()
+        ARCHS.into_iter().flat_map(of_arch).collect()
     })
 }
 
@@ -55,12 +70,11 @@ fn assert_none(complaints: Vec<String>) {
     assert!(complaints.is_empty(), "{} complaints:\n{}", complaints.len(), complaints.join("\n"));
 }
 
-#[test]
-fn kernels_keep_to_their_registers_and_have_no_stack() {
-    let Some(compiler) = compiler() else { return };
+/// Kernels keep to their registers and have no stack.
+fn assert_resources(compiled: &[(Job, Outcome)]) {
     let mut most = BTreeMap::new();
     let mut complaints = Vec::new();
-    for (job @ (variant, arch), outcome) in compiled(&compiler) {
+    for (job @ (variant, arch), outcome) in compiled {
         let kernel = outcome.as_ref().map_err(String::clone).and_then(|cubin| {
             let kernel = Cubin::parse(cubin).and_then(|cubin| cubin.kernel(variant.kernel));
             kernel.map_err(|error| format!("{error:#}"))
@@ -78,21 +92,37 @@ fn kernels_keep_to_their_registers_and_have_no_stack() {
     assert_none(complaints);
 }
 
+/// Kernels are made of the instructions that they were written for.
+fn assert_instructions<'a>(
+    disassembler: &Path,
+    compiled: impl IntoIterator<Item = &'a (Job, Outcome)>,
+) {
+    let check = |(job, outcome): &&(Job, Outcome)| {
+        // What looks at resources reports what does not compile.
+        let cubin = outcome.as_ref().ok()?;
+        let listing = Listing::of(disassembler, cubin);
+        let complaints = rules::check_instructions(&job.0, job.1, &listing);
+        (!complaints.is_empty()).then(|| complaint(job, complaints.join(", ")))
+    };
+    let jobs: Vec<_> = compiled.into_iter().collect();
+    assert_none(in_parallel(&jobs, check).into_iter().flatten().collect());
+}
+
+#[test]
+fn kernels_keep_to_their_registers_and_have_no_stack() {
+    let Some(compiler) = compiler() else { return };
+    assert_resources(compiled(&compiler));
+}
+
 #[test]
 fn kernels_are_made_of_the_instructions_that_they_were_written_for() {
     let Some(compiler) = compiler() else { return };
     let Some(disassembler) = disassembler(&compiler) else { return };
+    // Those of one shape are those of any.
     let representative = kernels::one_shape_each(WHOLE);
     let is_checked = |(variant, arch): &Job| *arch != WHOLE || representative.contains(variant);
-    let jobs: Vec<_> = compiled(&compiler).iter().filter(|(job, _)| is_checked(job)).collect();
-    let check = |(job, outcome): &&(Job, Outcome)| {
-        // The other test reports what does not compile.
-        let cubin = outcome.as_ref().ok()?;
-        let listing = Listing::of(&disassembler, cubin);
-        let complaints = rules::check_instructions(&job.0, job.1, &listing);
-        (!complaints.is_empty()).then(|| complaint(job, complaints.join(", ")))
-    };
-    assert_none(in_parallel(&jobs, check).into_iter().flatten().collect());
+    let jobs = compiled(&compiler).iter().filter(|(job, _)| is_checked(job));
+    assert_instructions(&disassembler, jobs);
 }
 
 /// What they are predicted to be is what they stay, until somebody writes down that they have become faster.

@@ -2,12 +2,9 @@
 //! machine stops the kernel, or the race detector finds a race. With all of them there is none.
 
 use crate::chain::{Chain, Size};
-use crate::mutant::{
-    AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, MANY_MUTANTS, MOST_MUTANTS, Mutant,
-    STREAM_MUTANTS, Setup,
-};
+use crate::mutant::{Found, Setup};
 use crate::run::Arch;
-use spec_emu::{Mutation, Options, Program, Schedule};
+use spec_emu::{Options, Program, Schedule};
 use spec_kernels::{Epilogue, Format};
 
 /// Whose code is broken, and the rows that it is compiled for and runs with.
@@ -91,58 +88,6 @@ fn find(program: &Program, setup: Setup, kind: Kind, seeds: u64) -> Option<(Foun
     })
 }
 
-fn all_are_found(mutants: &[Mutant], kind: Kind, by: impl Fn(Found) -> bool) {
-    for mutant in mutants.iter().filter(|mutant| by(mutant.found)) {
-        let Mutant { name, setup, file, text, replacement, .. } = *mutant;
-        let races = mutant.found == Found::Race;
-        let mutation = Some(Mutation { file, text, replacement });
-        let program = build(setup, kind, &Options { races, mutation });
-        let found = find(&program, setup, kind, if races { 3 } else { 30 });
-        let way = found.as_ref().map(|(way, _)| *way);
-        assert_eq!(way, Some(mutant.found), "{name}: {found:?}");
-    }
-}
-
-#[test]
-fn what_keeps_results_right_is_needed() {
-    all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found != Found::Race);
-}
-
-#[test]
-fn what_orders_memory_is_needed() {
-    all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found == Found::Race);
-}
-
-#[test]
-fn what_orders_copies_and_chunks_is_needed() {
-    all_are_found(&AMPERE_MUTANTS, AMPERE, |_| true);
-}
-
-#[test]
-fn what_keeps_results_of_warpgroups_right_is_needed() {
-    all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found != Found::Race);
-}
-
-#[test]
-fn what_orders_memory_for_warpgroups_is_needed() {
-    all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found == Found::Race);
-}
-
-#[test]
-fn what_rows_that_stream_in_need_is_needed() {
-    all_are_found(&STREAM_MUTANTS, STREAMED, |_| true);
-}
-
-#[test]
-fn what_rows_that_are_asked_for_need_is_needed() {
-    all_are_found(&MANY_MUTANTS, MANY, |_| true);
-}
-
-#[test]
-fn what_most_rows_need_is_needed() {
-    all_are_found(&MOST_MUTANTS, MOST, |_| true);
-}
-
 fn assert_no_race(kind: Kind) {
     let options = Options { races: true, mutation: None };
     for setup in [Setup::Short, Setup::Long, Setup::Sum, Setup::Head] {
@@ -174,4 +119,66 @@ fn the_kernel_with_rows_that_stream_in_has_no_race() {
 #[test]
 fn the_kernel_with_rows_that_are_asked_for_has_no_race() {
     assert_no_race(MANY);
+}
+
+/// What a change of the kernels or of the emulator alone can break: `scripts/check-kernels` runs it.
+mod exhaustive {
+    use super::{AMPERE, BLACKWELL, HOPPER, Kind, MANY, MOST, STREAMED, build, find};
+    use crate::mutant::{
+        AMPERE_MUTANTS, BLACKWELL_MUTANTS, Found, HOPPER_MUTANTS, MANY_MUTANTS, MOST_MUTANTS,
+        Mutant, STREAM_MUTANTS,
+    };
+    use spec_emu::{Mutation, Options};
+
+    fn all_are_found(mutants: &[Mutant], kind: Kind, by: impl Fn(Found) -> bool) {
+        for mutant in mutants.iter().filter(|mutant| by(mutant.found)) {
+            let Mutant { name, setup, file, text, replacement, .. } = *mutant;
+            let races = mutant.found == Found::Race;
+            let mutation = Some(Mutation { file, text, replacement });
+            let program = build(setup, kind, &Options { races, mutation });
+            let found = find(&program, setup, kind, if races { 3 } else { 30 });
+            let way = found.as_ref().map(|(way, _)| *way);
+            assert_eq!(way, Some(mutant.found), "{name}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn what_keeps_results_right_is_needed() {
+        all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found != Found::Race);
+    }
+
+    #[test]
+    fn what_orders_memory_is_needed() {
+        all_are_found(&BLACKWELL_MUTANTS, BLACKWELL, |found| found == Found::Race);
+    }
+
+    #[test]
+    fn what_orders_copies_and_chunks_is_needed() {
+        all_are_found(&AMPERE_MUTANTS, AMPERE, |_| true);
+    }
+
+    #[test]
+    fn what_keeps_results_of_warpgroups_right_is_needed() {
+        all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found != Found::Race);
+    }
+
+    #[test]
+    fn what_orders_memory_for_warpgroups_is_needed() {
+        all_are_found(&HOPPER_MUTANTS, HOPPER, |found| found == Found::Race);
+    }
+
+    #[test]
+    fn what_rows_that_stream_in_need_is_needed() {
+        all_are_found(&STREAM_MUTANTS, STREAMED, |_| true);
+    }
+
+    #[test]
+    fn what_rows_that_are_asked_for_need_is_needed() {
+        all_are_found(&MANY_MUTANTS, MANY, |_| true);
+    }
+
+    #[test]
+    fn what_most_rows_need_is_needed() {
+        all_are_found(&MOST_MUTANTS, MOST, |_| true);
+    }
 }

@@ -55,47 +55,6 @@ fn nothing_races() {
 }
 
 #[test]
-fn missing_waits_are_noticed() {
-    for (file, text) in WAITS {
-        let (_, replacement) = text.split_once('\n').unwrap();
-        let error = first_error(&watched(Some(Mutation { file, text, replacement })));
-        let error = error.unwrap_or_else(|| panic!("{file} without the first line of {text}"));
-        let is_named = ["race:", "without grid_wait"].iter().any(|name| error.contains(name));
-        assert!(is_named, "{file}, {text}: {error}");
-    }
-}
-
-#[test]
-fn unchecked_short_cuts_are_noticed() {
-    let checks = [
-        (
-            "sample/race.cuh",
-            "best.id != NO_TOKEN && best.score",
-            "best.id != NO_TOKEN || best.score",
-        ),
-        ("sample/sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
-        ("sample/sample.cu", "if (drawn[idx] == id)", "if (drawn[idx] == id + 1)"),
-        ("sample/sample.cu", "idx == s.fork_depth ?", "idx == 0 ?"),
-        ("sample/sample.cu", "idx == s.fork_depth ?", "idx >= s.fork_depth ?"),
-        ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
-        ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
-        // A row that has run must not run again, and the next one must.
-        ("step/rows.cu", "s.len == 0 || s.has_run ?", "s.len == 0 ?"),
-        ("step/accept.cu", "    s.has_run = 0;\n", ""),
-        // What masks left in the drafter's cache is no draft's.
-        ("step/accept.cu", "params.draft_cache == CACHE_OF_DRAFTS && s", "s"),
-    ];
-    for (file, text, replacement) in checks {
-        let options =
-            Options { races: false, mutation: Some(Mutation { file, text, replacement }) };
-        let program = Program::build(&["rows", "sample_small", "accept"], &options).unwrap();
-        let run = Run { program: Some(&program), ..Run::SMALL };
-        let is_noticed = |seed| random_step(seed, &VOCABS[5..], 12, run).is_err();
-        assert!((5_000..5_200).any(is_noticed), "{file}: {text}");
-    }
-}
-
-#[test]
 fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     let params = SamplingParams { temperature: 1.0, ..Default::default() };
     let p_value = |mutation| {
@@ -117,5 +76,52 @@ fn wrong_rules_fail_the_test_that_the_right_one_passes() {
     for (name, text, replacement) in rules {
         let p = p_value(Some(Mutation { file: "sample/sample.cu", text, replacement }));
         assert!(p < ALPHA, "{name} went unnoticed: p = {p}");
+    }
+}
+
+/// What a change of the kernels or of the emulator alone can break: `scripts/check-kernels` runs it.
+mod exhaustive {
+    use super::{Run, VOCABS, WAITS, first_error, random_step, watched};
+    use spec_emu::{Mutation, Options, Program};
+
+    #[test]
+    fn missing_waits_are_noticed() {
+        for (file, text) in WAITS {
+            let (_, replacement) = text.split_once('\n').unwrap();
+            let error = first_error(&watched(Some(Mutation { file, text, replacement })));
+            let error = error.unwrap_or_else(|| panic!("{file} without the first line of {text}"));
+            let is_named = ["race:", "without grid_wait"].iter().any(|name| error.contains(name));
+            assert!(is_named, "{file}, {text}: {error}");
+        }
+    }
+
+    #[test]
+    fn unchecked_short_cuts_are_noticed() {
+        let checks = [
+            (
+                "sample/race.cuh",
+                "best.id != NO_TOKEN && best.score",
+                "best.id != NO_TOKEN || best.score",
+            ),
+            ("sample/sample.cu", "if (best.score == guess)", "if (best.score <= 1e30)"),
+            ("sample/sample.cu", "if (drawn[idx] == id)", "if (drawn[idx] == id + 1)"),
+            ("sample/sample.cu", "idx == s.fork_depth ?", "idx == 0 ?"),
+            ("sample/sample.cu", "idx == s.fork_depth ?", "idx >= s.fork_depth ?"),
+            ("sample/list.cuh", "score == last.score && id > last.id", "score == last.score"),
+            ("sample/truncate.cuh", "FLOOR_SLACK = 0.99", "FLOOR_SLACK = 9.0"),
+            // A row that has run must not run again, and the next one must.
+            ("step/rows.cu", "s.len == 0 || s.has_run ?", "s.len == 0 ?"),
+            ("step/accept.cu", "    s.has_run = 0;\n", ""),
+            // What masks left in the drafter's cache is no draft's.
+            ("step/accept.cu", "params.draft_cache == CACHE_OF_DRAFTS && s", "s"),
+        ];
+        for (file, text, replacement) in checks {
+            let options =
+                Options { races: false, mutation: Some(Mutation { file, text, replacement }) };
+            let program = Program::build(&["rows", "sample_small", "accept"], &options).unwrap();
+            let run = Run { program: Some(&program), ..Run::SMALL };
+            let is_noticed = |seed| random_step(seed, &VOCABS[5..], 12, run).is_err();
+            assert!((5_000..5_200).any(is_noticed), "{file}: {text}");
+        }
     }
 }

@@ -137,147 +137,155 @@ fn the_product_as_it_is_has_no_race() {
 }
 
 const PRODUCT: &str = "prefill/multiply.cu";
-const OUTPUTS: &str = "prefill/outputs.cuh";
 
-#[test]
-fn what_keeps_the_threads_of_the_product_in_order_is_needed() {
-    for (name, epilogue, file, text, replacement) in [
-        (
-            "a stage is filled while it is read",
-            Epilogue::Raw,
-            PRODUCT,
-            "                mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n",
-            "",
-        ),
-        (
-            "a stage is read before it is there",
-            Epilogue::Raw,
-            PRODUCT,
-            "        mbar_wait(&ring.full[at.stage], at.parity);\n",
-            "",
-        ),
-        (
-            "a stage is given back while its products run",
-            Epilogue::Raw,
-            PRODUCT,
-            "            warpgroup_wait<1>();\n",
-            "",
-        ),
-        (
-            "sums are stored while products run",
-            Epilogue::Raw,
-            PRODUCT,
-            "    warpgroup_wait<0>();\n",
-            "    warpgroup_wait<1>();\n",
-        ),
-        (
-            "barriers are used before they are there",
-            Epilogue::Raw,
-            PRODUCT,
-            "    // Behind this the barriers of all CTAs are there.\n    cluster_sync();\n",
-            "",
-        ),
-        (
-            "a CTA ends before others have given back its ring",
-            Epilogue::Raw,
-            PRODUCT,
-            "        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n    }\n}\n",
-            "    }\n}\n",
-        ),
-        (
-            "a stage is filled while another CTA reads it",
-            Epilogue::Raw,
-            PRODUCT,
-            "mbar_arrive_at(&ring.empty[at.stage], lane_index());",
-            "mbar_arrive_at(&ring.empty[at.stage], cluster_rank());",
-        ),
-        (
-            "rows do not come to the whole cluster",
-            Epilogue::Raw,
-            PRODUCT,
-            "bulk_copy_to_cluster<CLUSTER>",
-            "bulk_copy_to_cluster<1>",
-        ),
-        (
-            "a unit of rows is another's",
-            Epilogue::Raw,
-            PRODUCT,
-            "tile.places * ROW_UNITS + own",
-            "tile.places * ROW_UNITS + i",
-        ),
-        (
-            "all CTAs have the same outputs",
-            Epilogue::Raw,
-            PRODUCT,
-            "(tile.outputs * CLUSTER + cluster_rank())",
-            "(tile.outputs * CLUSTER)",
-        ),
-        (
-            "both tiles of a pair are the first",
-            Epilogue::Raw,
-            PRODUCT,
-            "minimum(first_output_tile(tile) + i, order.outputs - 1)",
-            "minimum(first_output_tile(tile), order.outputs - 1)",
-        ),
-        (
-            "outputs that there are not are stored",
-            Epilogue::Raw,
-            OUTPUTS,
-            "if (tile * UNIT_OUTPUTS >= stride) {",
-            "if (false) {",
-        ),
-        (
-            "scales of outputs are those of the first tile",
-            Epilogue::Residual,
-            OUTPUTS,
-            "tile * UNIT_OUTPUTS + first_output(own) : 0",
-            "first_output(own) : 0",
-        ),
-        (
-            "scales are used before they are told",
-            Epilogue::SwiGlu,
-            OUTPUTS,
-            "        }\n        warpgroup_barrier(own);\n    }\n}\n",
-            "        }\n    }\n}\n",
-        ),
-        (
-            "squares are added up before they are there",
-            Epilogue::Residual,
-            OUTPUTS,
-            "            warpgroup_barrier(own);\n            add_squares_of",
-            "            add_squares_of",
-        ),
-        (
-            "squares are replaced while they are added up",
-            Epilogue::Residual,
-            OUTPUTS,
-            "            // The next places' go there.\n            warpgroup_barrier(own);\n",
-            "",
-        ),
-        (
-            "squares lack lanes",
-            Epilogue::Residual,
-            OUTPUTS,
-            "sum_of_lanes<ADDING>",
-            "sum_of_lanes<1>",
-        ),
-        (
-            "what others tell is read before it is there",
-            Epilogue::SwiGlu,
-            OUTPUTS,
-            "        warpgroup_barrier(own);\n        UNROLL",
-            "        UNROLL",
-        ),
-        (
-            "what others tell is replaced before it is read",
-            Epilogue::SwiGlu,
-            OUTPUTS,
-            "        // The next places go there.\n        warpgroup_barrier(own);\n",
-            "",
-        ),
-    ] {
-        let mutation = Some(Mutation { file, text, replacement });
-        let found = find(epilogue, 128, &Options { races: true, mutation });
-        assert!(found.is_some(), "{name} is not found out");
+/// What a change of the kernels or of the emulator alone can break: `scripts/check-kernels` runs it.
+mod exhaustive {
+    use super::{PRODUCT, find};
+    use spec_emu::{Mutation, Options};
+    use spec_kernels::Epilogue;
+
+    const OUTPUTS: &str = "prefill/outputs.cuh";
+
+    #[test]
+    fn what_keeps_the_threads_of_the_product_in_order_is_needed() {
+        for (name, epilogue, file, text, replacement) in [
+            (
+                "a stage is filled while it is read",
+                Epilogue::Raw,
+                PRODUCT,
+                "                mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n",
+                "",
+            ),
+            (
+                "a stage is read before it is there",
+                Epilogue::Raw,
+                PRODUCT,
+                "        mbar_wait(&ring.full[at.stage], at.parity);\n",
+                "",
+            ),
+            (
+                "a stage is given back while its products run",
+                Epilogue::Raw,
+                PRODUCT,
+                "            warpgroup_wait<1>();\n",
+                "",
+            ),
+            (
+                "sums are stored while products run",
+                Epilogue::Raw,
+                PRODUCT,
+                "    warpgroup_wait<0>();\n",
+                "    warpgroup_wait<1>();\n",
+            ),
+            (
+                "barriers are used before they are there",
+                Epilogue::Raw,
+                PRODUCT,
+                "    // Behind this the barriers of all CTAs are there.\n    cluster_sync();\n",
+                "",
+            ),
+            (
+                "a CTA ends before others have given back its ring",
+                Epilogue::Raw,
+                PRODUCT,
+                "        mbar_wait(&ring.empty[at.stage], at.parity ^ 1);\n    }\n}\n",
+                "    }\n}\n",
+            ),
+            (
+                "a stage is filled while another CTA reads it",
+                Epilogue::Raw,
+                PRODUCT,
+                "mbar_arrive_at(&ring.empty[at.stage], lane_index());",
+                "mbar_arrive_at(&ring.empty[at.stage], cluster_rank());",
+            ),
+            (
+                "rows do not come to the whole cluster",
+                Epilogue::Raw,
+                PRODUCT,
+                "bulk_copy_to_cluster<CLUSTER>",
+                "bulk_copy_to_cluster<1>",
+            ),
+            (
+                "a unit of rows is another's",
+                Epilogue::Raw,
+                PRODUCT,
+                "tile.places * ROW_UNITS + own",
+                "tile.places * ROW_UNITS + i",
+            ),
+            (
+                "all CTAs have the same outputs",
+                Epilogue::Raw,
+                PRODUCT,
+                "(tile.outputs * CLUSTER + cluster_rank())",
+                "(tile.outputs * CLUSTER)",
+            ),
+            (
+                "both tiles of a pair are the first",
+                Epilogue::Raw,
+                PRODUCT,
+                "minimum(first_output_tile(tile) + i, order.outputs - 1)",
+                "minimum(first_output_tile(tile), order.outputs - 1)",
+            ),
+            (
+                "outputs that there are not are stored",
+                Epilogue::Raw,
+                OUTPUTS,
+                "if (tile * UNIT_OUTPUTS >= stride) {",
+                "if (false) {",
+            ),
+            (
+                "scales of outputs are those of the first tile",
+                Epilogue::Residual,
+                OUTPUTS,
+                "tile * UNIT_OUTPUTS + first_output(own) : 0",
+                "first_output(own) : 0",
+            ),
+            (
+                "scales are used before they are told",
+                Epilogue::SwiGlu,
+                OUTPUTS,
+                "        }\n        warpgroup_barrier(own);\n    }\n}\n",
+                "        }\n    }\n}\n",
+            ),
+            (
+                "squares are added up before they are there",
+                Epilogue::Residual,
+                OUTPUTS,
+                "            warpgroup_barrier(own);\n            add_squares_of",
+                "            add_squares_of",
+            ),
+            (
+                "squares are replaced while they are added up",
+                Epilogue::Residual,
+                OUTPUTS,
+                "            // The next places' go there.\n            warpgroup_barrier(own);\n",
+                "",
+            ),
+            (
+                "squares lack lanes",
+                Epilogue::Residual,
+                OUTPUTS,
+                "sum_of_lanes<ADDING>",
+                "sum_of_lanes<1>",
+            ),
+            (
+                "what others tell is read before it is there",
+                Epilogue::SwiGlu,
+                OUTPUTS,
+                "        warpgroup_barrier(own);\n        UNROLL",
+                "        UNROLL",
+            ),
+            (
+                "what others tell is replaced before it is read",
+                Epilogue::SwiGlu,
+                OUTPUTS,
+                "        // The next places go there.\n        warpgroup_barrier(own);\n",
+                "",
+            ),
+        ] {
+            let mutation = Some(Mutation { file, text, replacement });
+            let found = find(epilogue, 128, &Options { races: true, mutation });
+            assert!(found.is_some(), "{name} is not found out");
+        }
     }
 }
