@@ -80,8 +80,11 @@ fn find(
     folder: &Path,
     texts: &[Vec<u32>],
 ) -> Result<KvScales> {
+    // Keys and values do not depend on which tokens have logits.
+    let checkpoint = &checkpoint.with_all_logits();
     let manifest = Manifest {
         device: Device::Cpu,
+        model: checkpoint.config.clone(),
         role: Role::Target,
         drafter: DrafterKind::None,
         target: None,

@@ -13,7 +13,7 @@ use crate::folder::{
 use crate::skip;
 use crate::staging::Staging;
 use anyhow::{Context, Result, ensure};
-use spec_core::engine::{DrafterKind, Limits, Manifest, Precision, Role, commit_pair};
+use spec_core::engine::{Device, DrafterKind, Limits, Manifest, Precision, Role, commit_pair};
 use spec_core::model::Dtype;
 use spec_core::runtime::{DRAFT_FILE, ModelFolder};
 use std::fs;
@@ -42,6 +42,12 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
         | DraftSource::Suffix { .. }
         | DraftSource::Skip(_) => None,
     };
+    let said = [
+        ("--draft-dtype", args.draft_dtype.is_some()),
+        ("--draft-head-dtype", args.head_dtype.is_some()),
+        ("--draft-device", args.draft_device.is_some()),
+    ];
+    folder::check_model_drafts(draft.as_ref(), &said)?;
     skip::check(&args.skip, &args.draft)?;
     let kept = folder::draft_only(args.draft_vocab.as_ref(), draft.as_mut())?;
     if let (Some(kept), false) = (kept, args.quiet) {
@@ -53,7 +59,11 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
     let staging = Staging::create(&model_dir)?;
     let tokenizer = folder::write_tokenizer(target.tokenizer(), staging.path())?;
     let maker = EngineMaker {
-        kernels: Kernels::new([&draft_device; 2], args.cuda_lib.as_deref())?,
+        // What needs no model of its own has code already.
+        kernels: Kernels::new(
+            [draft.as_ref().map_or(&Device::Cpu, |_| &draft_device); 2],
+            args.cuda_lib.as_deref(),
+        )?,
         quiet: args.quiet,
         folder: staging.path(),
     };
@@ -92,8 +102,8 @@ pub fn draft(args: &DraftArgs) -> Result<()> {
                 draft_device,
                 precision,
                 limits,
-                tokenizer.hash(),
-            );
+                Some(&tokenizer),
+            )?;
             let sealed = maker
                 .make(&draft, manifest, args.kv_calibration.as_ref(), &tokenizer)
                 .context("building the draft")?;

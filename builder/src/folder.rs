@@ -55,14 +55,14 @@ pub fn build(args: &BuildArgs) -> Result<()> {
         folder: staging.path(),
     };
     if let DraftSource::Skip(source) = &args.model.draft {
-        let manifest = plan.manifest(&plan.target, Role::Target, tokenizer.hash());
+        let manifest = plan.manifest(&plan.target, Role::Target, Some(&tokenizer))?;
         let (args, target) = (&args.model.skip, &plan.target);
         let layers = skip::of_checkpoint(source, args, target, &manifest, &tokenizer, &maker)?;
         plan.drafter = DrafterKind::Skip { layers, costs: None };
     }
     let calibration = args.model.kv_calibration.as_ref();
     let make = |checkpoint: &Checkpoint, role| -> Result<Sealed> {
-        let manifest = plan.manifest(checkpoint, role, tokenizer.hash());
+        let manifest = plan.manifest(checkpoint, role, Some(&tokenizer))?;
         maker.make(checkpoint, manifest, calibration, &tokenizer)
     };
     let target = make(&plan.target, Role::Target).context("building the target")?;
@@ -205,10 +205,12 @@ impl Plan {
             formats(args.dtype, args.head_dtype, &device)?,
             formats(draft_dtype, draft_head, &draft_device)?,
         );
-        ensure!(
-            args.draft_head_dtype.is_none() || draft.is_some(),
-            "--draft-head-dtype: no model drafts"
-        );
+        let said = [
+            ("--draft-dtype", args.draft_dtype.is_some()),
+            ("--draft-head-dtype", args.draft_head_dtype.is_some()),
+            ("--draft-device", args.draft_device.is_some()),
+        ];
+        check_model_drafts(draft.as_ref(), &said)?;
         if let Some(draft) = &draft {
             draft_precision.kv = draft_kv(draft, draft_precision.kv);
         }
@@ -243,17 +245,22 @@ impl Plan {
         }
     }
 
-    /// The manifest of one of the engines; its sections follow from model and precision.
-    pub fn manifest(&self, checkpoint: &Checkpoint, role: Role, tokenizer_hash: &str) -> Manifest {
+    /// The manifest of one of the engines; its sections follow from model and precision. A plan has no tokenizer.
+    pub fn manifest(
+        &self,
+        checkpoint: &Checkpoint,
+        role: Role,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<Manifest> {
         let (device, limits) = (self.device_of(role).clone(), self.limits.clone());
         match role {
-            Role::Target => Manifest {
+            Role::Target => Ok(Manifest {
                 drafter: self.drafter.clone(),
-                ..manifest(checkpoint, role, device, self.precision.clone(), limits, tokenizer_hash)
-            },
+                ..manifest(checkpoint, role, device, self.precision.clone(), limits, tokenizer)?
+            }),
             Role::Draft => {
                 let precision = self.draft_precision.clone();
-                manifest(checkpoint, role, device, precision, limits, tokenizer_hash)
+                manifest(checkpoint, role, device, precision, limits, tokenizer)
             }
         }
     }
@@ -266,10 +273,10 @@ pub(crate) fn manifest(
     device: Device,
     precision: Precision,
     limits: Limits,
-    tokenizer_hash: &str,
-) -> Manifest {
-    let generation = &checkpoint.generation;
-    Manifest {
+    tokenizer: Option<&Tokenizer>,
+) -> Result<Manifest> {
+    let bos_token = tokenizer.map(Tokenizer::prompt_bos).transpose()?.flatten();
+    Ok(Manifest {
         builder: concat!("spec-build ", env!("CARGO_PKG_VERSION")).into(),
         kernels: spec_kernels::HASH.into(),
         device,
@@ -281,13 +288,21 @@ pub(crate) fn manifest(
         model: checkpoint.config.clone(),
         precision,
         limits,
-        tokenizer: tokenizer_hash.into(),
-        end_tokens: generation.end_tokens.clone(),
-        bos_token: generation.bos_token.filter(|_| generation.add_bos == Some(true)),
+        tokenizer: tokenizer.map_or("", Tokenizer::hash).into(),
+        end_tokens: checkpoint.generation.end_tokens.clone(),
+        bos_token,
         kv_scales: None,
         costs: None,
         sections: Vec::new(),
+    })
+}
+
+/// Refuses options about a drafting model, of those that were said, where there is none.
+pub(crate) fn check_model_drafts(draft: Option<&Checkpoint>, said: &[(&str, bool)]) -> Result<()> {
+    for (option, is_said) in said {
+        ensure!(!is_said || draft.is_some(), "{option}: no model drafts");
     }
+    Ok(())
 }
 
 /// Has a drafting model draft some tokens alone, where that was asked for.

@@ -1,7 +1,7 @@
 //! Whether a drafter's tokens mean the same to the target.
 //!
 //! Draft tokens are passed as ids, so both tokenizers must give every id the same token. Rows of
-//! the embeddings behind the last real token are padding and may differ in number.
+//! the embeddings behind the last real token are padding and may differ in number; which tokens are special is the target's to say.
 
 use anyhow::{Result, bail, ensure};
 use spec_core::tokenizer::Tokenizer;
@@ -31,12 +31,6 @@ pub fn check_pair(
                 target.vocab_size(),
                 draft.vocab_size(),
             );
-        }
-        if target.is_special(id) != draft.is_special(id) {
-            let (is, not) =
-                if target.is_special(id) { ("target", "draft") } else { ("draft", "target") };
-            let token = shown(ours);
-            bail!("token {id} {token} is special in the {is} and not in the {not}");
         }
     }
     Ok(())
@@ -101,14 +95,12 @@ mod tests {
         assert!(refusal(&short, &long).contains("missing in the target and \"<y>\" in the draft"));
     }
 
+    /// GGUF files call more tokens special than the checkpoints that they are made of.
     #[test]
-    fn a_token_that_is_special_on_one_side_only_is_refused() {
+    fn a_token_may_be_special_on_one_side_only() {
         let tokens: Vec<String> = ["a", "b", "ab", "<x>"].map(String::from).into();
         let user_defined = build(tokens, vec![1, 1, 1, 4]);
-        assert_eq!(
-            refusal(&tokenizer(&["<x>"]), &user_defined),
-            "token 3 \"<x>\" is special in the target and not in the draft"
-        );
+        check_pair(&tokenizer(&["<x>"]), &user_defined, 100, 100).expect("is a pair");
     }
 
     #[test]

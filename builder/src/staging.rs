@@ -33,7 +33,8 @@ impl Staging {
         let path = model.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&path).with_context(context)?;
         let lock = File::open(&path).with_context(context)?;
-        lock.lock().with_context(context)?;
+        // Where a file system has no locks, only a build beside this one can take it for a leftover.
+        let _ = lock.lock();
         Ok(Self { model: model.to_path_buf(), path, is_first, _lock: lock })
     }
 
@@ -48,14 +49,17 @@ impl Staging {
             File::open(entry?.path())?.sync_all()?;
         }
         File::open(&self.path)?.sync_all()?;
-        write_whole(&self.model.join("config.pbtxt"), config.as_bytes())?;
         let place = self.model.join(version);
-        let moved = if place.exists() {
-            exchange(&self.path, &place)
+        let write_config = || write_whole(&self.model.join("config.pbtxt"), config.as_bytes());
+        let moving = || format!("moving the new version to {}", place.display());
+        if place.exists() {
+            replace(&self.path, &place, exchange).with_context(moving)?;
+            write_config()?;
         } else {
-            fs::rename(&self.path, &place)
-        };
-        moved.with_context(|| format!("moving the new version to {}", place.display()))?;
+            // A server that looks finds no version without a config.
+            write_config()?;
+            fs::rename(&self.path, &place).with_context(moving)?;
+        }
         Ok(File::open(&self.model)?.sync_all()?)
     }
 }
@@ -94,6 +98,32 @@ fn remove_leftovers(model: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Puts `new` where `old` is, which is then where `new` was: in one step where the file system can do that, else in three.
+fn replace(
+    new: &Path,
+    old: &Path,
+    exchange: impl Fn(&Path, &Path) -> io::Result<()>,
+) -> io::Result<()> {
+    match exchange(new, old) {
+        // As on NFS.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)
+            ) =>
+        {
+            let aside = new.with_extension("replaced");
+            fs::rename(old, &aside)?;
+            if let Err(error) = fs::rename(new, old) {
+                fs::rename(&aside, old)?;
+                return Err(error);
+            }
+            fs::rename(&aside, new)
+        }
+        exchanged => exchanged,
+    }
 }
 
 /// Swaps two folders in one step.
@@ -139,6 +169,24 @@ mod tests {
         version_with(&model, "new").unwrap();
         assert_eq!(fs::read_to_string(model.join("1/file")).unwrap(), "new");
         assert_eq!(names(&model), ["1", "config.pbtxt"]);
+    }
+
+    #[test]
+    fn where_folders_cannot_be_swapped_they_are_moved() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["old", "new"] {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join("file"), name).unwrap();
+        }
+        let error = |code| move |_: &Path, _: &Path| Err(io::Error::from_raw_os_error(code));
+        let refused = replace(&path("new"), &path("old"), error(libc::EACCES)).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+        replace(&path("new"), &path("old"), error(libc::EINVAL)).unwrap();
+        for (name, text) in [("old", "new"), ("new", "old")] {
+            assert_eq!(fs::read_to_string(path(name).join("file")).unwrap(), text);
+        }
+        assert_eq!(names(dir.path()), ["new", "old"]);
     }
 
     #[test]

@@ -53,11 +53,13 @@ fn a_drafters_head_may_have_a_format_of_its_own() {
         let shown = succeeds(&["inspect".as_ref(), model.join("1").join(file).as_os_str()]);
         assert!(shown.contains(&format!("embedding and {head},")), "{file}: {shown}");
     }
-    let options = ["--draft", "ngram", "--draft-head-dtype", "fp8"];
-    refused(
-        &build_args(&checkpoint, &path("other"), &options),
-        &["--draft-head-dtype", "no model"],
-    );
+    for (option, value) in
+        [("--draft-head-dtype", "fp8"), ("--draft-dtype", "fp8"), ("--draft-device", "cpu")]
+    {
+        let options = ["--draft", "ngram", option, value];
+        refused(&build_args(&checkpoint, &path("other"), &options), &[option, "no model"]);
+        refused(&args(&model, "ngram", &[option, value]), &[option, "no model"]);
+    }
 }
 
 #[test]
@@ -75,6 +77,10 @@ fn a_drafter_may_draft_some_tokens_alone() {
     }
     succeeds(&["verify".as_ref(), model.as_os_str()]);
     succeeds(&["try", model.to_str().unwrap(), "--prompt-ids", "3,4,5", "--max-tokens", "9"]);
+    // Scales of its keys and values are found with all of its tokens.
+    let scaled = ["--draft", draft, "--draft-vocab", "9", "--kv-dtype", "fp8"];
+    succeeds(&build_args(&checkpoint, &path("scaled"), &scaled));
+    succeeds(&["verify".as_ref(), path("scaled").as_os_str()]);
 
     let text = path("text.txt");
     fs::write(&text, "").unwrap();

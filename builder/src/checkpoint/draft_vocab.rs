@@ -28,4 +28,24 @@ impl Checkpoint {
         self.tensors.insert(names::VOCAB_MAP.into(), map);
         Ok(())
     }
+
+    /// The model as it was before it drafted some tokens alone.
+    pub(crate) fn with_all_logits(&self) -> Self {
+        let mut whole = Self {
+            config: self.config.clone(),
+            generation: self.generation.clone(),
+            tokenizer: self.tokenizer.clone(),
+            sliding_window: self.sliding_window,
+            kv_scales: Ok(None),
+            tensors: self.tensors.clone(),
+        };
+        if whole.config.draft_vocab.take().is_some() {
+            whole.tensors.remove(names::VOCAB_MAP);
+            let head = whole.tensors.get_mut(names::HEAD).expect("what drafts some has a head");
+            if let Source::Rows { of, .. } = &head.source {
+                *head = Tensor::clone(of);
+            }
+        }
+        whole
+    }
 }

@@ -143,11 +143,14 @@ fn eagle_config(
 ) -> Result<EagleConfig> {
     let is_third = stock.contains_key("model.layers.0.hidden_norm.weight");
     let says = |key| Ok::<_, anyhow::Error>(config.bool(key)?.unwrap_or(false));
+    const IDS: &str = "eagle_aux_hidden_state_layer_ids";
     let own = config.object("eagle_config")?;
-    let mut ids = config.list("eagle_aux_hidden_state_layer_ids")?;
-    if let Some(own) = &own {
-        ids = ids.or(own.list("eagle_aux_hidden_state_layer_ids")?);
-    }
+    let ids = config.list(IDS)?;
+    let is_outer = ids.is_some();
+    let ids = match &own {
+        Some(own) if !is_outer => own.list(IDS)?,
+        _ => ids,
+    };
     let num_layers = target.num_layers;
     let taps = match (ids, is_third) {
         (_, false) => vec![num_layers],
@@ -159,6 +162,11 @@ fn eagle_config(
             // `fc` takes them in the order of the layers, whatever that of the list.
             ids.sort_unstable();
             ids.dedup();
+            // Who writes them beside the layer's sizes counts the layers in front of a state. In `eagle_config` some count as
+            // well, and others name the layer, from 0 on, whose output it is: those begin with 1, where the former have 2.
+            if !is_outer && ids.first() == Some(&1) {
+                ids.iter_mut().for_each(|id| *id += 1);
+            }
             ids
         }
     };

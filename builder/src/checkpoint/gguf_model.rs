@@ -12,9 +12,13 @@ use super::{Checkpoint, TokenizerFiles, TokenizerSource};
 use anyhow::{Context, Result, bail, ensure};
 use spec_core::model::decoder::{TensorId, TensorRole as Role};
 use spec_core::model::{ModelConfig, RopeScaling};
+use spec_core::tokenizer::Tokenizer;
 use std::collections::BTreeMap;
 use std::f64::consts::TAU;
 use std::path::Path;
+
+/// Kinds of tokens that are spelled as in the checkpoint: normal and control ones.
+const PLAIN_KINDS: [i32; 2] = [1, 3];
 
 pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     let gguf = Gguf::open(path)?;
@@ -58,12 +62,31 @@ pub(super) fn open(path: &Path) -> Result<Checkpoint> {
     );
     let generation = metadata.generation();
     let beside = TokenizerFiles::in_folder(path.parent().unwrap_or(Path::new("")));
-    let tokenizer = match beside.tokenizer {
-        Some(_) => TokenizerSource::Files(beside),
+    let tokenizer = match beside.tokenizer.clone() {
+        Some(file) => {
+            check_beside(&file, &metadata)?;
+            TokenizerSource::Files(beside)
+        }
         None => TokenizerSource::Gguf(Box::new(metadata)),
     };
     let sliding_window = fields.size("attention.sliding_window")?.filter(|window| *window > 0);
     Ok(Checkpoint { config, generation, tokenizer, sliding_window, kv_scales: Ok(None), tensors })
+}
+
+/// Refuses a tokenizer that lies beside the file and is another model's.
+fn check_beside(path: &Path, metadata: &GgufMetadata) -> Result<()> {
+    let tokenizer = Tokenizer::open(path.parent().unwrap_or(Path::new("")))?;
+    for (id, token) in metadata.tokens.iter().enumerate() {
+        // Of others the file may spell spaces differently, and padding has a name there alone.
+        let is_plain = metadata.token_types.get(id).is_none_or(|kind| PLAIN_KINDS.contains(kind));
+        let Some(own) = tokenizer.id_to_token(id as u32).filter(|_| is_plain) else { continue };
+        ensure!(
+            own == *token,
+            "{} is another model's: token {id} is {own:?} there and {token:?} in the GGUF file",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// Takes an expected tensor out of the stock.

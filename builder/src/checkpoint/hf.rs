@@ -143,6 +143,10 @@ struct Index {
 /// The files that hold the weights, and of each tensor the one that an index names.
 fn weights(folder: &Path, files: &[&str]) -> Result<(Vec<String>, BTreeMap<String, String>)> {
     for name in files {
+        // An index beside it may be of shards that it has taken the place of.
+        if folder.join(name).try_exists()? {
+            return Ok((vec![name.to_string()], BTreeMap::new()));
+        }
         let index = folder.join(format!("{name}.index.json"));
         if index.try_exists()? {
             let Index { weight_map } = serde_json::from_slice(&bounded::read(&index, MAX_INDEX)?)
@@ -151,9 +155,6 @@ fn weights(folder: &Path, files: &[&str]) -> Result<(Vec<String>, BTreeMap<Strin
             shards.sort();
             shards.dedup();
             return Ok((shards, weight_map));
-        }
-        if folder.join(name).try_exists()? {
-            return Ok((vec![name.to_string()], BTreeMap::new()));
         }
     }
     bail!("there is no {} and no index of one in {}", files.join(", no "), folder.display());

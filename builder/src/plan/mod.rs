@@ -120,7 +120,7 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
             1e3 * context_bytes as f64 / machine.bandwidth(),
         )?;
         if let Some(memory) = machine.memory() {
-            writeln!(text, "{}", fit(plan, &engines, &memory))?;
+            writeln!(text, "{}", fit(plan, &engines, &memory)?)?;
         }
         text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
@@ -152,19 +152,19 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
 }
 
 /// How the engines that run where the target does fit there.
-fn fit(plan: &Plan, engines: &[(&str, &Sizes)], memory: &MachineMemory) -> Fit {
+fn fit(plan: &Plan, engines: &[(&str, &Sizes)], memory: &MachineMemory) -> Result<Fit> {
     let here = if plan.device == plan.draft_device { engines } else { &engines[..1] };
-    let manifest = |checkpoint, role| plan.manifest(checkpoint, role, "");
-    let target = manifest(&plan.target, Role::Target);
+    let manifest = |checkpoint, role| plan.manifest(checkpoint, role, None);
+    let target = manifest(&plan.target, Role::Target)?;
     let draft = plan.draft.as_ref().filter(|_| here.len() > 1);
-    let draft = draft.map(|draft| manifest(draft, Role::Draft));
-    Fit {
+    let draft = draft.map(|draft| manifest(draft, Role::Draft)).transpose()?;
+    Ok(Fit {
         bytes: memory.bytes,
         weight_bytes: here.iter().map(|(_, sizes)| sizes.total()).sum(),
         footprint: Footprint::of(&target, draft.as_ref(), memory.num_sms),
         kv_token_bytes: here.iter().map(|(_, sizes)| sizes.kv_token_bytes).sum(),
         max_seq_len: plan.limits.max_seq_len,
-    }
+    })
 }
 
 /// 0 to 8, then 16, 32 .. and the longest.

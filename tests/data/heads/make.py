@@ -165,7 +165,7 @@ eagle3("eagle3-window8", "sliding_window 8 in the head's only layer, inference m
 # (b) the same head in the original layout: midlayer.*, flat config, no embed_tokens (the target's is used)
 orig = {k.replace("layers.0.", "midlayer."): v for k, v in sd4.items() if k != "embed_tokens.weight"}
 oc = hf_llama_json({**TCFG, "num_hidden_layers": 1, "rope_theta": 50000.0, "max_position_embeddings": 128}, draft_vocab_size=VD, rope_scaling=None)
-oc.pop("pad_token_id"); oc["torch_dtype"] = "float32"; oc["architectures"] = ["LlamaForCausalLMEagle3"]; oc["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": AUX, "use_aux_hidden_state": True}
+oc.pop("pad_token_id"); oc["torch_dtype"] = "float32"; oc["architectures"] = ["LlamaForCausalLMEagle3"]; oc["eagle_aux_hidden_state_layer_ids"] = AUX; oc["eagle_config"] = {"use_aux_hidden_state": True}
 write_case("eagle3-original", oc, orig, io4, "original layout (midlayer.*) of eagle3-nbr0-d2t, same outputs; fp32 weights; no embed_tokens", gap4, dtype=torch.float32)
 
 # ---- (c) EAGLE-1: h' = layer(fc(cat(embed(x[i+1]), f[i]))), f = the target's last hidden state AFTER its final norm; logits = target lm_head(h') ----

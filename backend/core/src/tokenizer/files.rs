@@ -14,6 +14,9 @@ pub(super) const CONFIG_BYTES: u64 = 32 << 20;
 /// Most bytes of a chat template.
 pub(super) const TEMPLATE_BYTES: u64 = 1 << 20;
 
+/// Tokenizers of `transformers` that go by `add_bos_token`, whatever `tokenizer.json` says.
+const REMADE_CLASSES: [&str; 2] = ["LlamaTokenizer", "LlamaTokenizerFast"];
+
 /// What is wrong with the contents of `path`.
 pub(super) fn bad(path: &Path, message: impl Display) -> Error {
     Error::BadModel(format!("{}: {message}", path.display()))
@@ -148,6 +151,9 @@ pub(super) struct SpecialTokens {
     pub(super) by_role: Vec<(String, String)>,
     /// `additional_special_tokens`.
     pub(super) additional: Vec<String>,
+    /// Whether the begin token goes before every prompt though `tokenizer.json` puts none there: `transformers` makes the part
+    /// that does so anew for these classes, and some checkpoints rely on it.
+    pub(super) puts_bos: bool,
     /// `chat_template` of `tokenizer_config.json`, null where there is none.
     pub(super) chat_template: Value,
     /// The file that `chat_template` comes from.
@@ -161,11 +167,15 @@ impl SpecialTokens {
         let mut specials = Self {
             by_role: Vec::new(),
             additional: Vec::new(),
+            puts_bos: false,
             chat_template: Value::Null,
             config_path: config_path.clone(),
         };
         if let Some(mut config) = read_object(&config_path)? {
             specials.chat_template = config["chat_template"].take();
+            let class = config["tokenizer_class"].as_str();
+            specials.puts_bos = config["add_bos_token"] == Value::Bool(true)
+                && class.is_some_and(|class| REMADE_CLASSES.contains(&class));
             specials.add(&config);
         }
         if let Some(map) = read_object(&dir.join("special_tokens_map.json"))? {

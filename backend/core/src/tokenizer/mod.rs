@@ -36,6 +36,8 @@ pub struct Tokenizer {
     vocab_size: usize,
     hash: String,
     bos: Option<u32>,
+    /// Prompts begin with it whatever `tokenizer.json` says.
+    puts_bos: bool,
     eos: Option<u32>,
     chat: Option<ChatTemplate>,
 }
@@ -47,6 +49,7 @@ impl Tokenizer {
         let mut tokenizer = Self::parse(&files::read(&path, files::TOKENIZER_BYTES)?, &path)?;
         let specials = SpecialTokens::read(dir)?;
         tokenizer.bos = specials.get("bos_token").and_then(|t| tokenizer.token_to_id(t));
+        tokenizer.puts_bos = specials.puts_bos;
         tokenizer.eos = specials.get("eos_token").and_then(|t| tokenizer.token_to_id(t));
         tokenizer.chat = ChatTemplate::open(dir, &specials)?;
         Ok(tokenizer)
@@ -78,6 +81,7 @@ impl Tokenizer {
             vocab_size,
             hash,
             bos: None,
+            puts_bos: false,
             eos: None,
             chat: None,
         })
@@ -103,11 +107,19 @@ impl Tokenizer {
     /// begins with the begin token already, and does not get a second one.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.encode(text, true)?;
-        let twice = |bos| ids.starts_with(&[bos, bos]);
-        if self.bos.is_some_and(twice) {
+        let Some(bos) = self.bos else { return Ok(ids) };
+        if ids.starts_with(&[bos, bos]) {
             ids.remove(0);
+        } else if self.puts_bos && !ids.starts_with(&[bos]) {
+            ids.insert(0, bos);
         }
         Ok(ids)
+    }
+
+    /// The token that every prompt begins with; none where they begin with their text.
+    pub fn prompt_bos(&self) -> Result<Option<u32>> {
+        let ids = self.encode_prompt("a")?;
+        Ok(self.bos.filter(|&bos| ids.starts_with(&[bos])))
     }
 
     /// The prompt for a conversation by the model's chat template: special tokens in it are the template's

@@ -230,6 +230,37 @@ fn a_folder_gives_the_chat_template_and_the_special_ids() {
     assert!(message.contains("chat_template.jinja: chat template: syntax error"), "{message}");
 }
 
+/// Some checkpoints with another `tokenizer.json` name the class of Llamas for its begin token alone.
+#[test]
+fn prompts_begin_with_what_the_class_of_llamas_is_told_to_put_there() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let opened = |config: Value| {
+        let write = |name: &str, json: &Value| {
+            std::fs::write(dir.path().join(name), json.to_string()).expect("writes");
+        };
+        let mut tokenizer = byte_fallback();
+        tokenizer["post_processor"] = Value::Null;
+        write("tokenizer.json", &tokenizer);
+        write("tokenizer_config.json", &config);
+        Tokenizer::open(dir.path()).expect("opens")
+    };
+    let config = |class: &str, adds: Value| json!({ "bos_token": "<s>", "tokenizer_class": class, "add_bos_token": adds });
+    let told = opened(config("LlamaTokenizerFast", json!(true)));
+    let plain = told.encode("hi", false).expect("encodes");
+    assert_eq!(told.encode_prompt("hi").expect("encodes"), [&[1], &plain[..]].concat());
+    assert_eq!(told.encode_prompt("<s>hi").expect("encodes"), [&[1], &plain[..]].concat());
+    assert_eq!(told.prompt_bos().expect("encodes"), Some(1));
+    for (class, adds) in [
+        ("LlamaTokenizerFast", json!(false)),
+        ("LlamaTokenizerFast", Value::Null),
+        ("Qwen2Tokenizer", json!(true)),
+    ] {
+        let other = opened(config(class, adds));
+        assert_eq!(other.encode_prompt("hi").expect("encodes"), plain, "{class}");
+        assert_eq!(other.prompt_bos().expect("encodes"), None);
+    }
+}
+
 #[test]
 fn a_file_over_its_limit_is_refused() {
     let dir = tempfile::tempdir().expect("a folder");

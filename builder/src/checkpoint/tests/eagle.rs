@@ -118,6 +118,32 @@ fn every_key_of_a_configuration_is_heard() {
     refused(open_head(&by_default, true), &["taps"]);
 }
 
+/// The target has two layers.
+#[test]
+fn layers_are_counted_as_who_writes_them_counts() {
+    let ids = |ids: Value| json!({ "eagle_aux_hidden_state_layer_ids": ids });
+    let taps =
+        |head: Folder| open_head(&head, true).map(|head| head.config.eagle().unwrap().taps.clone());
+    let mut head = eagle3();
+    head.config["eagle_config"] = ids(json!([0, 1, 2]));
+    assert_eq!(taps(head).unwrap(), [0, 1, 2]);
+    let mut head = eagle3();
+    head.config["eagle_config"] = ids(json!([1, 2]));
+    let error = format!("{:#}", taps(head).unwrap_err());
+    assert!(error.contains("behind layer 3"), "{error}");
+    let mut head = eagle3();
+    head.config["eagle_config"] = Value::Null;
+    head.config["eagle_aux_hidden_state_layer_ids"] = json!([1, 2, 3]);
+    let error = format!("{:#}", taps(head).unwrap_err());
+    assert!(error.contains("behind layer 3"), "{error}");
+    // Of the outer list 1 stays 1.
+    let mut head = eagle3();
+    head.config["eagle_aux_hidden_state_layer_ids"] = json!([1, 2]);
+    let fc = head.blobs.iter_mut().find(|blob| blob.name == "fc.weight").unwrap();
+    *fc = blob("fc.weight", &[32, 64]);
+    assert_eq!(taps(head).unwrap(), [1, 2]);
+}
+
 #[test]
 fn a_head_that_drafts_in_one_pass_has_a_mask_and_what_comes_with_it() {
     let head = |token: Value, shape: &[usize]| {

@@ -3,6 +3,7 @@
 use super::super::testing::{GgufFile, value};
 use super::super::{Checkpoint, Encoding, TokenizerSource};
 use super::{open_bytes, open_gguf, read, refused};
+use serde_json::json;
 use spec_core::model::{Family, RopeScaling};
 use std::fs;
 
@@ -120,9 +121,18 @@ fn the_tokenizer_is_the_files_own_unless_one_stands_beside_it() {
     assert_eq!((metadata.bos, metadata.eos, metadata.eot), (Some(1), Some(2), Some(5)));
     assert_eq!(metadata.chat_template.as_deref(), Some("{{ messages }}"));
 
-    fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
-    let checkpoint = Checkpoint::open(&path).unwrap();
-    assert!(matches!(checkpoint.tokenizer, TokenizerSource::Files(_)));
+    let beside = |name: &str| {
+        let vocab: serde_json::Map<_, _> =
+            (0..40).map(|id| (format!("{name}{id}"), id.into())).collect();
+        let json = json!({ "version": "1.0", "added_tokens": [],
+            "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": format!("{name}0") } });
+        fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
+        Checkpoint::open(&path)
+    };
+    assert!(matches!(beside("t").unwrap().tokenizer, TokenizerSource::Files(_)));
+    let error = format!("{:#}", beside("s").unwrap_err());
+    assert!(error.contains("another model's: token 0 is \"s0\" there and \"t0\""), "{error}");
 }
 
 #[test]

@@ -302,6 +302,22 @@ fn shards_are_found_through_the_index() {
     assert!(read(&checkpoint, Q).iter().enumerate().all(|(idx, v)| *v == value(Q, idx)));
 }
 
+/// As `transformers` does: what wrote the file anew may have left the index behind.
+#[test]
+fn a_whole_file_goes_before_an_index_of_shards() {
+    let dir = tempfile::tempdir().unwrap();
+    write_shards(&Folder::llama(), dir.path());
+    Folder::llama().write(dir.path());
+    for entry in fs::read_dir(dir.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.to_string_lossy().contains("-of-") {
+            fs::remove_file(path).unwrap();
+        }
+    }
+    assert!(dir.path().join("model.safetensors.index.json").exists());
+    Checkpoint::open(dir.path()).unwrap();
+}
+
 #[test]
 fn an_index_that_is_wrong_is_refused() {
     for (name, file, parts) in [
