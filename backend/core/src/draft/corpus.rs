@@ -39,19 +39,22 @@ impl Corpus {
         self.ends.push_back((self.text.end(), shares));
     }
 
-    /// The tokens behind the most recent places where the last ones of `known` stood, as [`Text::places`], and how many of
-    /// those stood there.
+    /// Up to `max` tokens behind the most recent places where the last ones of `known` stood, as [`Text::places`], and how many
+    /// of those stood there.
     pub(crate) fn continuations(
         &self,
         known: &[u32],
         level: usize,
         shares: Shares,
+        max: usize,
     ) -> Vec<(usize, &[u32])> {
         let Some(seed) = seed(shares) else { return Vec::new() };
         let places = self.text.places(known, level, seed).into_iter();
         let places = places.filter(|&place| self.shares_at(place) == Some(shares));
         let continuation = |place| {
             let rest = self.text.from(place);
+            // Texts are long, and looked up in each step.
+            let rest = &rest[..rest.len().min(max)];
             let len = rest.iter().position(|&token| token == BORDER).unwrap_or(rest.len());
             (self.text.matching(place, known), &rest[..len])
         };
@@ -110,7 +113,13 @@ mod tests {
     struct Naive(Vec<(Vec<u32>, Shares)>);
 
     impl Naive {
-        fn continuations(&self, known: &[u32], len: usize, shares: Shares) -> Vec<(usize, &[u32])> {
+        fn continuations(
+            &self,
+            known: &[u32],
+            len: usize,
+            shares: Shares,
+            max: usize,
+        ) -> Vec<(usize, &[u32])> {
             let mut found = Vec::new();
             if known.len() < len || shares == Shares::NoOne {
                 return found;
@@ -122,7 +131,7 @@ mod tests {
                 {
                     let mut lens = (len..=end.min(known.len()).min(32)).rev();
                     let longest = lens.find(|&len| known.ends_with(&text[end - len..end]));
-                    found.push((longest.unwrap(), &text[end..]));
+                    found.push((longest.unwrap(), &text[end..text.len().min(end + max)]));
                 }
             }
             found.truncate(super::super::text::MAX_PLACES);
@@ -158,7 +167,8 @@ mod tests {
             for (text, of) in &texts {
                 let added = naive.added(text, *of);
                 // Which places are looked at is bounded: what is known of a beginning may be less than there is.
-                prop_assume!(naive.continuations(&text[..text.len().min(LONG)], LONG, *of).len() < 32);
+                let beginning = &text[..text.len().min(LONG)];
+                prop_assume!(naive.continuations(beginning, LONG, *of, 1).len() < 32);
                 corpus.add(text, *of);
                 let added = &added[added.len().saturating_sub(max_tokens - 1)..];
                 if !added.is_empty() && *of != Shares::NoOne {
@@ -171,9 +181,11 @@ mod tests {
                 for (level, len) in [(0, LONG), (1, SHORT)] {
                     for known in [&text[..], &text[..text.len() / 2]] {
                         for shares in [Shares::All, Shares::NoOne, salted("a"), salted("b")] {
-                            let found = corpus.continuations(known, level, shares);
-                            let expected = naive.continuations(known, len, shares);
-                            prop_assert_eq!(&found, &expected, "{} of {:?}", len, known);
+                            for max in [3, usize::MAX >> 1] {
+                                let found = corpus.continuations(known, level, shares, max);
+                                let expected = naive.continuations(known, len, shares, max);
+                                prop_assert_eq!(&found, &expected, "{} of {:?}", len, known);
+                            }
                         }
                     }
                 }
@@ -193,13 +205,13 @@ mod tests {
         corpus.add(&text(500), Shares::All);
         assert_eq!(corpus.text.tokens().len(), 106 + LONG + 5 + 1);
         assert_eq!(
-            corpus.continuations(&prompt, 0, Shares::All),
+            corpus.continuations(&prompt, 0, Shares::All, 9),
             [(LONG, &[600; 5][..]), (32, &[500; 5])]
         );
         // Nobody else sees it, and takes it in as new.
-        assert!(corpus.continuations(&prompt, 0, salted("a")).is_empty());
+        assert!(corpus.continuations(&prompt, 0, salted("a"), 9).is_empty());
         corpus.add(&text(500), salted("a"));
-        assert_eq!(corpus.continuations(&prompt, 0, salted("a")), [(32, &[500; 5][..])]);
+        assert_eq!(corpus.continuations(&prompt, 0, salted("a"), 9), [(32, &[500; 5][..])]);
     }
 
     #[test]
@@ -208,7 +220,7 @@ mod tests {
         let text: Vec<u32> = (0..100).collect();
         corpus.add(&text, Shares::All);
         assert_eq!(corpus.text.tokens().len(), 50);
-        assert_eq!(corpus.continuations(&text[..97], 0, Shares::All), [(32, &text[97..])]);
-        assert!(corpus.continuations(&text[..40], 0, Shares::All).is_empty());
+        assert_eq!(corpus.continuations(&text[..97], 0, Shares::All, 9), [(32, &text[97..])]);
+        assert!(corpus.continuations(&text[..40], 0, Shares::All, 9).is_empty());
     }
 }

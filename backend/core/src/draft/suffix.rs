@@ -79,7 +79,8 @@ impl Suffix {
             let continuation =
                 |place| (own.text.matching(place, entry.tokens), own.text.from(place));
             let mut found: Vec<(usize, &[u32])> = places.map(continuation).collect();
-            let others = corpus.continuations(entry.tokens, level, own.shares);
+            let max = entry.draft_lens.lookup;
+            let others = corpus.continuations(entry.tokens, level, own.shares, max);
             found.extend(others.into_iter().filter(|&(len, _)| len >= MIN_OTHERS));
             found
         });
