@@ -226,6 +226,7 @@ impl<'a> Screen<'a> {
             stream: TextStream::new(&TextRules {
                 stops: args.stop.clone().into(),
                 min_tokens: args.min_tokens,
+                goes_on: !args.chat,
                 ..TextRules::default()
             }),
             text: String::new(),

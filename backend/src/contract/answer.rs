@@ -123,6 +123,8 @@ impl Form {
             includes_stop: self.includes_stop,
             skips_special: !self.shows_special,
             min_tokens: self.num_held_back(),
+            // What answers a conversation begins.
+            goes_on: self.messages.is_none(),
         }))
     }
 

@@ -43,6 +43,8 @@ pub struct GgufMetadata {
     pub add_eos: Option<bool>,
     /// Whether a space is put before the text (SentencePiece).
     pub add_space_prefix: Option<bool>,
+    /// Whether white space behind an added token belongs to it, as Phi-3's files leave to who reads them.
+    pub strips_behind: bool,
     /// Jinja chat template.
     pub chat_template: Option<String>,
     /// The longest context, in tokens.
@@ -70,11 +72,11 @@ impl GgufMetadata {
                 key(name)
             );
         }
+        let model =
+            fields.text_at(&key("model"))?.context("tokenizer.ggml.model is missing")?.to_string();
         Ok(Self {
-            model: fields
-                .text_at(&key("model"))?
-                .context("tokenizer.ggml.model is missing")?
-                .into(),
+            strips_behind: fields.arch == "phi3" && model == "llama",
+            model,
             pre: fields.text_at(&key("pre"))?.map(String::from),
             merges: gguf.strings(&key("merges"))?.unwrap_or_default(),
             bos: id("bos_token_id")?,

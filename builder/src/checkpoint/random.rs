@@ -173,6 +173,7 @@ fn tokenizer(max_position: usize) -> GgufMetadata {
         add_bos: Some(false),
         add_eos: None,
         add_space_prefix: None,
+        strips_behind: false,
         chat_template: Some("{% for m in messages %}{{ m.content }}\n{% endfor %}".into()),
         max_position,
     }

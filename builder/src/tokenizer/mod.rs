@@ -45,6 +45,8 @@ pub struct GgufTokenizer {
     pub add_bos: Option<bool>,
     /// `llama`: whether a text begins with a space; `None` is yes.
     pub add_space_prefix: Option<bool>,
+    /// Whether white space behind an added token belongs to it.
+    pub strips_behind: bool,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
 }
@@ -65,10 +67,14 @@ impl From<&GgufMetadata> for GgufTokenizer {
             unk: m.unknown,
             add_bos: m.add_bos,
             add_space_prefix: m.add_space_prefix,
+            strips_behind: m.strips_behind,
             chat_template: m.chat_template,
         }
     }
 }
+
+/// Added tokens that leave what is behind them alone, also where others take it.
+const NEVER_STRIP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// What a token is for, as GGUF numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +131,7 @@ impl GgufTokenizer {
             "version": "1.0",
             "truncation": null,
             "padding": null,
-            "added_tokens": self.added(&kinds).map(|(id, kind)| added_token(id, &self.tokens[id], kind)).collect::<Vec<_>>(),
+            "added_tokens": self.added(&kinds).map(|(id, kind)| self.added_token(id, kind)).collect::<Vec<_>>(),
             "normalizer": recipe.normalizer(self.add_space_prefix.unwrap_or(true)),
             "pre_tokenizer": recipe.pre_tokenizer(),
             "post_processor": self.post_processor(add_bos)?,
@@ -178,6 +184,19 @@ impl GgufTokenizer {
         kinds.iter().copied().enumerate().filter(|(_, kind)| kind.is_added())
     }
 
+    fn added_token(&self, id: usize, kind: Kind) -> Value {
+        let content = &self.tokens[id];
+        json!({
+            "id": id,
+            "content": content,
+            "single_word": false,
+            "lstrip": false,
+            "rstrip": self.strips_behind && !NEVER_STRIP.contains(&content.as_str()),
+            "normalized": false,
+            "special": kind != Kind::UserDefined,
+        })
+    }
+
     fn token(&self, id: Option<u32>) -> Option<&str> {
         id.map(|id| self.tokens[id as usize].as_str())
     }
@@ -221,7 +240,7 @@ impl GgufTokenizer {
     fn config(&self, kinds: &[Kind], recipe: Recipe, add_bos: bool) -> Value {
         let mut added = Map::new();
         for (id, kind) in self.added(kinds) {
-            let mut token = added_token(id, &self.tokens[id], kind);
+            let mut token = self.added_token(id, kind);
             if let Some(token) = token.as_object_mut() {
                 token.shift_remove("id");
             }
@@ -282,18 +301,6 @@ impl Kind {
     fn is_added(self) -> bool {
         matches!(self, Self::Unknown | Self::Control | Self::UserDefined)
     }
-}
-
-fn added_token(id: usize, content: &str, kind: Kind) -> Value {
-    json!({
-        "id": id,
-        "content": content,
-        "single_word": false,
-        "lstrip": false,
-        "rstrip": false,
-        "normalized": false,
-        "special": kind != Kind::UserDefined,
-    })
 }
 
 #[cfg(test)]

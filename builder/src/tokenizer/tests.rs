@@ -138,6 +138,23 @@ fn sentence_piece_merges_by_score() {
     assert_eq!(cut(&source, " the"), "▁the");
 }
 
+/// As in Phi-3, whose template puts line feeds behind marks that are not to be tokens.
+#[test]
+fn white_space_behind_marks_belongs_to_them_where_the_model_has_it_so() {
+    let mut source = sentence_piece();
+    source.tokens.push("<|user|>".into());
+    source.token_types.push(3);
+    source.scores.as_mut().expect("has scores").push(0.0);
+    let tokens = |source: &GgufTokenizer| {
+        let tokenizer = load(source);
+        let ids = tokenizer.encode("<|user|>\nthe", false).expect("encodes");
+        ids.iter().filter_map(|&id| tokenizer.id_to_token(id)).collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&source), ["<|user|>", "▁", "<0x0A>", "t", "he"]);
+    source.strips_behind = true;
+    assert_eq!(tokens(&source), ["<|user|>", "▁the"]);
+}
+
 #[test]
 fn merges_are_listed_best_score_first_then_longest_left_part() {
     let source = sentence_piece();

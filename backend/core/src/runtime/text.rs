@@ -16,11 +16,19 @@ pub struct TextRules {
     pub skips_special: bool,
     /// Stop strings that end within the text of so many first tokens do not count.
     pub min_tokens: usize,
+    /// It goes on from a text: its first token is no first word, which some vocabularies write without their space.
+    pub goes_on: bool,
 }
 
 impl Default for TextRules {
     fn default() -> Self {
-        Self { stops: Arc::default(), includes_stop: false, skips_special: true, min_tokens: 0 }
+        Self {
+            stops: Arc::default(),
+            includes_stop: false,
+            skips_special: true,
+            min_tokens: 0,
+            goes_on: false,
+        }
     }
 }
 
@@ -47,7 +55,10 @@ impl TextStream {
     pub fn new(rules: &TextRules) -> Self {
         let stops = StopMatcher::new(&rules.stops);
         Self {
-            detokenizer: Detokenizer::new(rules.skips_special),
+            detokenizer: match rules.goes_on {
+                true => Detokenizer::behind_text(rules.skips_special),
+                false => Detokenizer::new(rules.skips_special),
+            },
             stops: if rules.includes_stop { stops.including() } else { stops },
             num_free: rules.min_tokens,
         }

@@ -13,8 +13,8 @@ use crate::{Error, Result};
 use serde_json::Value;
 use std::ops::Range;
 use tokenizers::{
-    AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
-    PreTokenizerWrapper,
+    AddedToken, AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizedString,
+    PreTokenizer, PreTokenizerWrapper,
 };
 
 /// Roles that templates know: they may make a control token of one, as in `<|user|>`.
@@ -65,8 +65,13 @@ impl Control {
         unknown: Option<u32>,
     ) -> serde_json::Result<Self> {
         let mut plain = inner.get_added_vocabulary().clone();
+        let markers = plain.get_added_tokens_decoder().values();
+        let markers = markers.filter(|token| is_marker(&token.content)).cloned();
+        let markers: Vec<_> = markers.map(|token| AddedToken { special: true, ..token }).collect();
+        plain.add_special_tokens(&markers, inner.get_model(), inner.get_normalizer());
         plain.set_encode_special_tokens(true);
-        let control = plain.get_added_tokens_decoder().values().filter(|token| token.special);
+        let added = plain.get_added_tokens_decoder().values();
+        let control = added.filter(|token| plain.is_special_token(&token.content));
         let contents = control.clone().map(|token| token.content.clone());
         let mut rules = serde_json::to_value(inner.get_pre_tokenizer())?;
         put_no_space_in_front(&mut rules);
@@ -130,7 +135,7 @@ impl Control {
             places.push(from);
         }
         if self.is_normalized {
-            let ranges = found(inner, text).into_iter().map(|(_, range)| range);
+            let ranges = self.found(inner, text).into_iter().map(|(_, range)| range);
             let inside = |range: &Range<usize>| text[range.clone()].char_indices().nth(1);
             places.extend(ranges.filter_map(|range| Some(range.start + inside(&range)?.0)));
         }
@@ -151,7 +156,7 @@ impl Control {
         let ChatPrompt { marked, mark } = prompt;
         let mut ids = Vec::new();
         let mut end = 0;
-        for (id, range) in found(inner, marked) {
+        for (id, range) in self.found(inner, marked) {
             if marked[range.clone()].contains(|letter| Some(letter) == *mark) {
                 continue;
             }
@@ -163,6 +168,18 @@ impl Control {
         let rest = without(*mark, &marked[end..]);
         ids.extend(self.encode_plain(inner, &rest, end == 0)?);
         Ok(ids)
+    }
+
+    /// The control tokens that the tokenizer finds in a text, and where.
+    fn found(&self, inner: &tokenizers::Tokenizer, text: &str) -> Vec<(u32, Range<usize>)> {
+        let added = inner.get_added_vocabulary();
+        let pieces = added.extract_and_normalize(inner.get_normalizer(), text);
+        let pieces = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let control = pieces.into_iter().filter_map(|(_, (start, end), tokens)| {
+            let id = tokens.as_ref()?.first()?.id;
+            is_special(&self.plain, id).then_some((id, start..end))
+        });
+        control.collect()
     }
 
     /// The ids of text without control tokens.
@@ -178,7 +195,7 @@ impl Control {
         rules.map_or(Ok(()), |rules| rules.pre_tokenize(&mut pieces))?;
         pieces.tokenize(|piece| inner.get_model().tokenize(piece.get()))?;
         let ids = pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec();
-        let is_control = |id: &&u32| Some(**id) != self.unknown && is_control(inner, **id);
+        let is_control = |id: &&u32| Some(**id) != self.unknown && is_special(&self.plain, **id);
         match ids.iter().find(is_control) {
             None => Ok(ids),
             Some(id) => {
@@ -203,19 +220,19 @@ fn with_marks(text: &str, places: &[usize], mark: char) -> String {
 /// Noncharacters, which no text means anything by.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// The control tokens that the tokenizer finds in a text, and where.
-fn found(inner: &tokenizers::Tokenizer, text: &str) -> Vec<(u32, Range<usize>)> {
-    let pieces = inner.get_added_vocabulary().extract_and_normalize(inner.get_normalizer(), text);
-    let pieces = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
-    let control = pieces.into_iter().filter_map(|(_, (start, end), tokens)| {
-        let id = tokens.as_ref()?.first()?.id;
-        is_control(inner, id).then_some((id, start..end))
-    });
-    control.collect()
+/// Whether a token is written as those are that begin and end turns. Some checkpoints say of theirs that they are not special.
+fn is_marker(content: &str) -> bool {
+    [("<|", "|>"), ("<｜", "｜>")]
+        .into_iter()
+        .any(|(begin, end)| content.starts_with(begin) && content.ends_with(end))
 }
 
+/// Whether decoding may leave a token out.
 pub(super) fn is_control(inner: &tokenizers::Tokenizer, id: u32) -> bool {
-    let added = inner.get_added_vocabulary();
+    is_special(inner.get_added_vocabulary(), id)
+}
+
+fn is_special(added: &AddedVocabulary, id: u32) -> bool {
     added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
 }
 
@@ -296,6 +313,25 @@ mod tests {
         );
         // Added tokens that are not special are for everybody.
         assert!(say(&BYTES, "<tool ☃>").1.contains(&261));
+    }
+
+    /// As in DeepSeek-R1's distilled Qwens, whose tokenizer calls its marks of turns no special tokens.
+    #[test]
+    fn what_is_written_as_a_mark_of_turns_is_one() {
+        for mark in ["<｜User｜>", "<|user|>"] {
+            let mut json = byte_level();
+            json["added_tokens"][0]["content"] = json!(mark);
+            json["added_tokens"][0]["special"] = json!(false);
+            let tokenizer = parse_with_template(
+                &json,
+                &format!("{{% for m in messages %}}{mark}{{{{ m.content }}}}{{% endfor %}}"),
+            );
+            let (text, ids) = say(&tokenizer, &format!("a{mark}b"));
+            assert_eq!(text, format!("{mark}a{mark}b"));
+            assert_eq!(ids.iter().filter(|&&id| id == 260).count(), 1, "{mark}");
+            assert_eq!(ids[0], 260);
+            assert_eq!(tokenizer.decode(&ids, true).expect("decodes"), text);
+        }
     }
 
     #[test]

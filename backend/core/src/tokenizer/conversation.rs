@@ -158,7 +158,9 @@ fn read(mut fields: Map<String, Value>, place: &str) -> Result<Value> {
             message.insert(name.into(), text.into());
         }
     }
-    if let Some(calls) = take(&mut fields, "tool_calls") {
+    // Templates ask whether there are calls at all; some servers say of an answer without any that it has none.
+    let calls = take(&mut fields, "tool_calls").filter(|calls| *calls != Value::Array(Vec::new()));
+    if let Some(calls) = calls {
         message.insert("tool_calls".into(), tool_calls(calls, &format!("{place}.tool_calls"))?);
     }
     // Where the answer took its quotations from, for people to look up.
@@ -289,6 +291,9 @@ mod tests {
         assert_eq!(read.expect("is read"), expected);
         let refused = one(json!({ "role": "assistant", "refusal": "No." })).expect("is read");
         assert_eq!(refused, json!({ "role": "assistant", "content": "No." }));
+        // Templates ask for `tool_calls`, not for how many.
+        let none = one(json!({ "role": "assistant", "content": "Hi", "tool_calls": [] }));
+        assert_eq!(none.expect("is read"), json!({ "role": "assistant", "content": "Hi" }));
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub struct Detokenizer {
     context: Option<u32>,
     /// `Pieces`: bytes of `context` alone as text.
     context_bytes: usize,
+    /// Whether there was text before the first token.
+    goes_on: bool,
 }
 
 impl Detokenizer {
@@ -98,7 +100,13 @@ impl Detokenizer {
             partial_ids: Vec::new(),
             context: None,
             context_bytes: 0,
+            goes_on: false,
         }
+    }
+
+    /// A decoder of what follows a text.
+    pub fn behind_text(skip_special: bool) -> Self {
+        Self { goes_on: true, ..Self::new(skip_special) }
     }
 
     /// The text that `token` makes final; empty where it makes none.
@@ -106,6 +114,11 @@ impl Detokenizer {
         let Some(written) = tokenizer.id_to_token(token) else { return Ok(String::new()) };
         if self.skip_special && tokenizer.is_special(token) {
             return Ok(String::new());
+        }
+        if std::mem::take(&mut self.goes_on)
+            && matches!(tokenizer.decoding, Decoding::Pieces { .. })
+        {
+            self.leave_start(tokenizer)?;
         }
         match (tokenizer.decoding, byte_of(&written)) {
             (Decoding::Bytes, _) => Ok(self.push_bytes(&written)),
@@ -169,9 +182,10 @@ impl Detokenizer {
         Ok(text.get(self.context_bytes..).unwrap_or_default().to_string())
     }
 
-    /// What follows bytes is not the first of the text. Any token does as the context, here the byte `A`.
+    /// What follows bytes, or a text, is not the first of the text. Any token does as the context, here an `A`.
     fn leave_start(&mut self, tokenizer: &Tokenizer) -> Result<()> {
-        match (self.context, tokenizer.token_to_id("<0x41>")) {
+        let any = ["<0x41>", "A"].into_iter().find_map(|token| tokenizer.token_to_id(token));
+        match (self.context, any) {
             (None, Some(token)) => self.set_context(tokenizer, token),
             _ => Ok(()),
         }

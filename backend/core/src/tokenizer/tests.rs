@@ -47,6 +47,22 @@ fn the_tokens_around_a_text_are_added_only_when_asked_for() {
     assert_eq!(BYTE_FALLBACK.decode(&with, true).expect("decodes"), " ab");
 }
 
+/// A first word of a text is written without its space, one that goes on from a text is not.
+#[test]
+fn what_goes_on_from_a_text_keeps_its_first_space() {
+    let ids = BYTE_FALLBACK.encode(" ab", false).expect("encodes");
+    let text = |mut detokenizer: Detokenizer| {
+        let push = |&id| detokenizer.push(&BYTE_FALLBACK, id).expect("decodes");
+        ids.iter().map(push).collect::<String>()
+    };
+    let (first, behind) = (text(Detokenizer::new(true)), text(Detokenizer::behind_text(true)));
+    assert_eq!(behind, format!(" {first}"));
+    let ids = BYTE_LEVEL.encode(" a", false).expect("encodes");
+    let mut detokenizer = Detokenizer::behind_text(true);
+    let push = |&id| detokenizer.push(&BYTE_LEVEL, id).expect("decodes");
+    assert_eq!(ids.iter().map(push).collect::<String>(), " a");
+}
+
 #[test]
 fn a_character_is_pushed_when_its_last_byte_is_there() {
     let ids = BYTE_LEVEL.encode("é☃", false).expect("encodes");

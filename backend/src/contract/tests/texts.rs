@@ -18,7 +18,8 @@ fn row(options: Value, streams: bool) -> Result<super::super::Row> {
 
 #[test]
 fn vllms_options_of_the_text_are_taken() {
-    assert_eq!(vllm(json!({})).unwrap(), Some(TextRules::default()));
+    let plain = TextRules { goes_on: true, ..TextRules::default() };
+    assert_eq!(vllm(json!({})).unwrap(), Some(plain));
     let rules = vllm(json!({ "stop": ["a", ""], "include_stop_str_in_output": true,
         "skip_special_tokens": false, "spaces_between_special_tokens": true, "min_tokens": 3 }));
     let expected = TextRules {
@@ -26,6 +27,7 @@ fn vllms_options_of_the_text_are_taken() {
         includes_stop: true,
         skips_special: false,
         min_tokens: 3,
+        goes_on: true,
     };
     assert_eq!(rules.unwrap(), Some(expected));
     assert_eq!(

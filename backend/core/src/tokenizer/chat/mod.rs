@@ -81,6 +81,7 @@ impl ChatTemplate {
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", python::strftime_now);
+        environment.add_test("iterable", python::is_iterable);
         environment.add_filter("tojson", python::tojson);
         environment.add_template_owned(NAME, without_generation_tags(&source))?;
         if let Some(source) = for_tools {
@@ -224,6 +225,12 @@ mod tests {
             render(source).expect("renders"),
             "<s>[user]hi\n[ASSISTANT]\"<é & 'q'>\"</s>\n>"
         );
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_iterable() {
+        let source = "{% for x in [tools, messages, messages[0].content, 1] %}{{ x is iterable }} {% endfor %}";
+        assert_eq!(render(source).expect("renders"), "False True True False ");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The functions that `transformers` gives to templates and that write as Python writes: JSON with
-//! spaces after `:` and `,` and no escaping for HTML, and dates by `strftime`.
+//! spaces after `:` and `,` and no escaping for HTML, and dates by `strftime`; and what Python answers otherwise.
 
 use super::Prompt;
 use minijinja::value::Kwargs;
@@ -27,6 +27,11 @@ pub(super) fn tojson(value: Value, kwargs: Kwargs) -> Result<String, Error> {
         Some(indent) => write_json(&value, PrettyFormatter::with_indent(&b" ".repeat(indent))),
         None => write_json(&value, Spaced),
     }
+}
+
+/// `is iterable`, which for Python's `None` is false.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
 }
 
 fn write_json(value: &Value, formatter: impl Formatter) -> Result<String, Error> {
