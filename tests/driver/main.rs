@@ -249,6 +249,14 @@ fn texts_are_the_same_where_no_graph_can_be_instantiated() {
     writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphInstantiateWithFlags=2"), &[says]);
 }
 
+/// The first launch of a graph takes memory, of which none may be left by then.
+#[test]
+fn texts_are_the_same_where_no_graph_can_be_launched() {
+    let test = "texts_are_the_same_where_no_graph_can_be_launched";
+    let says = ["cuGraphLaunch: CUDA_ERROR_OUT_OF_MEMORY", "operations are issued one by one"];
+    writes_the_same(test, ("EMU_DRIVER_FAIL", "cuGraphLaunch=2"), &says);
+}
+
 #[test]
 fn texts_are_the_same_where_kernels_of_graphs_do_not_overlap() {
     let test = "texts_are_the_same_where_kernels_of_graphs_do_not_overlap";

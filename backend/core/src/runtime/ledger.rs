@@ -1,8 +1,12 @@
 //! What this process has promised of its memory and not used yet. The system still counts that as free; without this
 //! account, models that load one after the other, or at the same time, would be promised the same bytes.
+//!
+//! What is allocated on a GPU is no longer free before its promise ends. So models load onto a GPU one after the other, or one
+//! would count what another has got as promised to it besides.
 
 use super::MemoryType;
 use crate::machine::resident_bytes;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -31,6 +35,27 @@ struct Entry {
     bytes: usize,
     /// Addresses where promised memory is reserved: what is touched there is no longer free.
     reserved: Vec<Range<usize>>,
+}
+
+/// GPUs that are told apart; those beyond wait for others too.
+const NUM_TURNS: usize = 64;
+
+static TURNS: [Mutex<()>; NUM_TURNS] = [const { Mutex::new(()) }; NUM_TURNS];
+
+/// The right to load models onto some GPUs.
+pub(super) struct Turns {
+    _held: Vec<MutexGuard<'static, ()>>,
+}
+
+impl Turns {
+    /// Waits for the others that load onto GPUs of these numbers.
+    pub(super) fn wait(numbers: impl IntoIterator<Item = usize>) -> Self {
+        // In one order for all, so that nobody waits for whom it keeps waiting.
+        let places: BTreeSet<usize> =
+            numbers.into_iter().map(|number| number % NUM_TURNS).collect();
+        let hold = |place: usize| TURNS[place].lock().unwrap_or_else(PoisonError::into_inner);
+        Self { _held: places.into_iter().map(hold).collect() }
+    }
 }
 
 impl Entry {
@@ -130,6 +155,27 @@ mod tests {
         memory.fill(1);
         assert!(ledger.decide().outstanding(CPU) <= 1000);
         std::hint::black_box(memory);
+    }
+
+    #[test]
+    fn models_load_onto_a_gpu_one_after_the_other() {
+        let (first, second) = (NUM_TURNS - 1, NUM_TURNS - 2);
+        let loading = std::sync::atomic::AtomicUsize::new(0);
+        let load = |numbers: [usize; 2]| {
+            for _ in 0..200 {
+                // A number twice, as of a drafter beside its target, is no reason to wait for oneself.
+                let _turns = Turns::wait([numbers[0], numbers[1], numbers[0]]);
+                let others = loading.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(others, 0, "two load at the same time");
+                thread::yield_now();
+                loading.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| load([first, second]));
+            scope.spawn(|| load([second, first]));
+            scope.spawn(|| load([first, first + NUM_TURNS]));
+        });
     }
 
     #[test]

@@ -6,7 +6,7 @@ pub use footprint::Footprint;
 
 use footprint::{CPU_FRACTION, CPU_RESERVE, GPU_FRACTION, GPU_RESERVE};
 
-use super::ledger::{Decision, Ledger, Promise};
+use super::ledger::{Decision, Ledger, Promise, Turns};
 use super::lookup::Lookup;
 use super::memory::{self, Free, MemoryType, Source};
 use super::shared::{Copies, Key};
@@ -57,6 +57,7 @@ pub(super) struct Promises {
     pub(super) kept: Option<Promise>,
     /// What is allocated on GPUs, until it is.
     on_gpus: Vec<Promise>,
+    _turns: Turns,
 }
 
 impl<'a> Placement<'a> {
@@ -124,10 +125,12 @@ impl<'a> Placement<'a> {
         options: &Options,
         copies: &Copies,
     ) -> Result<(usize, Promises)> {
+        let turns = Turns::wait(self.engines.iter().filter_map(|(_, place)| place.shared_number()));
         let mut decision = Ledger::of_process().decide();
         let sources = self.sources(&decision, copies)?;
         let num_pages = memory::num_pages(limits, &sources, options)?;
-        let mut promises = Promises { weights: None, kept: None, on_gpus: Vec::new() };
+        let mut promises =
+            Promises { weights: None, kept: None, on_gpus: Vec::new(), _turns: turns };
         for Source { memory, weight_bytes, working_bytes, page_bytes, .. } in sources {
             let mut promise = |bytes| decision.promise(memory, bytes);
             let kept = working_bytes + num_pages * page_bytes;
@@ -389,6 +392,14 @@ impl Place {
         match self {
             Self::Cpu => None,
             Self::Gpu(number, _) => Some(*number),
+        }
+    }
+
+    /// The same of one whose memory others in this process have a share of.
+    fn shared_number(&self) -> Option<usize> {
+        match self {
+            Self::Gpu(number, gpu) if gpu.lock().shares_memory() => Some(*number),
+            Self::Gpu(..) | Self::Cpu => None,
         }
     }
 

@@ -57,10 +57,10 @@ pub struct Driver {
 }
 
 /// What is replayed.
-enum Recorded {
-    Graph(sys::CUgraphExec),
-    /// Where no graph could be made.
-    Ops(Vec<Op>),
+struct Recorded {
+    /// None where no graph could be made, or launched.
+    exec: Option<sys::CUgraphExec>,
+    ops: Vec<Op>,
 }
 
 // SAFETY: handles of the driver may be used from any thread; every method makes the context current first.
@@ -107,7 +107,9 @@ impl Driver {
             };
             driver.enter()?;
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-            check("cuStreamCreate", calls::cuStreamCreate(&mut driver.stream, flags))?;
+            let created = calls::cuStreamCreate(&mut driver.stream, flags);
+            // Where others have the GPU still, its failure is theirs too.
+            driver.check("cuStreamCreate", created)?;
             Ok(driver)
         }
     }
@@ -140,6 +142,11 @@ impl Driver {
         if !std::mem::replace(&mut self.said[which], true) {
             eprintln!("{error}: {what}, which is slower");
         }
+    }
+
+    /// Says that no graph is launched.
+    fn say_alone(&mut self, error: &Error) {
+        self.say(1, error, "a step's operations are issued one by one");
     }
 
     /// Makes a graph of operations. The stream is as before also where that fails.
@@ -189,11 +196,8 @@ impl Driver {
     unsafe fn free(&self) {
         // SAFETY: by the above, each handle is released once.
         unsafe {
-            for recorded in &self.graphs {
-                if let Recorded::Graph(exec) = recorded {
-                    calls::cuGraphExecDestroy(*exec);
-                }
-            }
+            let execs = self.graphs.iter().filter_map(|recorded| recorded.exec);
+            execs.for_each(|exec| _ = calls::cuGraphExecDestroy(exec));
             self.events.iter().for_each(|&event| _ = calls::cuEventDestroy_v2(event));
             self.modules.iter().for_each(|&module| _ = calls::cuModuleUnload(module));
             self.memory.iter().for_each(|&address| _ = calls::cuMemFree_v2(address));
@@ -348,28 +352,36 @@ impl Device for Driver {
             }
             other => other,
         };
-        let recorded = match graph {
-            Ok(graph) => Recorded::Graph(graph),
+        let exec = match graph {
+            Ok(exec) => Some(exec),
             Err(error) if self.last.get().is_some() => return Err(error),
             Err(error) => {
-                self.say(1, &error, "a step's operations are issued one by one");
-                Recorded::Ops(ops.to_vec())
+                self.say_alone(&error);
+                None
             }
         };
-        self.graphs.push(recorded);
+        self.graphs.push(Recorded { exec, ops: ops.to_vec() });
         Ok(Graph(self.graphs.len() as u32 - 1))
     }
 
     fn replay(&mut self, graph: Graph) -> Result<()> {
         self.enter()?;
-        match &self.graphs[graph.0 as usize] {
-            Recorded::Graph(exec) => {
-                // SAFETY: graphs live until drop.
-                let status = unsafe { calls::cuGraphLaunch(*exec, self.stream) };
-                self.check("cuGraphLaunch", status)
+        let idx = graph.0 as usize;
+        if let Some(exec) = self.graphs[idx].exec {
+            // SAFETY: what is here was not destroyed.
+            let status = unsafe { calls::cuGraphLaunch(exec, self.stream) };
+            let launched = self.check("cuGraphLaunch", status);
+            let Err(error) = launched else { return Ok(()) };
+            // The first launch takes memory.
+            if status != calls::OUT_OF_MEMORY {
+                return Err(error);
             }
-            Recorded::Ops(ops) => ops.iter().try_for_each(|op| self.put(op, true)),
+            self.graphs[idx].exec = None;
+            // SAFETY: it is gone from where it would be destroyed once more.
+            unsafe { calls::cuGraphExecDestroy(exec) };
+            self.say_alone(&error);
         }
+        self.graphs[idx].ops.iter().try_for_each(|op| self.put(op, true))
     }
 
     fn new_mark(&mut self) -> Result<Mark> {
