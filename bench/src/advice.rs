@@ -56,10 +56,15 @@ fn of_load(plain: &Run, drafting: &[&Run], runs: &[Run]) -> Vec<String> {
     let at = place(&plain.setting, several);
     let (gain, drafts) = (speed_up(best), best.setting.drafts());
     let mut sentences = vec![if gain >= 1.0 + SAME {
+        let what = match plain.setting.load {
+            Load::Concurrency(_) => "tokens a second",
+            Load::Rate(_) => "tokens a second of an answer",
+        };
         format!(
-            "{at}: speculation is worth it. {drafts} gives {gain:.2} times the tokens a second of plain decoding \
+            "{at}: speculation is worth it. {drafts} gives {gain:.2} times the {what} of plain decoding \
              ({:.1} against {:.1}).",
-            best.tokens_per_second, plain.tokens_per_second
+            best.pace(),
+            plain.pace()
         )
     } else if gain > 1.0 - SAME {
         format!(

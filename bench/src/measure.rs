@@ -114,6 +114,18 @@ impl Round {
         tokens as f64 / self.seconds().max(1e-9)
     }
 
+    /// What is the larger the faster answers come: tokens a second of all of them, or of each where requests come at a rate
+    /// of their own, which decides about the former.
+    fn pace(&self, load: Load) -> f64 {
+        match load {
+            Load::Concurrency(_) => self.tokens_per_second(),
+            Load::Rate(_) => {
+                let times = self.answered().filter_map(Answer::per_token_ms);
+                1e3 / Quantiles::of(times.collect()).mean
+            }
+        }
+    }
+
     fn requests_per_second(&self) -> f64 {
         self.answered().count() as f64 / self.seconds().max(1e-9)
     }
@@ -147,7 +159,7 @@ fn put_together(
     };
     let rates = |rate: fn(&Round) -> f64| median(rounds.iter().map(rate)).unwrap_or(0.0);
     let speed_up = |one: &Round, plain: &Round| {
-        let ratio = one.tokens_per_second() / plain.tokens_per_second();
+        let ratio = one.pace(setting.load) / plain.pace(setting.load);
         Some(ratio).filter(|ratio| ratio.is_finite())
     };
     let by_round = rounds.iter().enumerate().map(|(idx, round)| Rates {
@@ -219,6 +231,29 @@ fn categories(answered: &[&Answer], common: &Common, plain: Option<&[Round]>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::{Duration, Instant};
+
+    /// Requests a second after each other, each with 10 tokens behind the first.
+    fn round(ms_a_token: u64) -> Round {
+        let start = Instant::now();
+        let answer = |idx| {
+            let mut answer = Answer::new(&Ask { prompt: 0, seed: 0, cache_salt: String::new() });
+            answer.sent = start + Duration::from_secs(idx);
+            let at = |token| answer.sent + Duration::from_millis(100 + token * ms_a_token);
+            answer.came = (0..=10).map(|token| (at(token), 1)).collect();
+            answer
+        };
+        Round { answers: (0..100).map(answer).collect() }
+    }
+
+    #[test]
+    fn where_requests_come_at_their_rate_the_time_of_a_token_tells() {
+        let (plain, faster) = (round(20), round(10));
+        let ratio = |load| faster.pace(load) / plain.pace(load);
+        assert!((ratio(Load::Rate(1.0)) - 2.0).abs() < 1e-9);
+        // As many tokens, over nearly the same time.
+        assert!(ratio(Load::Concurrency(1)) < 1.01);
+    }
 
     #[test]
     fn every_setting_has_as_many_before_it_as_behind_it_over_two_rounds() {

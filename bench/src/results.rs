@@ -2,7 +2,7 @@
 
 use crate::machine::Machine;
 use crate::quantiles::Quantiles;
-use crate::setting::Setting;
+use crate::setting::{Load, Setting};
 use serde::{Deserialize, Serialize};
 
 /// Of the JSON: readers refuse another.
@@ -41,7 +41,8 @@ pub struct Run {
     /// Requests that ended in a second, the median of the rounds.
     pub requests_per_second: f64,
     /// `tokens_per_second` over that of draft length 0 at the same endpoint, load and temperature: the median of the
-    /// rounds' ratios. None where that was not measured.
+    /// rounds' ratios. Where requests come at a rate, which decides about that, the mean time of a token of draft length 0 over
+    /// this one's. None where that was not measured.
     pub speed_up: Option<f64>,
     /// What these are medians of, a round after the other.
     pub by_round: Vec<Rates>,
@@ -73,6 +74,14 @@ pub struct Rates {
 }
 
 impl Run {
+    /// What its speed-up is a ratio of: tokens a second of all answers, or of each where requests come at a rate.
+    pub fn pace(&self) -> f64 {
+        match self.setting.load {
+            Load::Concurrency(_) => self.tokens_per_second,
+            Load::Rate(_) => 1e3 / self.latency.per_token.mean,
+        }
+    }
+
     /// The least and the largest speed-up of its rounds. None where there are not two.
     pub fn speed_up_range(&self) -> Option<(f64, f64)> {
         let ratios: Vec<f64> = self.by_round.iter().filter_map(|round| round.speed_up).collect();

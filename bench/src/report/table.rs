@@ -32,10 +32,10 @@ fn body(panel: &Panel<'_>) -> String {
         "<tbody>\n<tr class=\"group\"><th scope=\"rowgroup\" colspan=\"{COLUMNS}\"><span>{endpoint}, temperature {temperature}</span></th></tr>\n"
     );
     for (_, runs) in panel.by_load() {
-        let speeds = runs.iter().map(|run| run.tokens_per_second);
+        let speeds = runs.iter().map(|run| run.pace());
         let fastest = speeds.filter(|speed| speed.is_finite()).fold(0.0, f64::max);
         for (at, run) in runs.iter().enumerate() {
-            let is_fastest = runs.len() > 1 && fastest > 0.0 && run.tokens_per_second == fastest;
+            let is_fastest = runs.len() > 1 && fastest > 0.0 && run.pace() == fastest;
             body += &row(run, is_fastest, at == 0);
         }
     }
