@@ -210,7 +210,7 @@ impl Recipe {
             draft: self.draft.clone(),
             max_draft_len: (self.draft != DraftSource::None).then_some(self.max_draft_len),
             dtype: self.dtype,
-            draft_dtype: Some(self.draft_dtype),
+            draft_dtype: matches!(self.draft, DraftSource::Model(_)).then_some(self.draft_dtype),
             head_dtype: self.head_dtype,
             draft_head_dtype: self.draft_head_dtype,
             draft_vocab: self

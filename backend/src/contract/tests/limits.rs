@@ -293,21 +293,23 @@ fn a_draft_may_come_along_where_there_is_no_drafter() {
 
 #[test]
 fn the_words_of_all_rows_together_are_bounded() {
-    let lists = |first: &str| {
+    let lists = |name: &str, first: &str| {
         let word = "x".repeat(1000);
         let mut words = vec![word.as_str(); 2 * 200];
         words[200] = first;
         let prompts = tensor("text_input", DataType::Bytes, &[2, 1], bytes(&["hi", "ho"]));
-        let words = tensor("bad_words", DataType::Bytes, &[2, 200], bytes(&words));
-        refusal(parse(Profile::Text, &[prompts, words]))
+        let words = tensor(name, DataType::Bytes, &[2, 200], bytes(&words));
+        parse(Profile::Text, &[prompts, words])
     };
+    const TOO_MANY: &str = "bad_words, stop_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are \
+                            allowed";
     // Equal lists count once; what is wrong with them is seen when they are split.
     assert_eq!(
-        lists(&"x".repeat(1000)),
+        refusal(lists("bad_words", &"x".repeat(1000))),
         "bad_words: 1000 tokens in an entry, at most 64 are allowed"
     );
-    assert_eq!(
-        lists("y"),
-        "bad_words, stop_words and embedding_bias_words: 399001 bytes in all rows, at most 262144 are allowed"
-    );
+    lists("stop_words", &"x".repeat(1000)).expect("they are looked for once");
+    for name in ["bad_words", "stop_words"] {
+        assert_eq!(refusal(lists(name, "y")), TOO_MANY, "{name}");
+    }
 }
