@@ -116,6 +116,7 @@ def run_round(args, prepared, share, hashed):
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "HF_HUB_OFFLINE": "1"}
     print(f"round {save.name}, {which}; what the trainer says is in {log}", flush=True)
     is_stopped = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with open(log, "ab") as out:
         # A session of its own: an interrupt from the keyboard is for this process, which asks that one to save what it has.
         process = subprocess.Popen([sys.executable, __file__, *command], env=environment, stdout=out, stderr=subprocess.STDOUT,

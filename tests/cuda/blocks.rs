@@ -211,7 +211,8 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
         admission: AdmissionPolicy::MaxUtilization,
         ..fixed
     };
-    let options = Options { kv_tokens: Some(1024), ..narrow };
+    // Two prompts fit, and little more.
+    let options = Options { kv_tokens: Some(992), ..narrow };
     let mut runtime = load_bounded(&engine, options, Schedule::seeded(3));
     let done = running::run(&mut runtime, &with_drafts(2));
     assert_eq!(told(&done), plain, "in steps that hold no block, preempted");

@@ -89,9 +89,16 @@ pub(crate) fn fewest_and_most_rows(arch: &str) -> BTreeSet<Variant> {
     variants
 }
 
-/// Whether it is no product of more rows than the fewest.
-pub(crate) fn has_fewest_rows(variant: &Variant) -> bool {
-    rows_of_product(variant).is_none_or(|rows| rows == "8")
+/// Of each kernel, format of its numbers and epilogue the first variant.
+pub(crate) fn one_of_each(arch: &str) -> Vec<Variant> {
+    let mut seen = BTreeSet::new();
+    let mut variants = variants(arch);
+    variants.retain(|variant| {
+        let kinds = variant.defines.iter();
+        let kinds = kinds.filter(|(name, _)| ["WEIGHT", "KV", "EPILOGUE"].contains(name)).cloned();
+        seen.insert((variant.kernel, kinds.collect::<Vec<_>>()))
+    });
+    variants
 }
 
 /// Of a product of few rows: for how many it is compiled.

@@ -11,6 +11,7 @@ use crate::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
+use serde_json::Value as Json;
 use std::io;
 use std::path::Path;
 
@@ -126,9 +127,23 @@ impl ChatTemplate {
             .get_template(if has_tools && self.has_tool_template { TOOL_NAME } else { NAME })
             .and_then(|template| template.render_captured_to(variables, &mut prompt).map(drop))
             .map_err(|e| Error::bad_request("messages", message(&e)))?;
-        String::from_utf8(prompt.0)
-            .map_err(|e| Error::bad_request("messages", format!("the chat template gave {e}")))
+        let prompt = String::from_utf8(prompt.0)
+            .map_err(|e| Error::bad_request("messages", format!("the chat template gave {e}")))?;
+        // Some leave out calls whose message has no `content` of null: the model would read answers to nothing.
+        if let Some(name) = called(messages).find(|name| !prompt.contains(name)) {
+            let message =
+                format!("messages: the model's chat template leaves out the call of {name}");
+            return Err(Error::Unsupported(message));
+        }
+        Ok(prompt)
     }
+}
+
+/// The names of functions that were called, but for those that JSON would write otherwise.
+fn called(messages: &[Json]) -> impl Iterator<Item = &str> {
+    let calls = messages.iter().filter_map(|message| message["tool_calls"].as_array()).flatten();
+    let names = calls.filter_map(|call| call["function"]["name"].as_str());
+    names.filter(|name| !name.contains(['"', '\\']) && !name.contains(char::is_control))
 }
 
 /// Takes what a template or one of its filters writes, up to the limit.
@@ -231,6 +246,20 @@ mod tests {
     fn what_is_not_there_is_not_iterable() {
         let source = "{% for x in [tools, messages, messages[0].content, 1] %}{{ x is iterable }} {% endfor %}";
         assert_eq!(render(source).expect("renders"), "False True True False ");
+    }
+
+    /// As DeepSeek-R1's distilled models do where `content` is not null.
+    #[test]
+    fn calls_that_a_template_leaves_out_are_refused() {
+        let call =
+            r#"{"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}"#;
+        let said = format!(r#"[{{"role": "assistant", "content": null, "tool_calls": [{call}]}}]"#);
+        let conversation = Conversation::parse(&said).expect("is read");
+        let with = "{% for m in messages %}{{ m.tool_calls[0].function.name }}{% endfor %}";
+        assert_eq!(template(with, None).render(&conversation).expect("renders"), "now");
+        let without = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        let error = template(without, None).render(&conversation).expect_err("is refused");
+        assert!(error.to_string().contains("leaves out the call of now"), "{error}");
     }
 
     #[test]
