@@ -159,15 +159,16 @@ def train(args):
 
 
 def run_on_cpu():
-    """Has the trainer run where there is no accelerator, which it takes for granted in four places."""
+    """Has the trainer run where there is no accelerator, which it takes for granted in five places."""
     import torch
     if torch.accelerator.is_available():
         return
-    from speculators.train import dataloader, trainer
+    from speculators.train import checkpointer, dataloader, trainer
     cpu = torch.device("cpu")
     torch.accelerator.current_accelerator = lambda check_available=False: None if check_available else cpu
     torch.accelerator.synchronize = lambda *args, **kwargs: None
     trainer.get_local_rank = lambda: "cpu"
+    checkpointer.get_current_device = lambda: "cpu"
     loader = dataloader.DataLoader
     dataloader.DataLoader = lambda *args, **kwargs: loader(*args, **{**kwargs, "pin_memory": False})
 
