@@ -172,7 +172,7 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
                 request.sampling.logprobs.get_or_insert(0);
             }
             let draft_len = Some(draft_len);
-            Request { draft_len, max_tokens: 30, ignore_eos: true, ..request }
+            Request { draft_len, max_tokens: 60, ignore_eos: true, ..request }
         };
         long_requests().into_iter().enumerate().map(set).collect::<Vec<_>>()
     };
@@ -211,8 +211,7 @@ fn texts_are_the_same_however_blocks_of_prompts_are_computed() {
         admission: AdmissionPolicy::MaxUtilization,
         ..fixed
     };
-    // Two prompts fit, and little more.
-    let options = Options { kv_tokens: Some(992), ..narrow };
+    let options = Options { kv_tokens: Some(1024), ..narrow };
     let mut runtime = load_bounded(&engine, options, Schedule::seeded(3));
     let done = running::run(&mut runtime, &with_drafts(2));
     assert_eq!(told(&done), plain, "in steps that hold no block, preempted");
