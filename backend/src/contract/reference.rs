@@ -28,7 +28,8 @@ bring something new; `batch_index` and `sequence_index` name the text. The gener
 alone, so a client that wants several texts of such a model uses generate_stream. Of a model that is not decoupled one
 response holds all texts: values are [rows, texts of a row], lists of values [rows, texts of a row, values], and
 `num_input_tokens` is [rows, 1]. `text_output` is a flat list, without any dimension of the batch, as clients of
-TensorRT-LLM read it.
+TensorRT-LLM read it. Where words bring the space in front of them (SentencePiece), a text that goes on from a prompt
+begins with it, and an answer to `messages` does not.
 ";
 
 const VLLM: &str = "\
