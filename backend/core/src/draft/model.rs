@@ -99,8 +99,11 @@ impl Model {
             let drafts = if rows.tree.is_empty() { proposals[*idx].len() } else { 0 };
             proposals[*idx].cached.iter_mut().for_each(|cached| cached.drafts = drafts);
         }
-        let segments = ends.iter().map(|(idx, rows)| Segment {
-            tokens: &rows.tokens,
+        // A request may allow tokens alone that the drafter does not have, and then they are drafted.
+        let tokens = ends.iter().map(|(_, rows)| readable(&rows.tokens, self.vocab_size));
+        let tokens: Vec<_> = tokens.collect();
+        let segments = ends.iter().zip(&tokens).map(|((idx, rows), tokens)| Segment {
+            tokens,
             first_position: rows.first_position,
             pages: entries[*idx].pages,
             prompt_len: 0,
@@ -190,6 +193,7 @@ mod tests {
                             segment.first_position.checked_sub(1).map_or(7, |slot| self.0[slot])
                         }
                     };
+                    assert!((token as usize) < VOCAB, "token {token} of {VOCAB}");
                     let context = mix(before, token);
                     contexts.push(context);
                     self.0[segment.first_position + row] = context;
@@ -260,6 +264,36 @@ mod tests {
         assert_eq!(run(part_of_it), (0, vec![]));
         let resting = Entry { draft_lens: DraftLens { lookup: 4, model: 0 }, ..entry };
         assert_eq!(run(resting), (0, vec![]), "it has nothing to catch up with");
+    }
+
+    /// The target has them, as padding of its vocabulary, and a request may allow nothing else.
+    #[test]
+    fn tokens_that_it_does_not_have_are_drafted_where_no_others_are_allowed() {
+        let foreign = [VOCAB as u32, VOCAB as u32 + 2];
+        let allowed_tokens = Some(foreign.as_slice().into());
+        let params = SamplingParams { allowed_tokens, ..Default::default() };
+        let sampler = Sampler::new(params, Coupling::Path(0), Vec::new());
+        let entry = Entry {
+            id: 7,
+            tokens: &[3, 1, 4],
+            prompt_len: 1,
+            max_len: 200,
+            computed: 2,
+            chunk: 1,
+            draft_computed: 0,
+            is_read: true,
+            speculates: true,
+            draft_lens: DraftLens { lookup: 0, model: 4 },
+            branching: Branching::CHAIN,
+            given: &[],
+            min_confidence: 0.0,
+            pages: &[0; 16],
+            prompt_rows: 0,
+            shares: crate::sequence::Shares::All,
+            sampler: &sampler,
+        };
+        let proposal = drafter(None).propose(&[entry]).unwrap().remove(0);
+        assert_eq!(proposal.tokens, [foreign[0]; 4]);
     }
 
     fn drafter(mask_token: Option<u32>) -> Model {

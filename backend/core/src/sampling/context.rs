@@ -43,6 +43,11 @@ pub(super) fn edits_nothing(params: &SamplingParams) -> bool {
         && !params.penalises()
 }
 
+/// Whether the token after `context` may not be one that ends the text.
+pub(super) fn holds_back_ends(params: &SamplingParams, context: Context<'_>) -> bool {
+    context.position() - context.prompt_len < params.min_tokens
+}
+
 /// Applies bias, then bans (negative infinity), then penalties. Tokens beyond the logits are ignored: a
 /// drafter's vocabulary may be padded differently.
 pub(super) fn edit(
@@ -54,7 +59,7 @@ pub(super) fn edit(
     for &(token, bias) in &*params.logit_bias {
         change(logits, token, |logit| logit + bias);
     }
-    if context.position() - context.prompt_len < params.min_tokens {
+    if holds_back_ends(params, context) {
         end_tokens.iter().for_each(|&token| ban(logits, token));
     }
     if let Some(allowed) = params.allowed_tokens.as_deref() {
@@ -90,19 +95,15 @@ fn penalise(params: &SamplingParams, context: Context<'_>, logits: &mut [f32]) {
     }
 }
 
-/// `allowed` is ascending.
+/// `allowed` is ascending. A drafter's row may end before some of them.
 fn ban_others(logits: &mut [f32], allowed: &[u32]) {
-    let mut first = 0;
-    for &token in allowed {
+    let (mut first, len) = (0, logits.len());
+    for &token in allowed.iter().take_while(|&&token| (token as usize) < len) {
         let token = token as usize;
-        if let Some(between) = logits.get_mut(first..token) {
-            between.fill(f32::NEG_INFINITY);
-        }
+        logits[first..token].fill(f32::NEG_INFINITY);
         first = token + 1;
     }
-    if let Some(rest) = logits.get_mut(first..) {
-        rest.fill(f32::NEG_INFINITY);
-    }
+    logits[first..].fill(f32::NEG_INFINITY);
 }
 
 fn ban(logits: &mut [f32], token: u32) {
@@ -189,7 +190,7 @@ mod tests {
             prop::collection::vec((token, -3f32..3.0), 0..4),
             prop::collection::vec(word, 0..4),
             0usize..8,
-            prop::option::of(prop::collection::btree_set(0..VOCAB as u32, 1..5)),
+            prop::option::of(prop::collection::btree_set(0..VOCAB as u32 + 3, 1..5)),
         )
             .prop_map(
                 |(repetition, presence, frequency, bias, words, min_tokens, allowed)| {

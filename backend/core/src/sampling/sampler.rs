@@ -66,15 +66,15 @@ impl Sampler {
     /// the lowest id on ties.
     ///
     /// NaN counts as negative infinity. If nothing is left (everything is banned or not a number), the
-    /// likeliest of the allowed tokens by the logits as given gets all, or the first: a request must not bring
-    /// down its batch.
+    /// likeliest of the allowed tokens by the logits as given gets all, or the first, of those that `min_tokens` does
+    /// not hold back if there are any: a request must not bring down its batch.
     pub fn distribution(&self, logits: &[f32], context: Context<'_>) -> Distribution {
         let scores = self.edited(logits, context);
         if !self.params.is_greedy() && select::max(&scores) > f32::NEG_INFINITY {
             return truncate::truncate(&scores, &self.params);
         }
         let likeliest = select::argmax(&scores).map(|idx| idx as u32);
-        Distribution::certain(likeliest.unwrap_or_else(|| self.likeliest_allowed(logits)))
+        Distribution::certain(likeliest.unwrap_or_else(|| self.likeliest_allowed(logits, context)))
     }
 
     /// The likeliest tokens after `context`, so many, best first, by the logits with bias, bans and penalties.
@@ -93,15 +93,18 @@ impl Sampler {
         scores
     }
 
-    fn likeliest_allowed(&self, logits: &[f32]) -> u32 {
-        match self.params.allowed_tokens.as_deref() {
-            None => select::argmax(logits).unwrap_or(0) as u32,
-            Some(allowed) => {
-                let logit = |&token: &u32| logits.get(token as usize).copied().unwrap_or(f32::NAN);
-                let allowed_logits: Vec<f32> = allowed.iter().map(logit).collect();
-                allowed[select::argmax(&allowed_logits).unwrap_or(0)]
-            }
-        }
+    fn likeliest_allowed(&self, logits: &[f32], context: Context<'_>) -> u32 {
+        let Some(allowed) = self.params.allowed_tokens.as_deref() else {
+            return select::argmax(logits).unwrap_or(0) as u32;
+        };
+        // What ends the text too early comes after what would complete a bad word.
+        let is_held_back = context::holds_back_ends(&self.params, context);
+        let goes_on = |token: &u32| !(is_held_back && self.end_tokens.contains(token));
+        let going_on: Vec<u32> = allowed.iter().copied().filter(goes_on).collect();
+        let tokens = if going_on.is_empty() { allowed } else { &going_on };
+        let logit = |&token: &u32| logits.get(token as usize).copied().unwrap_or(f32::NAN);
+        let their_logits: Vec<f32> = tokens.iter().map(logit).collect();
+        tokens[select::argmax(&their_logits).unwrap_or(0)]
     }
 
     /// Draws the token at `position`. The same arguments always give the same token.
@@ -168,6 +171,23 @@ mod tests {
             let nothing = [f32::NAN, f32::NEG_INFINITY];
             assert_eq!(banned.distribution(&nothing, context(&[9])).log_prob(0), 0.0);
         }
+    }
+
+    #[test]
+    fn a_bad_word_goes_before_an_end_that_is_too_early() {
+        let params = SamplingParams {
+            bad_words: [vec![1, 1]].into(),
+            allowed_tokens: Some([0, 1].into()),
+            min_tokens: 3,
+            ..Default::default()
+        };
+        let logits = [2.0, 1.0, 5.0];
+        let token = |tokens| {
+            let drawn = sampler(params.clone()).distribution(&logits, context(tokens));
+            (0..3).find(|&token| drawn.log_prob(token) == 0.0)
+        };
+        assert_eq!(token(&[9, 1]), Some(1), "after one token, of three");
+        assert_eq!(token(&[9, 1, 1, 1]), Some(0), "after three");
     }
 
     #[test]
