@@ -353,10 +353,9 @@ impl Tuner {
         }
     }
 
-    /// The sequence has left, with so many tokens generated.
-    pub(crate) fn forget(&mut self, id: SequenceId, num_generated: usize) {
+    /// The sequence has left.
+    pub(crate) fn forget(&mut self, id: SequenceId) {
         self.states.remove(&id);
-        self.readings.count_answer(num_generated);
     }
 
     /// So long for each source that there is.

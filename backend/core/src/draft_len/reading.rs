@@ -55,7 +55,7 @@ impl Default for Readings {
 }
 
 impl Readings {
-    pub(super) fn count_answer(&mut self, num_generated: usize) {
+    fn count_answer(&mut self, num_generated: usize) {
         self.answer_tokens += ANSWER_WEIGHT * (num_generated as f64 - self.answer_tokens);
     }
 
@@ -88,6 +88,11 @@ impl Tuner {
         if is_chosen && self.saving_ms(reading) <= self.reading_ms(reading) {
             self.readings.saved_ms -= self.reading_ms(reading);
         }
+    }
+
+    /// A text has come to its end with so many tokens.
+    pub(crate) fn count_answer(&mut self, num_generated: usize) {
+        self.readings.count_answer(num_generated);
     }
 
     /// A step took so many milliseconds, of which a share may go into trials.

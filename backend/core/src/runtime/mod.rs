@@ -30,7 +30,7 @@ use placement::{OpenGpu, Placement};
 use crate::batch::{Executor, WANTED};
 use crate::draft_len::{PassCost, Tuner};
 use crate::engine::{DrafterKind, Engine, Limits as EngineLimits, Manifest, pass_share};
-use crate::exec::cpu::Pool;
+use crate::exec::cpu::{FloatMode, Pool};
 use crate::exec::cuda;
 use crate::model::DraftHead;
 use crate::pages::PageKey;
@@ -334,6 +334,7 @@ impl Runtime {
     /// As `step`. One that only computes parts of long prompts is given up when `somebody_came` says so, so that they need
     /// not wait for it; never two in a row, so that there is always progress.
     pub fn step_unless(&mut self, somebody_came: &dyn Fn() -> bool) -> Step {
+        let _mode = FloatMode::enter();
         let schedule = self.scheduler.schedule();
         for &id in &schedule.forgotten {
             self.executor.forget(id);

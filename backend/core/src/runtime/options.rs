@@ -25,7 +25,7 @@ pub struct Options {
     /// Where drafts are looked up, alone or ahead of a model that drafts; `None` is as the engine was built, and in the
     /// sequence's own text ahead of a model whose draft lengths adapt.
     pub lookup: Option<Lookup>,
-    /// Continuations that a look-up drafts side by side, as a tree; at least 1. A GPU drafts one.
+    /// Continuations that a look-up drafts side by side, as a tree; at least 1.
     pub ngram_branches: usize,
     /// Branches that the drafts of a model or a head have at most, from 1 to
     /// [`MAX_DRAFT_BRANCHES`](super::MAX_DRAFT_BRANCHES), where it and its target are on a CPU, or on one GPU. With adapting

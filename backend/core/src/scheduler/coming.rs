@@ -52,7 +52,10 @@ impl Scheduler {
         let halves = if self.has_draft_half(sequence) { &[false, true][..] } else { &[false] };
         for &drafted in halves {
             let idx = self.first_unknown(sequence, drafted);
-            let is_computed = sequence.computed >= (idx + 1) * PAGE_TOKENS;
+            // A head reads a prompt a step behind the target: its half of the page is sure to follow.
+            let follows =
+                self.has_draft_half(sequence) && sequence.draft_lag() >= self.max_draft_lag();
+            let is_computed = sequence.computed >= (idx + 1) * PAGE_TOKENS && !follows;
             if let Some(&name) = sequence.page_keys.get(idx).filter(|_| !is_computed) {
                 coming.0.push(ComingPage { by: key, idx, name, drafted });
             }

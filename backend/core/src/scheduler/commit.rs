@@ -138,7 +138,11 @@ impl Scheduler {
             FinishReason::Failed => self.pool.trim(&mut sequence.pages, 0),
             _ => self.release(&mut sequence),
         }
-        self.tuner.forget(id, sequence.generated().len());
+        self.tuner.forget(id);
+        // What was given up says nothing of how long answers are.
+        if let FinishReason::Stop(_) | FinishReason::StopWord | FinishReason::Length = reason {
+            self.tuner.count_answer(sequence.generated().len());
+        }
         self.forgotten.push(id);
         sequence.finish = Some(reason);
         Some(sequence)

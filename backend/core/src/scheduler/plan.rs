@@ -143,7 +143,7 @@ impl Scheduler {
         let max_extra = plan.rows_left - backlog.min(plan.rows_left.div_ceil(2));
         let base_rows = plan.parts.len() + backlog.min(plan.rows_left);
         let lens = self.tuner.choose(&candidates, base_rows, max_extra);
-        let max_lag = MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1);
+        let max_lag = self.max_draft_lag();
         for (idx, (candidate, &lens)) in candidates.iter().zip(&lens).enumerate() {
             let lag = self.running[&plan.parts[idx].key].draft_lag();
             let falls_behind = candidate.is_read && candidate.limit > 0 && lag >= max_lag;
@@ -159,6 +159,11 @@ impl Scheduler {
             }
         }
         self.plan_branches(plan, backlog);
+    }
+
+    /// Positions that a drafter's cache may be behind the target's before it has to catch up.
+    pub(super) fn max_draft_lag(&self) -> usize {
+        MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1)
     }
 
     /// Lets drafts of a model branch, the first ones first, as wide as the rows allow that prompts leave over, and the pages

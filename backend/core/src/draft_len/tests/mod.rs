@@ -217,7 +217,7 @@ fn a_fixed_policy_drafts_what_is_allowed() {
 fn a_sequence_that_left_is_forgotten() {
     let mut run = Run::new(MEMORY_BOUND, &[0.5, 0.5]);
     run.steps(10);
-    (0..2).for_each(|id| run.tuner.forget(id, 9));
+    (0..2).for_each(|id| run.tuner.forget(id));
     assert!(run.tuner.states.is_empty());
 }
 

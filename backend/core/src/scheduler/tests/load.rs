@@ -4,7 +4,7 @@ use super::super::*;
 use super::world::{World, config, prompt};
 use crate::draft_len::DraftPolicy;
 use crate::pages::PageKey;
-use crate::scheduler::fake;
+use crate::scheduler::fake::{self, Fake};
 use crate::sequence::{FinishReason, Limits, Shares};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -129,12 +129,15 @@ proptest! {
         config in configs(),
         actions in actions(),
         adaptive in any::<bool>(),
-        [forced, hurried] in any::<[bool; 2]>(),
+        [forced, hurried, by_head] in any::<[bool; 3]>(),
         percent in prop_oneof![Just(0u64), Just(100), 0u64..100],
     ) {
         let policy = if adaptive { DraftPolicy::Adaptive } else { DraftPolicy::Fixed };
         let blocks = config.prompt_blocks;
         let mut world = World::new(config, policy, percent);
+        if by_head && world.config.drafter_caches {
+            world.executor = Fake::new(percent, 7, true).with_blocks(blocks).with_head();
+        }
         world.forced = forced;
         world.hurried = hurried;
         let mut cancelled = BTreeSet::new();

@@ -6,7 +6,7 @@ use crate::draft_len::{DraftPolicy, PassCost, Tuner};
 use crate::engine::CostTable;
 use crate::scheduler::SchedulerConfig;
 use crate::scheduler::fake::{Fake, limits};
-use crate::sequence::Sequence;
+use crate::sequence::{FinishReason, Sequence};
 use std::collections::BTreeSet;
 
 /// A full page and some, whose answer is a page and a half.
@@ -102,6 +102,18 @@ fn trials_beside_long_prompts_cost_their_share_of_the_time() {
     world.run();
     let share = 0.08 * read as f64 / (world.ms - before);
     assert!(read > 0 && share < 0.01, "{read} rows were read, {share} of the time");
+}
+
+#[test]
+fn requests_that_are_given_up_are_no_short_answers() {
+    let mut world = adaptive(100);
+    assert_eq!(serve(&mut world, 1..10, 6), 9);
+    for id in 100..200 {
+        world.add(id, PROMPT_LEN, limits(MAX_TOKENS, 6)).unwrap();
+        assert!(world.scheduler.finish(id, FinishReason::Cancelled).is_some());
+    }
+    assert_eq!(serve(&mut world, 200..210, 6), 10);
+    world.check_texts(&(100..200).collect());
 }
 
 #[test]

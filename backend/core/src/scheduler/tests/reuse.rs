@@ -4,7 +4,7 @@ use super::super::*;
 use super::world::{World, config, prompt};
 use crate::batch::{Executor, WANTED};
 use crate::pages::{PAGE_TOKENS, PageId, PageKey};
-use crate::scheduler::fake::{self, limits};
+use crate::scheduler::fake::{self, Fake, limits};
 use crate::sequence::{FinishReason, Limits, Shares};
 use std::collections::BTreeSet;
 
@@ -99,6 +99,22 @@ fn a_text_waits_for_the_pages_that_another_is_computing_and_lets_others_go_first
     assert_eq!(pages(&world, 1)[..3], pages(&world, 2)[..3]);
     world.run();
     assert_eq!(world.finished[&2].counters.reused_tokens, 48);
+    world.check_texts(&BTreeSet::new());
+}
+
+#[test]
+fn a_text_waits_for_the_half_of_a_head_that_reads_a_step_later() {
+    let mut world =
+        World::fixed(SchedulerConfig { max_num_tokens: 128, max_seq_len: 256, ..config() });
+    world.executor = Fake::new(80, 7, true).with_head();
+    for (id, draft_len) in [(1, 4), (2, 4), (3, 0)] {
+        world.add_prompt(id, prompt(1, 100), limits(60, draft_len)).unwrap();
+    }
+    assert_eq!(world.step().started, [1]);
+    world.run();
+    // Six full pages, and the rest each computes for itself.
+    let reused = [1, 2, 3].map(|id| world.finished[&id].counters.reused_tokens);
+    assert_eq!(reused, [0, 96, 96]);
     world.check_texts(&BTreeSet::new());
 }
 

@@ -247,13 +247,20 @@ impl World {
             is_same
                 && shares
                 && is_named
-                && other.computed < end
+                && (other.computed < end || self.reads_soon(other))
                 && (self.scheduler.has_draft_half(other) || !needs_both)
         };
         let mut before = self.scheduler.running.range(..key);
         !sequence.tells_of_prompt()
             && end < sequence.tokens.len()
             && before.any(|(_, other)| computes(other))
+    }
+
+    /// Whether its drafter is too far behind to stay there.
+    fn reads_soon(&self, sequence: &Sequence) -> bool {
+        let most = 128.min(self.config.max_num_tokens / 4).max(1);
+        let is_read = self.config.drafter_caches && sequence.is_read;
+        is_read && sequence.computed - sequence.draft_computed >= most
     }
 
     fn check_pages(&self) {

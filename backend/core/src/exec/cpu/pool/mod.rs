@@ -12,6 +12,7 @@ mod tests;
 
 pub use register::{Pinned, Pinning};
 
+use super::float_mode::FloatMode;
 use register::Claim;
 use seats::Seats;
 use std::any::Any;
@@ -89,6 +90,7 @@ impl Pool {
             let spawned =
                 thread::Builder::new().name(format!("spec-cpu-{worker}")).spawn(move || {
                     let _pinned = claim.and_then(|claim| Pinned::enter(&claim, worker));
+                    let _mode = FloatMode::enter();
                     shared.work(worker);
                 });
             // Those that have started end with the pool.
