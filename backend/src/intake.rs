@@ -109,6 +109,8 @@ impl<T> Intake<T> {
         let mut inside = self.lock();
         loop {
             if let Some((unread, error)) = inside.unwanted(monotonic_ns()) {
+                // It may have been the last one that somebody waits for.
+                self.changed.notify_all();
                 return Some(Work::Refuse(unread, error));
             }
             if let Some(((_, id), unread)) = inside.lane(lane).pop_first() {
@@ -135,6 +137,7 @@ impl<T> Intake<T> {
     pub(crate) fn end_named(&self, name: &str) -> Vec<Unread<T>> {
         let mut inside = self.lock();
         inside.reading.iter_mut().filter(|known| known.name == name).for_each(Known::end);
+        self.changed.notify_all();
         inside.take(|unread| unread.name == name)
     }
 

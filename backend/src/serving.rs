@@ -13,7 +13,7 @@ use crate::responder::{Responder, Update, server_ends};
 use crate::room::Place;
 use crate::running::RunningInstance;
 use crate::ticket::{Owner, Ticket};
-use crate::watch::{Verdict, Watch};
+use crate::watch::Watch;
 use spec_core::machine::lower_thread_priority;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,17 +192,16 @@ impl Ingress {
         let level = room.policy().level(brief.priority, request.priority());
         let limit = settings.request_timeout_ms;
         let probe = request.cancel_probe();
-        let mut watch = Watch::new(
+        let watch = Watch::new(
             Box::new(move || probe.is_cancelled()),
             at,
             [request.timeout(), brief.timeout].into_iter().flatten().min(),
             (limit > 0).then(|| Duration::from_millis(limit)),
             room.policy().of(level),
         );
-        let place = room.enter(level, bytes, || match watch.look_waiting(monotonic_ns()) {
-            _ if self.exits.load(Ordering::Acquire) => Some(server_ends()),
-            Verdict::Ends(error) => Some(error),
-            Verdict::Stays | Verdict::Delayed => None,
+        let place = room.enter(level, bytes, || match self.exits.load(Ordering::Acquire) {
+            true => Some(server_ends()),
+            false => watch.look_unplaced(monotonic_ns()),
         })?;
         Ok(Look::Waits { name, level, bytes, watch, place })
     }

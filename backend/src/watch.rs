@@ -52,19 +52,24 @@ impl Watch {
 
     /// Looks while it waits.
     pub(crate) fn look_waiting(&mut self, now: u64) -> Verdict {
-        if let Some(error) = self.look(now) {
+        if let Some(error) = self.look_unplaced(now) {
             return Verdict::Ends(error);
         }
-        match self.start_by.filter(|&start_by| start_by <= now) {
-            Some(_) if self.delays => {
-                self.start_by = None;
-                Verdict::Delayed
-            }
-            Some(_) => Verdict::Ends(Error::unavailable(
-                "Request timeout expired: it has waited longer than the queue allows",
-            )),
+        match self.start_by.take_if(|start_by| *start_by <= now) {
+            Some(_) => Verdict::Delayed,
             None => Verdict::Stays,
         }
+    }
+
+    /// Looks while it waits for a place among those that wait, where it cannot be delayed yet.
+    pub(crate) fn look_unplaced(&self, now: u64) -> Option<Error> {
+        let expired = || {
+            Error::unavailable(
+                "Request timeout expired: it has waited longer than the queue allows",
+            )
+        };
+        let ends = !self.delays && self.start_by.is_some_and(|start_by| start_by <= now);
+        self.look(now).or_else(|| ends.then(expired))
     }
 
     /// Looks while it runs.
@@ -113,6 +118,16 @@ mod tests {
         let Verdict::Ends(error) = watch.look_waiting(1_000_001_000) else { panic!("it stays") };
         assert_eq!(error.code, Code::Unavailable);
         assert!(error.message.contains("timeout"), "{error}");
+    }
+
+    #[test]
+    fn what_waits_for_a_place_is_ended_by_the_time_of_the_queue_but_not_delayed() {
+        let level = LevelPolicy { timeout: SECOND, ..LevelPolicy::default() };
+        let error = watch(None, None, level).look_unplaced(1_000_001_000).unwrap();
+        assert!(error.message.contains("timeout"), "{error}");
+        let mut watch = watch(None, None, LevelPolicy { delays: true, ..level });
+        assert_eq!(watch.look_unplaced(2_000_000_000), None);
+        assert_eq!(watch.look_waiting(2_000_000_000), Verdict::Delayed, "once it has a place");
     }
 
     #[test]

@@ -48,6 +48,8 @@ const HOPPER_ATTENTION: u32 = 176;
 /// of more rows than so many.
 const PRODUCT_ALONE: u32 = 168;
 const FEW_ROWS: usize = 16;
+/// Rows of a product on Hopper whose warps all have as many registers, at most.
+const MOST_ROWS_OF_EQUALS: usize = 192;
 /// Rows that a block fetches for itself, at most: more come to two blocks at once.
 const ROWS_OF_ONE_BLOCK: usize = 64;
 
@@ -72,10 +74,23 @@ pub(crate) fn check_resources(
     if kernel.registers > most {
         return Err(format!("takes {} registers, at most {most}", kernel.registers));
     }
+    // With fewer, warps would wait without end for what the block does not have.
+    if shares_registers(variant, arch) && kernel.registers != PRODUCT_ALONE {
+        let registers = kernel.registers;
+        return Err(format!(
+            "takes {registers} registers, and shares out those of {PRODUCT_ALONE}"
+        ));
+    }
     if kernel.stack > 0 {
         return Err(format!("takes {} bytes of stack, expected none", kernel.stack));
     }
     Ok(())
+}
+
+/// Whether warps that multiply take registers over from the others once they run.
+fn shares_registers(variant: &Variant, arch: &str) -> bool {
+    let has_most_rows = rows(variant) > Some(MOST_ROWS_OF_EQUALS);
+    variant.kernel == "multiply" || (variant.kernel == "gemm" && arch == "sm_90a" && has_most_rows)
 }
 
 /// Operations that a kernel must have, and those that it must not.
@@ -185,4 +200,8 @@ fn resources_over_the_budget_are_told() {
     assert_eq!(many, "takes 97 registers, at most 96");
     let spilled = check_resources(&gemm, "sm_80", &kernel(80, 8)).unwrap_err();
     assert_eq!(spilled, "takes 8 bytes of stack, expected none");
+    let most = Variant::gemm(Format::Fp8, 320, Epilogue::Raw);
+    assert_eq!(check_resources(&most, "sm_90a", &kernel(168, 0)), Ok(()));
+    let few = check_resources(&most, "sm_90a", &kernel(160, 0)).unwrap_err();
+    assert_eq!(few, "takes 160 registers, and shares out those of 168");
 }

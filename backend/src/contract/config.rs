@@ -45,6 +45,12 @@ pub(super) fn check(profile: Profile, config: &Value) -> Result<()> {
     if profile.batches() && batch_size(config.get("max_batch_size")) == 0 {
         return Err(Error::invalid_arg("max_batch_size is 0, at least 1 is needed"));
     }
+    let controls = config["sequence_batching"]["control_input"].as_array();
+    if controls.is_some_and(|controls| !controls.is_empty()) {
+        return Err(Error::invalid_arg(
+            "sequence_batching: control inputs are not read, requests have nothing to do with each other",
+        ));
+    }
     for (list, needed) in profile.needed() {
         if !needed.iter().any(|name| entries(config, list).any(|entry| entry["name"] == **name)) {
             let needed = needed.join("' or '");

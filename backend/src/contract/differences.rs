@@ -42,6 +42,24 @@ pub(super) const FROM_TENSORRT_LLM: &[Difference] = &[
         "splitting them takes time that other requests wait for",
     ],
     [
+        "`presence_penalty`, `frequency_penalty`",
+        "count the output",
+        "count the prompt too",
+        "as OpenAI defines them, and vLLM does",
+    ],
+    [
+        "`temperature` and the penalties",
+        "penalties change the model's scores, and the temperature divides what comes of it",
+        "the temperature divides the scores first",
+        "as in vLLM: a penalty means the same at any temperature",
+    ],
+    [
+        "log-probabilities",
+        "of the model, before temperature and penalties",
+        "after temperature and penalties",
+        "they say what the model thinks, and speculation does not change them",
+    ],
+    [
         "a draft (`draft_input_ids`)",
         "at most `max_draft_len`, 16 without a drafter; without loss, `draft_logits` and thresholds are refused",
         "as many as the engine takes; with logits, or a threshold",
@@ -116,6 +134,12 @@ pub(super) const FROM_VLLM: &[Difference] = &[
         "token sequences as the words are split",
         "also as they are split behind a space",
         "what is banned is what is written; name both where both are meant",
+    ],
+    [
+        "`min_p` beside `top_k` and `top_p`",
+        "cuts what these leave",
+        "cuts first, and these cut what it leaves",
+        "one order for all profiles",
     ],
     [
         "`priority` (sampling option there: none)",

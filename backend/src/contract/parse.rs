@@ -1,6 +1,6 @@
 //! One Triton request, read: tensors over request parameters over the model's defaults.
 
-use super::form::{Form, Words};
+use super::form::{Form, Words, excerpt};
 use super::table::{Action, Checked, Input, Wrong};
 use super::value::{self, Value};
 use super::{Call, Contract, Profile};
@@ -55,7 +55,10 @@ pub(super) fn timeout(parameters: &[(String, Parameter)]) -> Result<Option<Durat
         Parameter::String(text) => text.parse().ok(),
         Parameter::Bool(_) | Parameter::Double(_) => None,
     };
-    let wrong = || Error::invalid_arg(format!("timeout: {given:?} is no number of microseconds"));
+    let wrong = || {
+        let given = excerpt(&format!("{given:?}"));
+        Error::invalid_arg(format!("timeout: {given} is no number of microseconds"))
+    };
     let us = us.ok_or_else(wrong)?;
     Ok((us > 0).then(|| Duration::from_micros(us)))
 }
@@ -171,9 +174,9 @@ fn is_reserved(name: &str) -> bool {
 }
 
 fn unknown(name: &str) -> Error {
-    Error::invalid_arg(format!("input '{name}' is not known"))
+    Error::invalid_arg(format!("input '{}' is not known", excerpt(name)))
 }
 
 fn unknown_parameter(name: &str) -> Error {
-    Error::invalid_arg(format!("request parameter '{name}' is not known"))
+    Error::invalid_arg(format!("request parameter '{}' is not known", excerpt(name)))
 }

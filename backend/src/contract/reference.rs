@@ -17,6 +17,10 @@ the generate endpoint does; parameters may be strings (`\"256\"`), lists are JSO
 wins over a parameter. A name that is not in the tables, a value out of its limits and a prompt that leaves no
 room for a token in the engine's `max_seq_len` are answered with INVALID_ARG, what is known but not built with
 UNSUPPORTED; both name the input.
+
+The request parameter `timeout` is the time in microseconds that a request may take, as Triton's clients send it. Tensors in
+shared memory of a GPU are refused; in that of the system they are read and written. Strings that are request parameters end at
+the first NUL, which is how Triton hands them over: a `cache_salt` of any bytes is an input tensor.
 ";
 
 const BATCHED: &str = "\

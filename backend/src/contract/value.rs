@@ -3,8 +3,12 @@
 use super::form::{Form, excerpt};
 use super::table::{Action, Checked, Wrong};
 use serde_json::Value as Json;
+use std::borrow::Cow;
 use triton_backend::{DataType, Parameter, Tensor};
 use triton_backend::{Error, Result};
+
+/// Most bytes of JSON that are read: in memory they take dozens of times as many. Prompts are no JSON here.
+const MAX_JSON_BYTES: usize = 4 << 20;
 
 /// The elements of one row of an input.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +77,22 @@ pub(super) fn parameter_json(parameter: &Parameter) -> Checked<Json> {
 }
 
 fn json(text: &str) -> Checked<Json> {
+    check_size(text)?;
     serde_json::from_str(text).map_err(|error| format!("not JSON: {error}").into())
+}
+
+fn check_size(text: &str) -> Checked {
+    match text.len() {
+        bytes if bytes <= MAX_JSON_BYTES => Ok(()),
+        bytes => Err(format!("{bytes} bytes, at most {MAX_JSON_BYTES} are read").into()),
+    }
+}
+
+/// What a string holds, if it holds JSON, or the value itself.
+fn unquoted(json: &Json) -> Checked<Cow<'_, Json>> {
+    let Json::String(text) = json else { return Ok(Cow::Borrowed(json)) };
+    check_size(text)?;
+    Ok(Cow::Owned(serde_json::from_str(text.trim()).unwrap_or(Json::Null)))
 }
 
 fn one<T>(values: Vec<T>) -> Checked<T> {
@@ -97,13 +116,9 @@ fn flag(json: &Json) -> Checked<bool> {
 }
 
 fn number<T>(json: &Json, expected: &str, read: fn(&Json) -> Option<T>) -> Checked<T> {
-    let parsed = match json {
-        Json::String(text) => serde_json::from_str::<Json>(text.trim()).ok(),
-        other => Some(other.clone()),
-    };
-    let parsed = parsed.filter(Json::is_number);
-    parsed
-        .as_ref()
+    let parsed = unquoted(json)?;
+    let number = Some(&*parsed).filter(|json| json.is_number());
+    number
         .and_then(|json| read(json).or_else(|| read(&whole(json)?)))
         .ok_or_else(|| format!("{} is not {expected}", shown(json)).into())
 }
@@ -130,22 +145,23 @@ fn text(json: &Json) -> Checked<String> {
 /// A string is a list of strings in JSON, or itself the one entry.
 fn texts(json: &Json) -> Checked<Vec<String>> {
     match json {
-        Json::String(text) => Ok(serde_json::from_str(text).unwrap_or_else(|_| vec![text.clone()])),
+        Json::String(text) => {
+            check_size(text)?;
+            Ok(serde_json::from_str(text).unwrap_or_else(|_| vec![text.clone()]))
+        }
         Json::Array(items) => items.iter().map(text).collect(),
         other => Err(format!("{} is not a list of strings", shown(other)).into()),
     }
 }
 
 fn list<T>(json: &Json, read: impl Fn(&Json) -> Checked<T>) -> Checked<Vec<T>> {
-    let parsed = match json {
-        Json::String(text) => serde_json::from_str(text).unwrap_or(Json::Null),
-        other => other.clone(),
-    };
+    let parsed = unquoted(json)?;
     let items = parsed.as_array().ok_or_else(|| format!("{} is not a list", shown(json)))?;
     items.iter().map(read).collect()
 }
 
-fn shown(json: &Json) -> String {
+/// The beginning of a client's value, for a message.
+pub(super) fn shown(json: &Json) -> String {
     excerpt(&json.to_string())
 }
 

@@ -1,10 +1,11 @@
 //! The vLLM profile: the names of Triton's vLLM backend. There is no batch dimension; sampling options come
 //! as one JSON object, or as request parameters.
 
-use super::form::{Form, PromptEnd};
+use super::form::{Form, PromptEnd, excerpt};
 use super::options::*;
 use super::reply::{Cell, logprobs, outputs::*};
 use super::table::{Action, Checked, Input, Layout, Opt, Output, Wrong, input};
+use super::value::shown;
 use serde_json::{Value as Json, json};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -90,7 +91,7 @@ const STOP_TOKEN_IDS: Opt = Opt {
 };
 const LOGIT_BIAS: Opt = Opt {
     action: Action::Json(|form, json| {
-        let object = json.as_object().ok_or_else(|| format!("{json} is not an object"))?;
+        let object = json.as_object().ok_or_else(|| format!("{} is not an object", shown(json)))?;
         let biases: Checked<Vec<_>> = object.iter().map(bias).collect();
         write(&mut form.logit_bias, biases?.into())
     }),
@@ -248,7 +249,7 @@ fn sampling(form: &mut Form, json: &Json) -> Checked {
     let object = json.as_object().ok_or_else(|| Wrong::from("not a JSON object".to_string()))?;
     for (name, value) in object.iter().filter(|(_, value)| !value.is_null()) {
         let option = SAMPLING.iter().find(|option| option.name == name);
-        let option = option.ok_or_else(|| format!("option '{name}' is not known"))?;
+        let option = option.ok_or_else(|| format!("option '{}' is not known", excerpt(name)))?;
         // Lists are lists here: a string that looks like one is a string.
         let value = match (&option.option.action, value) {
             (Action::Texts(_), Json::String(_)) => Cow::Owned(json!([value])),
@@ -268,7 +269,7 @@ fn not_built(asked: bool, why: &str) -> Checked {
 }
 
 fn no_seed(json: &Json) -> Wrong {
-    format!("{json} is not -1 or a whole number of at least 0").into()
+    format!("{} is not -1 or a whole number of at least 0", shown(json)).into()
 }
 
 fn alternatives(json: &Json) -> Checked<Option<usize>> {
@@ -277,12 +278,12 @@ fn alternatives(json: &Json) -> Checked<Option<usize>> {
         Json::String(text) => text.trim().parse().ok(),
         other => other.as_i64(),
     };
-    let count = count.ok_or_else(|| format!("{json} is not a whole number"))?;
+    let count = count.ok_or_else(|| format!("{} is not a whole number", shown(json)))?;
     at_least(0, count).map(Some)
 }
 
 fn bias((id, weight): (&String, &Json)) -> Checked<(u32, f32)> {
-    let id = id.parse().map_err(|_| format!("'{id}' is no token"))?;
-    let weight = weight.as_f64().ok_or_else(|| format!("{weight} is not a number"))?;
+    let id = id.parse().map_err(|_| format!("'{}' is no token", excerpt(id)))?;
+    let weight = weight.as_f64().ok_or_else(|| format!("{} is not a number", shown(weight)))?;
     Ok((id, weight as f32))
 }

@@ -87,7 +87,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "lookup",
         "`off`, `ngram`, `suffix`",
-        "as built",
+        "as built; ahead of a model, a head or `skip` `ngram` where `draft_len` is `auto`, and `off` where it is a number",
         lookup,
         "where drafts are looked up, alone or ahead of the drafter that the engine was built with: in the text itself, or \
          also in what was lately read and written for requests with the same `cache_salt`, of which an instance keeps \
@@ -173,7 +173,7 @@ pub(crate) static KEYS: &[Key] = &[
     key(
         "max_num_tokens",
         "number",
-        "128, or twice the engine's `max_batch_size` if that is more; on a GPU what the engine was built for",
+        "128, or twice what runs at once (`max_running`) if that is more; on a GPU what the engine was built for",
         |s, v| put(&mut s.max_num_tokens, positive(v)),
         "rows of a step at most",
     ),

@@ -76,7 +76,7 @@ pub struct Settings {
     pub profile: Profile,
     /// Whether a request may have several responses (`model_transaction_policy`).
     pub decoupled: bool,
-    /// Instances that are not on a GPU (`instance_group`); they share the cores.
+    /// Instances of all groups (`instance_group`), which share the cores.
     pub instance_count: usize,
     /// Sequences that an instance runs at once; `None` is as many as the engine was built for.
     pub max_running: Option<usize>,
@@ -276,10 +276,15 @@ fn is_unfilled(value: &str) -> bool {
     value.is_empty() || (value.starts_with("${") && value.ends_with('}'))
 }
 
+/// All of them share the CPUs: beside a target on a GPU a drafter may run there. A group has `count` on each of its GPUs.
 fn instance_count(config: &Value) -> usize {
     let groups = config["instance_group"].as_array().into_iter().flatten();
-    let here = groups.filter(|group| group["kind"] != "KIND_GPU");
-    let count = here.map(|group| group["count"].as_u64().unwrap_or(1).max(1)).sum::<u64>();
+    let instances = |group: &Value| {
+        let gpus = group["gpus"].as_array().filter(|_| group["kind"] == "KIND_GPU");
+        let places = gpus.map_or(1, |gpus| gpus.len().max(1)) as u64;
+        group["count"].as_u64().unwrap_or(1).max(1).saturating_mul(places)
+    };
+    let count = groups.map(instances).fold(0, u64::saturating_add);
     usize::try_from(count).unwrap_or(usize::MAX).max(1)
 }
 

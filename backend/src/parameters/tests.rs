@@ -231,14 +231,14 @@ fn a_documented_default_is_the_default() {
 }
 
 #[test]
-fn instances_on_the_cpu_and_the_transaction_policy_are_read() {
+fn instances_of_all_groups_and_the_transaction_policy_are_read() {
     let settings = Settings::parse(&json!({
         "instance_group": [
             { "kind": "KIND_CPU", "count": 2 }, { "kind": "KIND_CPU", "count": 1 },
-            { "kind": "KIND_GPU", "count": 5 },
+            { "kind": "KIND_GPU", "count": 2, "gpus": [0, 3] }, { "kind": "KIND_GPU" },
         ],
         "model_transaction_policy": { "decoupled": true },
     }))
     .unwrap();
-    assert_eq!((settings.instance_count, settings.decoupled), (3, true));
+    assert_eq!((settings.instance_count, settings.decoupled), (8, true));
 }

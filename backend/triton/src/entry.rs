@@ -21,6 +21,15 @@ struct Started<B: Backend> {
     handle: Instance,
 }
 
+/// The handle of an instance that starts, which is ended unless it did: Triton frees an instance that did not.
+struct Starting(Option<Instance>);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Instance::end);
+    }
+}
+
 /// Runs a body whose errors and panics go to Triton. When the process exits no body begins any more, and one that has
 /// begun does not return to Triton, whose objects may be gone.
 fn guard(body: impl FnOnce() -> Result<()>) -> *mut sys::TRITONSERVER_Error {
@@ -154,15 +163,18 @@ pub unsafe fn instance_initialize<B: Backend>(
             Arc::increment_strong_count(state);
             Arc::from_raw(state)
         };
-        // SAFETY: `instance_finalize` ends the handle before Triton frees the instance.
+        // SAFETY: `instance_finalize` ends the handle before Triton frees the instance, and `starting` if it does not start.
         let handle = unsafe { Instance::from_raw(raw) };
+        let mut starting = Starting(Some(handle.clone()));
         let state = Started::<B> { state: B::start(&model, handle.clone())?, handle };
         let state = Box::into_raw(Box::new(state));
         // SAFETY: the state is taken back in `instance_finalize`, or here if Triton did not take it.
         unsafe {
             let set = check(functions().TRITONBACKEND_ModelInstanceSetState(raw, state.cast()));
-            set.inspect_err(|_| B::stop(Box::from_raw(state).state))
+            set.inspect_err(|_| B::stop(Box::from_raw(state).state))?;
         }
+        starting.0 = None;
+        Ok(())
     })
 }
 

@@ -120,6 +120,19 @@ fn what_is_declared_otherwise_is_refused_with_both() {
     );
 }
 
+/// Triton would add the tensors of controls to every request, which would then be refused, each of them.
+#[test]
+fn controls_of_a_sequence_batcher_are_refused_before_any_request() {
+    let mut config = completed(Profile::Text, json!({})).unwrap();
+    config["sequence_batching"] = json!({ "control_input": [] });
+    contract(Profile::Text).check(&config).unwrap();
+    config["sequence_batching"] = json!({ "control_input": [{ "name": "START" }] });
+    assert_eq!(
+        refusal(contract(Profile::Text).check(&config)),
+        "sequence_batching: control inputs are not read, requests have nothing to do with each other"
+    );
+}
+
 #[test]
 fn a_check_names_what_is_missing() {
     let mut config = completed(Profile::Token, json!({})).unwrap();

@@ -57,6 +57,55 @@ fn a_timeout_among_the_parameters_is_microseconds() {
 }
 
 #[test]
+fn json_of_any_length_is_refused_before_it_is_read() {
+    let zeros = format!("[{}0]", "0,".repeat(3 << 20));
+    let message = "6291459 bytes, at most 4194304 are read";
+    let with = |profile, name: &str, given: &str| {
+        let parameters = [(name.into(), Parameter::String(given.into()))];
+        let text = [texts("text_input", &["hi"])].map(|text| match profile {
+            Profile::Vllm => unbatched(text),
+            _ => text,
+        });
+        contract(profile).parse(&text, &parameters, &TOKENIZER).unwrap_err().message
+    };
+    for name in ["max_tokens", "embedding_bias_weights", "stop_words"] {
+        assert_eq!(with(Profile::Text, name, &zeros), format!("{name}: {message}"));
+    }
+    let options = format!("{{\"stop_token_ids\": {zeros}}}");
+    let refusal = with(Profile::Vllm, "sampling_parameters", &options);
+    assert!(refusal.ends_with("bytes, at most 4194304 are read"), "{refusal}");
+}
+
+#[test]
+fn messages_are_short_whatever_a_client_sends() {
+    let long = "9".repeat(10_000);
+    let list = format!("[{}0]", "0,".repeat(10_000));
+    let with = |options: &str| {
+        let inputs = [texts("text_input", &["hi"]), texts("sampling_parameters", &[options])];
+        contract(Profile::Vllm).parse(&inputs.map(unbatched), &[], &TOKENIZER)
+    };
+    for options in [
+        format!("{{\"logit_bias\": {list}}}"),
+        format!("{{\"logit_bias\": {{\"{long}\": 1}}}}"),
+        format!("{{\"logit_bias\": {{\"1\": {list}}}}}"),
+        format!("{{\"seed\": {list}}}"),
+        format!("{{\"logprobs\": {list}}}"),
+        format!("{{\"{long}\": 1}}"),
+    ] {
+        let refusal = with(&options).unwrap_err().message;
+        assert!(refusal.len() < 120, "{} bytes: {refusal}", refusal.len());
+    }
+    let parameters =
+        [(long.as_str(), Parameter::Int(1)), ("timeout", Parameter::String(long.clone()))];
+    for (name, value) in parameters {
+        let text = [texts("text_input", &["hi"])];
+        let parsed = contract(Profile::Text).parse(&text, &[(name.into(), value)], &TOKENIZER);
+        let refusal = parsed.unwrap_err().message;
+        assert!(refusal.len() < 120, "{} bytes: {refusal}", refusal.len());
+    }
+}
+
+#[test]
 fn what_is_not_built_is_unsupported() {
     for (input, message) in [
         (flag("return_context_logits", true), "return_context_logits: logits are not sent"),
