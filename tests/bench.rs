@@ -53,7 +53,7 @@ fn measured(dir: &Path, load: Load, temperature: f32) -> Vec<Run> {
         ignore_eos: true,
         threads: Some(1),
     };
-    let plan = Plan { rounds: ROUNDS, requests: REQUESTS, warm_up: 1, quiet: true };
+    let plan = Plan { rounds: ROUNDS, requests: REQUESTS, warm_up: 1, quiet: true, key: 7 };
     measure(&settings, &common, &plan).unwrap()
 }
 

@@ -141,6 +141,16 @@ fn forked_prompt(engine: &Engine, params: &SamplingParams) -> Vec<u32> {
     prompt(found.expect("one in some thousand does"))
 }
 
+/// The same, of what has not been written yet.
+fn penalised() -> SamplingParams {
+    SamplingParams {
+        repetition_penalty: 1.2,
+        presence_penalty: 0.7,
+        frequency_penalty: 0.4,
+        ..three_likeliest()
+    }
+}
+
 /// The exact probabilities of all texts, from logits of whole texts without a cache.
 fn exact(engine: &Engine, params: &SamplingParams, prompt: &[u32]) -> BTreeMap<Vec<u32>, f64> {
     let mut model = golden::model(engine, 4);
@@ -150,13 +160,28 @@ fn exact(engine: &Engine, params: &SamplingParams, prompt: &[u32]) -> BTreeMap<V
         for (text, reached) in texts {
             let tokens = [prompt, &text].concat();
             let logits = golden::all_logits(&mut model, &tokens);
-            for (token, p) in draws(logits.row(tokens.len() - 1), params) {
+            let edited = edited(logits.row(tokens.len() - 1), params, prompt, &text);
+            for (token, p) in draws(&edited, params) {
                 longer.insert([&text[..], &[token]].concat(), reached * p);
             }
         }
         texts = longer;
     }
     texts
+}
+
+/// Logits behind the penalties on what a text has: what occurs in prompt or output is divided, or multiplied below 0, what occurs
+/// in the output loses something, and something for each time.
+fn edited(logits: &[f32], params: &SamplingParams, prompt: &[u32], output: &[u32]) -> Vec<f32> {
+    let edit = |(id, &logit): (usize, &f32)| {
+        let count = |tokens: &[u32]| tokens.iter().filter(|&&token| token as usize == id).count();
+        let (before, times) = (count(prompt), count(output));
+        let factor = if before + times > 0 { params.repetition_penalty } else { 1.0 };
+        let logit = if logit > 0.0 { logit / factor } else { logit * factor };
+        let presence = if times > 0 { params.presence_penalty } else { 0.0 };
+        logit - presence - params.frequency_penalty * times as f32
+    };
+    logits.iter().enumerate().map(edit).collect()
 }
 
 /// Tokens that may be drawn, with their probabilities: temperature, then the likeliest `top_k`.
@@ -287,6 +312,27 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
                 counts
             });
         }
+    }
+}
+
+/// What is drawn depends on what was drawn before, siblings among it; and where it is cold, on one of three in most places.
+#[test]
+fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees_of_penalised_and_cold_draws()
+{
+    let cold = SamplingParams { temperature: 0.4, ..three_likeliest() };
+    for (what, params) in [("penalised", penalised()), ("cold", cold)] {
+        let pair = Pair::build(Drafts::Model);
+        let prompt = prompt(&pair.target, &three_likeliest());
+        let expected = exact(&pair.target, &params, &prompt);
+        assert_lossless(what, &expected, || {
+            let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, (Fixed, 3), 3);
+            eprintln!("{what}: {accepted} of {drafted} drafts accepted");
+            assert!(0 < accepted && accepted < drafted, "{what}");
+            counts
+        });
+        // It tells what is drawn without the penalties, or warmer.
+        let (others, ..) = sample(&pair.target, &three_likeliest(), &prompt, (Fixed, 3), 3);
+        assert!(p_value(&others, &expected) < ALPHA, "{what}: other draws pass");
     }
 }
 

@@ -22,6 +22,7 @@ use spec_core::testing::cuda::{Gpu, Model, OnHost};
 use spec_emu::{Emulator, Schedule};
 use spec_emu_ptx::{Device, Kernels};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -40,7 +41,7 @@ fn compiler() -> Option<Compiler> {
     match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            let _ = writeln!(io::stderr(), "skipped: {error:#}");
             None
         }
     }
@@ -185,12 +186,13 @@ fn run_compared(
     engine: &Engine,
     kernels: &Arc<Kernels>,
     requests: &[Request],
+    draft_branches: usize,
 ) -> (Vec<Done>, BTreeMap<String, usize>) {
     let counted = device(NEW, kernels, 1);
     let counts = counted.counts();
     let device = std::sync::Mutex::new(Some(counted));
     let open = |_| Ok(Box::new(device.lock().unwrap().take().expect("one")) as _);
-    let options = Options { kv_tokens: Some(2048), ..running::options(Fixed) };
+    let options = Options { kv_tokens: Some(2048), draft_branches, ..running::options(Fixed) };
     let mut runtime = Runtime::load_on(engine, &options, &open).expect("loads");
     let done = running::run(&mut runtime, requests);
     let counts = counts.lock().unwrap().clone();
@@ -213,15 +215,27 @@ fn steps_with_drafts_leave_the_bytes_of_the_emulator() {
     // And all drafts come from one pass.
     tiny::mask_with(&path("small"), 5);
     recipe.build(&path("at-once"));
+    // Or without a model, by a part of the target.
+    std::fs::write(path("layers.json"), r#"{"attention": [0], "mlp": [1]}"#).expect("writes");
+    let recipe = Recipe::skipping(path("big"), Dtype::Fp8, path("layers.json"));
+    recipe.on("cuda:sm_90a").build(&path("part"));
     let few = || requests()[..3].to_vec();
-    for (built, requests) in [("all", requests()), ("some", few()), ("at-once", few())] {
+    for (built, requests, branches) in [
+        ("all", requests(), 1),
+        ("all", few(), 2),
+        ("some", few(), 1),
+        ("at-once", few(), 1),
+        ("part", few(), 1),
+    ] {
         let engine = open(dir.path(), built);
-        let (done, counts) = run_compared(&engine, &kernels, &requests);
-        assert!(done.iter().any(|done| done.counters.accepted > 0), "{built}: {done:?}");
+        let (done, counts) = run_compared(&engine, &kernels, &requests, branches);
+        let what = format!("{built}, {branches} branches");
+        assert!(done.iter().any(|done| done.counters.accepted > 0), "{what}: {done:?}");
         for name in ["rows", "sample", "accept"] {
-            assert!(counts.contains_key(name), "{built}: {counts:?}");
+            assert!(counts.contains_key(name), "{what}: {counts:?}");
         }
-        assert_eq!(counts.contains_key("spread"), built != "all", "{counts:?}");
+        let has_map = ["some", "at-once"].contains(&built);
+        assert_eq!(counts.contains_key("spread"), has_map, "{what}: {counts:?}");
     }
 }
 
@@ -252,7 +266,7 @@ fn heads_leave_the_bytes_of_the_emulator() {
         let recipe = Recipe::model(path("model"), dtype, path("head"), dtype);
         recipe.on("cuda:sm_90a").build(&path("built"));
         let engine = open(dir.path(), "built");
-        let (done, counts) = run_compared(&engine, &kernels, &requests()[..3]);
+        let (done, counts) = run_compared(&engine, &kernels, &requests()[..3], 1);
         assert!(done.iter().all(|done| done.counters.drafted > 0), "{done:?}");
         let has = |part: &str| counts.keys().any(|name| name.contains(part));
         // In the graph of a step, which the host has no part in.
@@ -271,7 +285,7 @@ fn medusa_heads_leave_the_bytes_of_the_emulator() {
     let recipe = Recipe::model(path("model"), Dtype::Fp16, path("heads"), Dtype::Fp8);
     recipe.drafting(3).on("cuda:sm_90a").build(&path("built"));
     let engine = open(dir.path(), "built");
-    let (done, counts) = run_compared(&engine, &kernels, &requests()[..3]);
+    let (done, counts) = run_compared(&engine, &kernels, &requests()[..3], 1);
     assert!(done.iter().all(|done| done.counters.drafted > 0), "{done:?}");
     let has = |part: &str| counts.keys().any(|name| name.contains(part));
     assert!(["join", "sample", "accept"].iter().all(|part| has(part)), "{counts:?}");

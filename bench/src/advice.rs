@@ -1,6 +1,7 @@
 //! What follows from the figures, in sentences: whether speculation is worth it here, which draft length, what acceptance
 //! breaks even, what a better drafter would bring. From what was measured, not from rules of thumb.
 
+use crate::report::percent;
 use crate::results::Run;
 use crate::setting::{Load, Setting};
 use spec_build::cli::DraftLen;
@@ -29,9 +30,9 @@ pub fn advice(runs: &[Run]) -> Vec<String> {
     }
     let unequal = runs.iter().filter(|run| run.same_text.is_some_and(|share| share < 1.0));
     sentences.extend(unequal.map(|run| {
-        let share = 100.0 * run.same_text.unwrap_or(0.0);
+        let share = percent(run.same_text.unwrap_or(0.0));
         format!(
-            "{}, {}: {share:.0} % of the answers are the same as without drafts; lossless speculation gives all of them.",
+            "{}, {}: {share} of the answers are the same as without drafts; lossless speculation gives all of them.",
             run.setting.endpoint,
             run.setting.drafts()
         )

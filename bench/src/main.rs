@@ -10,6 +10,7 @@ use spec_bench::results::{FORMAT, Results};
 use spec_bench::setting::Setting;
 use spec_bench::{advice, prompts, report, terminal};
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -52,6 +53,7 @@ fn measure(settings: &[Setting], asking: &Asking) -> Result<Results> {
         requests: asking.requests.unwrap_or(prompts.len()),
         warm_up: asking.warm_up,
         quiet: asking.quiet,
+        key: RandomState::new().hash_one(SystemTime::now()),
     };
     let common = Common {
         prompts: Arc::new(prompts),

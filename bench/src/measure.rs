@@ -21,6 +21,8 @@ pub struct Plan {
     pub warm_up: usize,
     /// Shows nothing while it runs.
     pub quiet: bool,
+    /// Of this measurement alone: a server may still have what an earlier one sent.
+    pub key: u64,
 }
 
 /// One setting's answers of one round.
@@ -80,7 +82,7 @@ async fn ask_all(
     let endpoint = Endpoint::open(&address, setting, common).await?;
     let num_prompts = common.prompts.len();
     // Prompts of one measurement may share the cache of what they have in common, as users' do; none finds another's.
-    let cache_salt = format!("spec-bench-{}-{round}-{turn}", std::process::id());
+    let cache_salt = format!("spec-bench-{:x}-{round}-{turn}", plan.key);
     let ask = |idx: usize, kind: &str| Ask {
         prompt: idx % num_prompts,
         seed: idx as u64,
@@ -130,14 +132,26 @@ impl Round {
         self.answered().count() as f64 / self.seconds().max(1e-9)
     }
 
-    /// The share of answers that are the same as another round's to the same request.
-    fn same_text(&self, other: &Self) -> Option<f64> {
+    /// Whether each answer is the same as another round's to the same request.
+    fn same_texts(&self, other: &Self) -> impl Iterator<Item = bool> {
         let pairs = self.answers.iter().zip(&other.answers);
         let both = pairs.filter(|(one, two)| one.failure.is_none() && two.failure.is_none());
-        let same: Vec<f64> =
-            both.map(|(one, two)| f64::from(u8::from(one.text_hash == two.text_hash))).collect();
-        (!same.is_empty()).then(|| same.iter().sum::<f64>() / same.len() as f64)
+        both.map(|(one, two)| one.text_hash == two.text_hash)
     }
+
+    /// Times as fast as another round. None where either answered nothing.
+    fn speed_up(&self, plain: &Self, load: Load) -> Option<f64> {
+        let ratio = self.pace(load) / plain.pace(load);
+        Some(ratio).filter(|ratio| ratio.is_finite() && *ratio > 0.0)
+    }
+}
+
+/// The share of all rounds' answers that are the same as those of plain decoding.
+fn same_text(rounds: &[Round], plain: &[Round]) -> Option<f64> {
+    let pairs = rounds.iter().zip(plain);
+    let same: Vec<bool> = pairs.flat_map(|(one, plain)| one.same_texts(plain)).collect();
+    let count = same.iter().filter(|same| **same).count();
+    (!same.is_empty()).then(|| count as f64 / same.len() as f64)
 }
 
 fn put_together(
@@ -153,26 +167,19 @@ fn put_together(
     {
         *failed.entry(failure).or_default() += 1;
     }
-    let of_plain = |ratio: &dyn Fn(&Round, &Round) -> Option<f64>| {
-        let pairs = rounds.iter().zip(plain?);
-        median(pairs.filter_map(|(one, plain)| ratio(one, plain)))
-    };
     let rates = |rate: fn(&Round) -> f64| median(rounds.iter().map(rate)).unwrap_or(0.0);
-    let speed_up = |one: &Round, plain: &Round| {
-        let ratio = one.pace(setting.load) / plain.pace(setting.load);
-        Some(ratio).filter(|ratio| ratio.is_finite())
-    };
-    let by_round = rounds.iter().enumerate().map(|(idx, round)| Rates {
+    let of_round = |(idx, round): (usize, &Round)| Rates {
         tokens_per_second: round.tokens_per_second(),
-        speed_up: plain.and_then(|plain| speed_up(round, plain.get(idx)?)),
-    });
+        speed_up: plain.and_then(|plain| round.speed_up(plain.get(idx)?, setting.load)),
+    };
+    let by_round: Vec<Rates> = rounds.iter().enumerate().map(of_round).collect();
     Run {
         setting: setting.clone(),
         tokens_per_second: rates(Round::tokens_per_second),
         requests_per_second: rates(Round::requests_per_second),
-        speed_up: of_plain(&speed_up),
-        by_round: by_round.collect(),
-        same_text: of_plain(&|one, plain| one.same_text(plain)),
+        speed_up: median(by_round.iter().filter_map(|rates| rates.speed_up)),
+        by_round,
+        same_text: plain.and_then(|plain| same_text(rounds, plain)),
         answered: answered.len(),
         failed: failed.into_iter().map(|(why, count)| (why.to_string(), count)).collect(),
         input_tokens: answered.iter().map(|answer| answer.input_tokens).sum(),
@@ -253,6 +260,29 @@ mod tests {
         assert!((ratio(Load::Rate(1.0)) - 2.0).abs() < 1e-9);
         // As many tokens, over nearly the same time.
         assert!(ratio(Load::Concurrency(1)) < 1.01);
+    }
+
+    #[test]
+    fn rounds_without_answers_are_compared_with_nothing() {
+        let (round, mut failed) = (round(20), round(20));
+        for answer in &mut failed.answers {
+            (answer.failure, answer.came) = (Some("refused".into()), Vec::new());
+        }
+        for load in [Load::Rate(1.0), Load::Concurrency(1)] {
+            assert_eq!(round.speed_up(&round, load), Some(1.0));
+            assert_eq!(failed.speed_up(&round, load), None);
+            assert_eq!(round.speed_up(&failed, load), None);
+        }
+        assert_eq!(same_text(&[failed], &[round]), None);
+    }
+
+    #[test]
+    fn one_text_of_all_rounds_that_differs_is_told() {
+        let rounds = || -> Vec<Round> { (0..3).map(|_| round(20)).collect() };
+        let mut other = rounds();
+        assert_eq!(same_text(&other, &rounds()), Some(1.0));
+        other[1].answers[7].text_hash ^= 1;
+        assert_eq!(same_text(&other, &rounds()), Some(299.0 / 300.0));
     }
 
     #[test]

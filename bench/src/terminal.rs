@@ -1,5 +1,6 @@
 //! The results as tables.
 
+use crate::report::percent;
 use crate::results::{Results, Run, Speculation};
 use spec_build::table::Table;
 use std::fmt::Write;
@@ -77,7 +78,7 @@ fn row(run: &Run) -> Vec<String> {
         format!("{:.2}", latency.per_token.at(99)),
         or_dash(told.map(Speculation::tokens_per_step), 2),
         or_dash(told.and_then(Speculation::acceptance), 2),
-        run.same_text.map_or("-".into(), |share| format!("{:.0} %", 100.0 * share)),
+        run.same_text.map_or("-".into(), percent),
     ]
 }
 

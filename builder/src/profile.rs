@@ -234,7 +234,10 @@ fn acceptance(runtime: &mut Runtime, prompts: Vec<Vec<u32>>) -> Result<Vec<f64>>
     let limits = runtime.limits().clone();
     let draft_len = DRAFT_LEN.min(limits.max_draft_len);
     let fits = |prompt: &Vec<u32>| prompt.len() + ANSWER_TOKENS <= limits.max_seq_len;
-    for prompt in prompts.into_iter().filter(fits).take(ANSWERS) {
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().filter(fits).collect();
+    // They are sorted by kind: some of each.
+    let every = (prompts.len() / ANSWERS).max(1);
+    for prompt in prompts.into_iter().step_by(every).take(ANSWERS) {
         runtime.add(Request {
             prompt: prompt.into(),
             draft_len: Some(draft_len),
@@ -342,7 +345,7 @@ fn draft_costs(
         let passes = if at_once { 1 } else { len };
         // A drafter so small that noise hides it takes something still.
         let ms = (added_ms(rounds, without) / passes as f64).max(1e-3 * typical_ms(rounds));
-        Some((case.batch * if at_once { DRAFT_LEN } else { 1 }, ms))
+        Some((case.batch * if at_once { len } else { 1 }, ms))
     };
     let passes = times.iter().filter_map(|(case, rounds)| pass_ms(case, rounds));
     let (rows, step_ms): (Vec<usize>, Vec<f64>) = passes.unzip();

@@ -42,7 +42,7 @@ def output(*command):
 
 def built(package):
     """Has a package of this source built in release, if it is not up to date."""
-    output("cargo", "build", "--release", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "-p", package)
+    output("cargo", "build", "--release", "--quiet", "--manifest-path", ROOT / "Cargo.toml", "--target-dir", ROOT / "target", "-p", package)
 
 
 def spec_build():

@@ -7,6 +7,7 @@ use spec_build::cuda::Compiler;
 use spec_core::engine::{Engine, SectionKind, needed_variants};
 use spec_core::exec::SearchPath;
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 
 /// Kernels that an engine carries for some architectures.
@@ -21,7 +22,7 @@ fn has_nvrtc() -> bool {
     match Compiler::open(&SearchPath::of_process(None), None) {
         Ok(_) => true,
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            let _ = writeln!(io::stderr(), "skipped: {error:#}");
             false
         }
     }

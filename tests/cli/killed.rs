@@ -25,10 +25,14 @@ fn a_build_killed_at_any_moment_leaves_a_whole_version_or_none() {
     let args = |len: usize| {
         build_args(&from, &model, &["--draft", "ngram", "--max-draft-len", &len.to_string()])
     };
-    let start = Instant::now();
-    succeeds(&args(1));
-    let mut whole_build = start.elapsed();
-    std::fs::remove_dir_all(&model).unwrap();
+    // The first one finds nothing in memory, and takes longer.
+    let took = [1, 2].map(|_| {
+        let start = Instant::now();
+        succeeds(&args(1));
+        std::fs::remove_dir_all(&model).unwrap();
+        start.elapsed()
+    });
+    let mut whole_build = took[0].min(took[1]);
 
     let mut killed = 0;
     let mut current = None;

@@ -13,6 +13,7 @@ use spec_core::model::Dtype;
 use spec_core::runtime::TARGET_FILE;
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -32,7 +33,11 @@ pub(crate) fn gguf(model: &str) -> Option<PathBuf> {
     };
     let path = folder.join(file);
     if !path.is_file() {
-        eprintln!("skipped: there is no {}: run scripts/fetch-model {model}", path.display());
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: there is no {}: run scripts/fetch-model {model}",
+            path.display()
+        );
         return None;
     }
     Some(path)

@@ -60,6 +60,17 @@ pub(crate) fn run_with(
     })
 }
 
+/// Takes the pages of another sequence away before every seventh step.
+pub(crate) fn preempting() -> impl FnMut(&mut Runtime, &[SequenceId]) {
+    let mut turns = 0;
+    move |runtime, open| {
+        turns += 1;
+        if turns % 7 == 0 {
+            runtime.preempt(open[turns % open.len()]);
+        }
+    }
+}
+
 /// As `run_with`, with steps that `step` runs.
 pub(crate) fn run_steps(
     runtime: &mut Runtime,

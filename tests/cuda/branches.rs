@@ -1,12 +1,18 @@
 //! Drafts that branch inside of a step's graph: the texts are those of plain decoding, and more drafts are accepted.
 
-use super::common::running;
+use super::chi_square::{ALPHA, p_value};
+use super::common::models::MAX_DRAFT_LEN;
+use super::common::running::{self, Done};
+use super::common::small::{in_parts, tokens};
 use super::{
-    Drafts, load, load_bounded, load_with, requests_of_three_tokens, target, texts, totals,
+    Drafts, load, load_bounded, load_with, on_emulator, requests_of_three_tokens, target, texts,
+    totals,
 };
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
 use spec_core::runtime::{AdmissionPolicy, Lookup, Options, Request, Runtime};
+use spec_core::sampling::SamplingParams;
 use spec_emu::Schedule;
+use std::collections::BTreeMap;
 
 /// Texts of several pages, so that drafts begin on any position of one.
 fn requests() -> Vec<Request> {
@@ -86,6 +92,80 @@ fn assert_branches_pay(drafts: Drafts) {
     let mut runtime = load_bounded(&engine, options, Schedule::PLAIN);
     let done = running::run(&mut runtime, &requests);
     assert_eq!(texts(&done), alone, "{drafts:?}, with few pages");
+}
+
+/// As many drafts as an engine verifies, and as many branches.
+#[test]
+fn texts_are_the_same_with_the_largest_trees() {
+    let (_dir, engine) = target(Drafts::Model);
+    let requests = requests();
+    let with = |draft_len| -> Vec<Request> {
+        requests.iter().map(|request| Request { draft_len, ..request.clone() }).collect()
+    };
+    let alone = running::run_alone(&mut load(&engine, Fixed, Schedule::PLAIN), &with(Some(0)));
+    let options = Options { draft_branches: 4, ..running::options(Fixed) };
+    let mut runtime = load_with(&engine, options, Schedule::PLAIN);
+    let done = running::run(&mut runtime, &with(Some(MAX_DRAFT_LEN)));
+    assert_eq!(texts(&done), alone);
+    let longest = |done: &Done| done.counters.drafted / done.counters.drafts.max(1);
+    let most = done.iter().map(longest).max();
+    assert!(most > Some(2 * MAX_DRAFT_LEN as u64), "{most:?} drafts a step");
+}
+
+/// Without a seed branches follow the noise that the target draws by, and texts are distributed as it says all the same.
+#[test]
+fn unseeded_texts_are_distributed_as_the_target_says_with_branches() {
+    const TEXT_LEN: usize = 4;
+    const NUM_TEXTS: usize = 3000;
+    let (_dir, engine) = target(Drafts::Model);
+    let params = SamplingParams { temperature: 1.3, top_k: 2, ..SamplingParams::default() };
+    let prompt = tokens(20);
+    let mut expected = BTreeMap::from([(Vec::new(), 1.0)]);
+    for _ in 0..TEXT_LEN {
+        let mut longer = BTreeMap::new();
+        for (text, reached) in expected {
+            let known = [&prompt[..], &text].concat();
+            let rows = in_parts(&mut on_emulator(&engine, 2), &known, &[known.len()]);
+            for (token, chance) in two_likeliest(rows.last().unwrap(), params.temperature) {
+                longer.insert([&text[..], &[token]].concat(), reached * chance);
+            }
+        }
+        expected = longer;
+    }
+    let request = Request {
+        prompt: prompt.into(),
+        max_tokens: TEXT_LEN,
+        draft_len: Some(3),
+        sampling: params,
+        ignore_eos: true,
+        ..Request::default()
+    };
+    let options = Options { draft_branches: 2, ..running::options(Fixed) };
+    let run = |request: &Request| {
+        let mut runtime = load_with(&engine, options.clone(), Schedule::PLAIN);
+        let done = running::run(&mut runtime, &vec![request.clone(); NUM_TEXTS]);
+        let (drafted, accepted) = totals(&done);
+        assert!(0 < accepted && accepted < drafted, "{accepted} of {drafted} drafts accepted");
+        let mut counts = BTreeMap::new();
+        texts(&done).into_iter().for_each(|text| *counts.entry(text).or_default() += 1);
+        p_value(&counts, &expected)
+    };
+    let first = run(&request);
+    eprintln!("p = {first:.3}");
+    // Other keys each time: what is wrong is refused twice.
+    assert!(first >= ALPHA || run(&request) >= ALPHA, "p = {first:e}, and again");
+    let mut warmer = request;
+    warmer.sampling.temperature = 2.0;
+    assert!(run(&warmer) < ALPHA, "another temperature passes");
+}
+
+/// The two tokens that may be drawn, with their probabilities.
+fn two_likeliest(logits: &[f32], temperature: f32) -> [(u32, f64); 2] {
+    let mut ids: Vec<usize> = (0..logits.len()).collect();
+    ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    let gap = f64::from(logits[ids[0]] - logits[ids[1]]) / f64::from(temperature);
+    let first = 1.0 / (1.0 + (-gap).exp());
+    [(ids[0] as u32, first), (ids[1] as u32, 1.0 - first)]
 }
 
 /// A step's tokens follow from the text alone: what branches before it left in the caches is what a runtime computes that

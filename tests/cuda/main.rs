@@ -5,6 +5,8 @@
 mod ahead;
 mod blocks;
 mod branches;
+#[path = "../../backend/core/tests/lossless/chi_square.rs"]
+mod chi_square;
 #[path = "../common/mod.rs"]
 mod common;
 mod heads;

@@ -5,7 +5,8 @@ use crate::common::models::Recipe;
 use crate::common::{golden, tiny};
 use crate::support::{
     Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
-    assert_texts_are_plain, check, drafts_along_the_text, engines,
+    assert_texts_are_plain, assert_texts_of_engine_are_plain, check, drafts_along_the_text,
+    engines,
 };
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
@@ -99,6 +100,22 @@ fn who_begins_behind_shared_pages_drafts_as_if_all_were_its_own() {
 #[test]
 fn a_head_for_a_built_target_is_the_one_that_is_built_with_it() {
     assert_can_be_built_later(CASE);
+}
+
+/// Its first draft is what the target says, whose weights it has; what it says behind masks is right now and then.
+#[test]
+fn texts_that_a_model_drafts_in_one_pass_are_those_of_plain_decoding() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    ["target", "draft"].iter().for_each(|name| tiny::write(&path(name), 2, 1));
+    tiny::mask_with(&path("draft"), 5);
+    let recipe = Recipe::model(path("target"), Dtype::Bf16, path("draft"), Dtype::Int8).up_to(128);
+    recipe.build(&path("built"));
+    let engine = Engine::open(path("built").join("1").join(TARGET_FILE)).unwrap();
+    let drafter = engine.open_drafter().unwrap().unwrap();
+    assert_eq!(drafter.manifest().model.mask_token, Some(5));
+    let accepted = assert_texts_of_engine_are_plain("a model in one pass", &engine, 1..9);
+    assert!(accepted > 100, "only {accepted} drafts were accepted");
 }
 
 #[test]

@@ -1,31 +1,36 @@
 //! EAGLE heads against their definition: heads in the layouts that are published, and what the reference says to five rounds
 //! of drafting with each.
 
+use crate::common::models::Recipe;
+use crate::common::tiny;
 use crate::rounds::{self, PAGES, run};
 use crate::support::{
     OneRowLate, Recorded, assert_can_be_built_later, assert_shared_pages_change_nothing,
-    assert_texts_are_plain, check, checkpoints, drafts_along_the_text, engines,
+    assert_texts_are_plain, check, checkpoints, draft_args, drafts_along_the_text, engines,
 };
 use spec_build::checkpoint::Checkpoint;
 use spec_core::engine::Engine;
 use spec_core::exec::Pool;
 use spec_core::model::Dtype;
-use spec_core::runtime::Isa;
+use spec_core::runtime::{DRAFT_FILE, Isa, TARGET_FILE};
 use spec_core::sampling::SamplingParams;
 use spec_core::testing::Shares;
 use spec_core::testing::batch::{Branching, DraftLens, Entry};
 use spec_core::testing::cpu::{Eagle, Resources, Weights};
 use spec_core::testing::draft::{self, Drafter, Head, HeadPass, HeadSegment, Verified};
 use spec_core::testing::sampling::{Coupling, Sampler};
+use std::fs;
 use std::sync::Arc;
 
-pub(crate) const CASES: [&str; 9] = [
+pub(crate) const CASES: [&str; 11] = [
     "eagle1-bias",
     "eagle1-nobias",
     "eagle3-31-fcnorm",
     "eagle3-31-normfc",
+    "eagle3-nbr0",
     "eagle3-nbr0-d2t",
     "eagle3-nbr1",
+    "eagle3-nbr1-d2t",
     "eagle3-original",
     "eagle3-qwen3-2layers",
     "eagle3-window8",
@@ -264,6 +269,39 @@ fn what_a_head_has_of_its_target_is_not_stored_twice() {
 #[test]
 fn a_head_for_a_built_target_is_the_one_that_is_built_with_it() {
     CASES.into_iter().for_each(assert_can_be_built_later);
+}
+
+#[test]
+fn weights_of_heads_that_are_no_finite_numbers_are_named_and_nothing_is_built() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    tiny::write(&path("target"), 2, 1);
+    tiny::write_head(&path("eagle"), 2, 1, &tiny::SMALLEST);
+    tiny::write_medusa(&path("medusa"), 3, 1, &tiny::SMALLEST);
+    Recipe::plain(path("target"), Dtype::Bf16).build(&path("built"));
+    let target = path("built").join("1").join(TARGET_FILE);
+    let before = fs::read(&target).unwrap();
+    for (head, part) in [("eagle", "up_proj.weight"), ("medusa", "2.0.linear.weight")] {
+        for (value, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
+            let broken = path(&format!("{head} with {shown}"));
+            fs::create_dir(&broken).unwrap();
+            for file in ["config.json", "model.safetensors"] {
+                fs::copy(path(head).join(file), broken.join(file)).unwrap();
+            }
+            tiny::edit(&broken, |name, len, values| {
+                if name.ends_with(part) {
+                    values[3 * len + 1] = value;
+                }
+            });
+            let refused = spec_build::draft::draft(&draft_args(path("built"), broken));
+            let error = format!("{:#}", refused.unwrap_err());
+            for expected in [part, "row 3", shown] {
+                assert!(error.contains(expected), "{head}: {error}");
+            }
+            assert!(fs::read(&target).unwrap() == before, "{head}: the target has changed");
+            assert!(!target.with_file_name(DRAFT_FILE).exists(), "{head}");
+        }
+    }
 }
 
 #[test]

@@ -268,6 +268,23 @@ pub(crate) fn drafts_along_the_text(
     noted.clone()
 }
 
+/// Arguments that build a head for a built target.
+pub(crate) fn draft_args(target: PathBuf, head: PathBuf) -> DraftArgs {
+    DraftArgs {
+        target,
+        draft: DraftSource::Model(head),
+        skip: SkipArgs::default(),
+        draft_vocab: None,
+        max_draft_len: None,
+        draft_dtype: None,
+        head_dtype: None,
+        kv_calibration: None,
+        draft_device: None,
+        cuda_lib: None,
+        quiet: true,
+    }
+}
+
 /// A head that is built for a built target is the one that is built with it.
 pub(crate) fn assert_can_be_built_later(case: &str) {
     for dtype in [Dtype::Fp32, Dtype::Int8] {
@@ -276,19 +293,8 @@ pub(crate) fn assert_can_be_built_later(case: &str) {
         recipe(case, target.clone(), head.clone(), dtype).build(&together);
         Recipe::plain(target, dtype).up_to(128).build(&later);
         let limits = Engine::open(together.join("1").join(TARGET_FILE)).unwrap();
-        let args = DraftArgs {
-            target: later.clone(),
-            draft: DraftSource::Model(head),
-            skip: SkipArgs::default(),
-            draft_vocab: None,
-            max_draft_len: Some(limits.manifest().limits.max_draft_len),
-            draft_dtype: None,
-            head_dtype: None,
-            kv_calibration: None,
-            draft_device: None,
-            cuda_lib: None,
-            quiet: true,
-        };
+        let max_draft_len = Some(limits.manifest().limits.max_draft_len);
+        let args = DraftArgs { max_draft_len, ..draft_args(later.clone(), head) };
         spec_build::draft::draft(&args).unwrap();
         for file in [TARGET_FILE, DRAFT_FILE] {
             let bytes = |folder: &Path| fs::read(folder.join("1").join(file)).unwrap();
@@ -298,13 +304,14 @@ pub(crate) fn assert_can_be_built_later(case: &str) {
 }
 
 /// Requests of several kinds of sampling, some of which begin alike.
-fn requests(num: usize) -> Vec<Request> {
+fn requests(num: usize, vocab_size: u32) -> Vec<Request> {
     let kinds = running::kinds_of_sampling();
     let request = |idx: usize| {
         let shared = (idx / 3).is_multiple_of(2).then_some(0..37);
-        let own = (0..3 + 11 * (idx as u32 % 5)).map(|i| (i * i + 31 * idx as u32 + 3) % 256);
+        let own =
+            (0..3 + 11 * (idx as u32 % 5)).map(|i| (i * i + 31 * idx as u32 + 3) % vocab_size);
         let prompt: Vec<u32> =
-            shared.into_iter().flatten().map(|i| i * 5 % 256).chain(own).collect();
+            shared.into_iter().flatten().map(|i| i * 5 % vocab_size).chain(own).collect();
         let sampling = kinds[idx % kinds.len()].clone();
         Request { prompt: prompt.into(), max_tokens: 24 + idx % 9, sampling, ..Request::default() }
     };
@@ -327,26 +334,35 @@ fn totals(done: &[Done]) -> (u64, u64) {
     (sum(|done| done.counters.drafted), sum(|done| done.counters.accepted))
 }
 
-/// Texts are those of plain decoding, with each of these draft lengths and in whatever steps; how many drafts were accepted.
+/// Texts with a head are those of plain decoding; how many drafts were accepted.
 pub(crate) fn assert_texts_are_plain(case: &str, dtype: Dtype, draft_lens: Range<usize>) -> u64 {
     let (_dir, engine, _) = engines(case, dtype);
-    let requests = requests(21);
+    assert_texts_of_engine_are_plain(&format!("{case} {dtype}"), &engine, draft_lens)
+}
+
+/// Texts are those of plain decoding, with each of these draft lengths and in whatever steps; how many drafts were accepted.
+pub(crate) fn assert_texts_of_engine_are_plain(
+    what: &str,
+    engine: &Engine,
+    draft_lens: Range<usize>,
+) -> u64 {
+    let requests = requests(33, engine.manifest().model.vocab_size as u32);
     let plain = Options { kv_reuse: false, ..running::options(Fixed) };
-    let expected = running::run_alone(&mut running::load(&engine, &plain), &requests);
+    let expected = running::run_alone(&mut running::load(engine, &plain), &requests);
     let with = |draft_len: Option<usize>| -> Vec<Request> {
         requests.iter().map(|request| Request { draft_len, ..request.clone() }).collect()
     };
     let mut accepted = 0;
     for draft_len in draft_lens {
-        let mut runtime = running::load(&engine, &running::options(Fixed));
+        let mut runtime = running::load(engine, &running::options(Fixed));
         let done = running::run(&mut runtime, &with(Some(draft_len)));
-        assert_same(&format!("{case} {dtype}, {draft_len} drafts"), &done, &expected);
+        assert_same(&format!("{what}, {draft_len} drafts"), &done, &expected);
         let totals = totals(&done);
-        assert!(totals.0 > 0, "{case}: nothing was drafted");
+        assert!(totals.0 > 0, "{what}: nothing was drafted");
         accepted += totals.1;
     }
     let branching = |draft_branches, policy| Options { draft_branches, ..running::options(policy) };
-    for (what, options) in [
+    for (how, options) in [
         ("adaptive", running::options(Adaptive)),
         ("four branches", branching(4, Fixed)),
         ("adaptive branches", branching(3, Adaptive)),
@@ -359,6 +375,8 @@ pub(crate) fn assert_texts_are_plain(case: &str, dtype: Dtype, draft_lens: Range
             },
         ),
         ("one at a time", Options { max_batch_size: Some(1), ..running::options(Fixed) }),
+        ("eight at a time", Options { max_batch_size: Some(8), ..running::options(Fixed) }),
+        ("branches in chunks", Options { max_num_tokens: Some(40), ..branching(3, Fixed) }),
         ("in chunks", Options { max_num_tokens: Some(19), ..running::options(Fixed) }),
         (
             "with few pages",
@@ -369,10 +387,18 @@ pub(crate) fn assert_texts_are_plain(case: &str, dtype: Dtype, draft_lens: Range
             },
         ),
     ] {
-        let mut runtime = running::load(&engine, &options);
+        let mut runtime = running::load(engine, &options);
         for round in ["first", "again"] {
-            let done = running::run(&mut runtime, &with(None));
-            assert_same(&format!("{case} {dtype}, {what}, {round}"), &done, &expected);
+            let requests = with(None);
+            if options.kv_tokens.is_none() {
+                let done = running::run(&mut runtime, &requests);
+                assert_same(&format!("{what}, {how}, {round}"), &done, &expected);
+                continue;
+            }
+            let done = running::run_with(&mut runtime, &requests, running::preempting());
+            assert_same(&format!("{what}, {how}, {round}"), &done, &expected);
+            let preemptions: u64 = done.iter().map(|done| done.counters.preemptions).sum();
+            assert!(preemptions > 0, "{what}, {how}: nobody lost pages");
         }
     }
     accepted
@@ -381,7 +407,8 @@ pub(crate) fn assert_texts_are_plain(case: &str, dtype: Dtype, draft_lens: Range
 /// Who begins behind shared pages drafts as if all were its own.
 pub(crate) fn assert_shared_pages_change_nothing(case: &str, draft_len: usize) {
     let (_dir, engine, _) = engines(case, Dtype::Fp32);
-    let request = [Request { draft_len: Some(draft_len), max_tokens: 40, ..requests(2).remove(1) }];
+    let request =
+        [Request { draft_len: Some(draft_len), max_tokens: 40, ..requests(2, 256).remove(1) }];
     assert!(request[0].prompt.len() > 32, "two pages and more");
     let options = |kv_reuse| Options { kv_reuse, ..running::options(Fixed) };
     let fresh = running::run(&mut running::load(&engine, &options(false)), &request);

@@ -3,6 +3,7 @@
 use spec_build::cuda::{Cache, Compiler};
 use spec_core::exec::SearchPath;
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -13,7 +14,7 @@ pub(crate) fn compiler() -> Option<Compiler> {
     match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            let _ = writeln!(io::stderr(), "skipped: {error:#}");
             None
         }
     }
@@ -22,7 +23,10 @@ pub(crate) fn compiler() -> Option<Compiler> {
 pub(crate) fn disassembler(compiler: &Compiler) -> Option<PathBuf> {
     let tool = compiler.tool("nvdisasm");
     if tool.is_none() {
-        eprintln!("skipped: there is no nvdisasm beside NVRTC: run scripts/setup-cuda");
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: there is no nvdisasm beside NVRTC: run scripts/setup-cuda"
+        );
     }
     tool
 }

@@ -1,7 +1,9 @@
 //! Which variants are checked: those of real models, in the number formats that change their code.
 
 use spec_core::engine::{Precision, needed_variants};
-use spec_core::model::{DraftHead, Dtype, EagleConfig, EagleKind, Family, ModelConfig, TapNorms};
+use spec_core::model::{
+    DraftHead, Dtype, EagleConfig, EagleKind, Family, MedusaConfig, ModelConfig, TapNorms,
+};
 use spec_kernels::{Format, Variant};
 use std::collections::BTreeSet;
 
@@ -60,6 +62,33 @@ fn head(target: &ModelConfig) -> ModelConfig {
     ModelConfig { draft_head: Some(DraftHead::Eagle(eagle)), ..target.clone() }
 }
 
+/// An EAGLE head of the first kind, which has all but its layer and `fc` from its target.
+fn first_head(target: &ModelConfig) -> ModelConfig {
+    let eagle = EagleConfig {
+        kind: EagleKind::Eagle1,
+        taps: vec![32],
+        target_hidden: target.hidden_size,
+        tap_norms: TapNorms::Together,
+        fc_bias: true,
+        norm_before_residual: false,
+        norm_output: false,
+        window: None,
+        own_embed: false,
+        own_head: false,
+        draft_vocab: target.vocab_size,
+        maps_vocab: false,
+        mask_token: None,
+    };
+    ModelConfig { draft_head: Some(DraftHead::Eagle(eagle)), ..target.clone() }
+}
+
+/// Five Medusa heads of one block.
+fn medusa_heads(target: &ModelConfig) -> ModelConfig {
+    let medusa =
+        MedusaConfig { tap: 32, num_blocks: 1, block_bias: true, own_heads: vec![true; 5] };
+    ModelConfig { draft_head: Some(DraftHead::Medusa(medusa)), ..target.clone() }
+}
+
 /// The variants of an architecture, each once.
 pub(crate) fn variants(arch: &str) -> Vec<Variant> {
     let smollm2 = model([576, 1536, 9, 3, 64, 49152], false);
@@ -72,7 +101,9 @@ pub(crate) fn variants(arch: &str) -> Vec<Variant> {
     {
         variants.extend(needed_variants(model, precision, arch));
     }
-    variants.extend(needed_variants(&head(&llama), &FP8, arch));
+    for head in [head(&llama), first_head(&llama), medusa_heads(&llama)] {
+        variants.extend(needed_variants(&head, &FP8, arch));
+    }
     for (kv, group) in
         [Format::Fp16, Format::Fp8].into_iter().flat_map(|kv| GROUPS.map(|g| (kv, g)))
     {

@@ -147,8 +147,9 @@ def test_pages_are_accounted_for(server):
         families = server.metrics()
         kinds = {
             kind: total(families, "nv_trt_llm_kv_cache_block_metrics", model="counted", kv_cache_block_type=kind)
-            for kind in ["max", "used", "free", "cached"]
+            for kind in ["max", "used", "free", "cached", "fraction"]
         }
+        assert abs(kinds["fraction"] - kinds["used"] / kinds["max"]) < 1e-6, kinds
         assert kinds["used"] > 0 and kinds["used"] + kinds["free"] + kinds["cached"] == kinds["max"], kinds
 
 
@@ -157,6 +158,11 @@ def test_requests_inside_are_told(server):
     assert request("max") == 32
     with Held(server, "counted", LONG):
         assert (request("active"), request("scheduled"), request("waiting")) == (1, 1, 0)
+        batcher = lambda kind: total(server.metrics(), "nv_trt_llm_inflight_batcher_metrics", model="counted",
+                                     inflight_batcher_specific_metric=kind)
+        # Its prompt is read, and it writes.
+        eventually(lambda: (request("context"), batcher("generation_requests")) == (0, 1))
+        assert batcher("paused_requests") == 0
     eventually(lambda: request("active") == 0)
 
 

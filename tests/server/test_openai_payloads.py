@@ -62,8 +62,12 @@ def test_equal_seeds_give_equal_texts_and_others_do_not(complete):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_penalties_and_top_p_are_taken(complete, stream):
-    options = dict(top_p=0.5, presence_penalty=0.5, frequency_penalty=0.5, temperature=0.7, seed=3)
-    assert complete(stream=stream, **options).text == complete(**options).text
+    options = dict(top_p=0.5, presence_penalty=0.5, frequency_penalty=0.5, temperature=0.7, seed=3, max_tokens=48)
+    text = complete(stream=stream, **options).text
+    assert text == complete(**options).text
+    # Each of them changes what is drawn, by the same noise.
+    for without in [dict(top_p=1.0), dict(presence_penalty=0.0, frequency_penalty=0.0), dict(temperature=1.0)]:
+        assert text != complete(stream=stream, **{**options, **without}).text, without
 
 
 @pytest.mark.parametrize("stop", ["is", ["is"], ["is", ".", ","]], ids=str)

@@ -1,6 +1,7 @@
 """Prompts read from and texts written to system shared memory, over HTTP and gRPC."""
 
 import itertools
+import os
 import struct
 import threading
 
@@ -41,7 +42,8 @@ class Region:
     """A shared memory region, made and registered."""
 
     def __init__(self, one, size, register=True):
-        self.name = f"spec_test_{next(_numbers)}"
+        # One of the whole machine's.
+        self.name = f"spec_test_{os.getpid()}_{next(_numbers)}"
         self.size = size
         self.handle = shm.create_shared_memory_region(self.name, f"/{self.name}", size)
         if register:

@@ -38,9 +38,19 @@ struct Choice {
     delta: Option<Delta>,
 }
 
+/// What servers that tell reasoning apart send has two names.
 #[derive(Deserialize)]
 struct Delta {
     content: Option<String>,
+    reasoning: Option<String>,
+    reasoning_content: Option<String>,
+}
+
+impl Delta {
+    fn text(self) -> Option<String> {
+        let parts = [self.reasoning_content.or(self.reasoning), self.content];
+        parts.into_iter().flatten().reduce(|all, part| all + &part)
+    }
 }
 
 #[derive(Deserialize)]
@@ -133,7 +143,7 @@ fn take_in(data: &str, now: Instant, answer: &mut Answer, text: &mut String) -> 
     if let Some(error) = chunk.error {
         bail!("{error}");
     }
-    let said = |choice: Choice| choice.text.or(choice.delta.and_then(|delta| delta.content));
+    let said = |choice: Choice| choice.text.or(choice.delta.and_then(Delta::text));
     let new: String = chunk.choices.into_iter().filter_map(said).collect();
     if !new.is_empty() {
         text.push_str(&new);
@@ -146,12 +156,13 @@ fn take_in(data: &str, now: Instant, answer: &mut Answer, text: &mut String) -> 
     Ok(())
 }
 
-/// The server tells at the end how many tokens there were: what parts of the answer brought more than one is not known, so
-/// the last one counts for the rest. Parts without a whole character come late, so there may be fewer parts than tokens.
+/// The server tells at the end how many tokens there were, or with each part how many there are so far. What parts of the answer
+/// brought more than one is not known in the first case, so the last one counts for the rest. Parts without a whole character
+/// come late, so there may be fewer parts than tokens.
 fn share_out(tokens: usize, came: &mut [(Instant, usize)]) {
-    let parts = came.len();
-    if let Some((_, last)) = came.last_mut().filter(|_| tokens > parts) {
-        *last = 1 + tokens - parts;
+    if let Some(((_, last), earlier)) = came.split_last_mut() {
+        let before: usize = earlier.iter().map(|(_, tokens)| tokens).sum();
+        *last = tokens.saturating_sub(before).max(1);
     }
 }
 
@@ -201,5 +212,36 @@ mod tests {
         }
         assert_eq!((text.as_str(), answer.tokens(), answer.input_tokens), ("Hello there", 5, 9));
         assert!(take_in(r#"{"error": "full"}"#, now, &mut answer, &mut text).is_err());
+    }
+
+    #[test]
+    fn parts_that_say_how_many_there_are_so_far_are_counted_once() {
+        let ask = Ask { prompt: 0, seed: 0, cache_salt: String::new() };
+        let (mut answer, mut text) = (Answer::new(&ask), String::new());
+        let now = answer.sent;
+        for (content, so_far) in [("a", 1), ("b c", 4), ("", 5), ("d", 8)] {
+            let data = json!({
+                "choices": [{ "delta": { "content": content } }],
+                "usage": { "prompt_tokens": 9, "completion_tokens": so_far },
+            });
+            take_in(&data.to_string(), now, &mut answer, &mut text).unwrap();
+        }
+        let tokens: Vec<usize> = answer.came.iter().map(|&(_, tokens)| tokens).collect();
+        assert_eq!(tokens, [1, 4, 3], "what has no text counts with the part before it");
+    }
+
+    #[test]
+    fn reasoning_is_part_of_the_answer_by_either_name() {
+        let ask = Ask { prompt: 0, seed: 0, cache_salt: String::new() };
+        let (mut answer, mut text) = (Answer::new(&ask), String::new());
+        let now = answer.sent;
+        for data in [
+            r#"{"choices": [{"delta": {"reasoning_content": "So"}}]}"#,
+            r#"{"choices": [{"delta": {"reasoning": " then", "content": null}}]}"#,
+            r#"{"choices": [{"delta": {"content": ": 7"}}]}"#,
+        ] {
+            take_in(data, now, &mut answer, &mut text).unwrap();
+        }
+        assert_eq!((text.as_str(), answer.came.len()), ("So then: 7", 3));
     }
 }

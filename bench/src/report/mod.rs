@@ -24,6 +24,8 @@ mod table;
 mod tests;
 mod text;
 
+pub(crate) use number::percent;
+
 use crate::results::Results;
 use palette::Palette;
 use panel::{Panel, panels};

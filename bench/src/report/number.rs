@@ -37,7 +37,7 @@ pub(super) fn times(ratio: f64) -> String {
 }
 
 /// A share of one, in per cent. One that is not everything is never rounded to it.
-pub(super) fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if !percent.is_finite() {
         return NONE.into();

@@ -44,8 +44,11 @@ pub(super) fn open(folder: &Path, target: &dyn Target, shares: bool) -> Result<O
     let mut tensors = BTreeMap::new();
     let mut share = |name: &str, stock: &mut Stock| -> Result<bool> {
         let own = stock.get(name).map(|stored| hf::tensor(stored.clone())).transpose()?;
-        let is_own = own.map(|own| Ok::<_, anyhow::Error>(!target.has_same(name, &own)?));
-        let is_own = is_own.transpose()?.unwrap_or(false);
+        // On another device it is the head's in any case.
+        let is_own = match own {
+            Some(own) => !shares || !target.has_same(name, &own)?,
+            None => false,
+        };
         if !is_own {
             stock.remove(name);
             ensure!(

@@ -50,11 +50,9 @@ pub fn collect(args: &CollectArgs) -> Result<()> {
         );
     }
     let wanted = tasks.len();
-    let ended = Collection { args, prompts: &prompts, states, running: HashMap::new() }.run(
-        &mut runtime,
-        &mut data,
-        tasks,
-    )?;
+    let collection =
+        Collection { args, prompts: &prompts, max_len, states, running: HashMap::new() };
+    let ended = collection.run(&mut runtime, &mut data, tasks)?;
     println!(
         "{}: {} answers, {} tokens with hidden states, {}{}",
         args.output.display(),
@@ -164,6 +162,8 @@ enum Ended {
 struct Collection<'a> {
     args: &'a CollectArgs,
     prompts: &'a [Vec<u32>],
+    /// Positions of the engine, of which each prompt leaves one at least.
+    max_len: usize,
     states: States,
     running: HashMap<SequenceId, Task>,
 }
@@ -210,9 +210,11 @@ impl Collection<'_> {
             seed: Some((answer * self.prompts.len() + prompt) as u64),
             ..SamplingParams::default()
         };
+        let prompt = Arc::new(self.prompts[prompt].clone());
         Request {
-            prompt: Arc::new(self.prompts[prompt].clone()),
-            max_tokens: self.args.max_tokens,
+            // A prompt may leave room for fewer.
+            max_tokens: self.args.max_tokens.min(self.max_len - prompt.len()),
+            prompt,
             sampling,
             ..Request::default()
         }

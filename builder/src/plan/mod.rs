@@ -122,6 +122,13 @@ fn report(plan: &Plan, args: &PlanArgs, machines: &[Box<dyn Machine>]) -> Result
         if let Some(memory) = machine.memory() {
             writeln!(text, "{}", fit(plan, &engines, &memory)?)?;
         }
+        if draft.is_some() && plan.device != plan.draft_device {
+            writeln!(
+                text,
+                "the drafter is on another device: what its passes take is not predicted, so steps are not"
+            )?;
+            continue;
+        }
         text.push('\n');
         let rows = plan.limits.max_draft_len + 1;
         let target = machine.passes(&target, rows)?;

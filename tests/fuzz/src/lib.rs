@@ -1,5 +1,6 @@
 //! What the fuzz targets share: a memory limit, files to read from, and the parts of an input.
 
+use serde_json::Value;
 use spec_build::checkpoint::Checkpoint;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
@@ -65,14 +66,33 @@ pub fn parts(input: &[u8]) -> impl Iterator<Item = &[u8]> {
     input.split(|&byte| byte == 0xff)
 }
 
+/// More data than this is not made of a header.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// A safetensors file of a header, which is given its length and as many bytes as it claims, all the same.
+pub fn safetensors(header: &[u8], byte: u8) -> Vec<u8> {
+    let json: Value = serde_json::from_slice(header).unwrap_or_default();
+    let ends = json.as_object().into_iter().flat_map(|tensors| tensors.values());
+    let end = ends.filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max().unwrap_or(0);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.resize(bytes.len() + end.min(MAX_BYTES) as usize, byte);
+    bytes
+}
+
 /// Opens a checkpoint and reads every tensor.
 pub fn read_checkpoint(path: &Path) -> Option<Checkpoint> {
     let checkpoint = Checkpoint::open(path).ok()?;
+    read_tensors(&checkpoint);
+    Some(checkpoint)
+}
+
+/// Reads every tensor.
+pub fn read_tensors(checkpoint: &Checkpoint) {
     for (name, tensor) in checkpoint.tensors() {
         let mut out = vec![0.0; tensor.num_rows() * tensor.row_len()];
         let _ = checkpoint.read_rows(name, 0..tensor.num_rows(), &mut out);
         let (mut bytes, mut scales) = (vec![0; out.len()], vec![0.0; tensor.num_rows()]);
         let _ = checkpoint.read_fp8_rows(name, 0..tensor.num_rows(), &mut bytes, &mut scales);
     }
-    Some(checkpoint)
 }

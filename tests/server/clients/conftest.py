@@ -30,7 +30,7 @@ def server(serve, engine):
     """A model of each profile, under the names that the clients know."""
     pool = {"max_tokens_in_paged_kv_cache": 4096}
     return serve([
-        Model("ensemble", engine, parameters=pool),
+        Model("ensemble", engine, parameters={**pool, "draft_len": 4}),
         Model("whole", engine, decoupled=False, parameters=pool),
         Model("tensorrt_llm", engine, parameters={**pool, "profile": "token"}),
         Model("vllm_model", engine, max_batch_size=0, parameters={**pool, "profile": "vllm"}),

@@ -79,7 +79,11 @@ impl TritonEndpoint {
         if let Some(prompt) =
             self.common.prompts.iter().find(|prompt| self.prompt(prompt).is_none())
         {
-            bail!("model {}: has no input for a prompt such as {:?}", self.model, prompt.content);
+            let why = match prompt.content {
+                Content::Chat(_) => "no input `messages`, so that it has no chat template: --raw sends prompts as they are".into(),
+                _ => format!("has no input for a prompt such as {:?}", prompt.content),
+            };
+            bail!("model {}: {why}", self.model);
         }
         Ok(())
     }
@@ -92,10 +96,8 @@ impl TritonEndpoint {
             Content::Chat(messages) if self.has("messages") => {
                 ("messages", Value::Text(json!(messages).to_string()))
             }
-            Content::Chat(messages) => {
-                let texts: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-                ("text_input", Value::Text(texts.join("\n")))
-            }
+            // Without its template a conversation is another prompt.
+            Content::Chat(_) => return None,
         };
         self.has(name).then_some((name, value))
     }
@@ -182,6 +184,7 @@ impl TritonEndpoint {
             let outputs = Outputs(&response);
             let now = Instant::now();
             text.extend(outputs.text("text_output"));
+            text.extend(outputs.integers("output_ids").into_iter().flat_map(i64::to_le_bytes));
             // A server that does not count its tokens sends one a response.
             let tokens = match outputs.integers("num_output_tokens")[..] {
                 [] if response.outputs.is_empty() => 0,

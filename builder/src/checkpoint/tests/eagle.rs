@@ -2,10 +2,12 @@
 
 use super::super::testing::{Blob, Folder, value};
 use super::{open, read, refused};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::target::Target;
+use crate::checkpoint::tensor::Tensor;
+use crate::checkpoint::{Checkpoint, Generation, TokenizerSource};
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use spec_core::model::{EagleConfig, EagleKind, TapNorms};
+use spec_core::model::{EagleConfig, EagleKind, ModelConfig, TapNorms};
 use std::fs;
 
 fn blob(name: &str, shape: &[usize]) -> Blob {
@@ -91,6 +93,50 @@ fn what_the_target_has_as_well_is_left_to_it() {
     other[777] += 1.0;
     *head.blob("embed_tokens.weight") = Blob::f32("embed_tokens.weight", &[48, 32], &other);
     assert!(eagle(&head).own_embed, "other values");
+}
+
+/// A target that is built, whose matrices can be compared and not read.
+struct Packed(Checkpoint);
+
+impl Target for Packed {
+    fn config(&self) -> &ModelConfig {
+        &self.0.config
+    }
+
+    fn generation(&self) -> &Generation {
+        Target::generation(&self.0)
+    }
+
+    fn tokenizer(&self) -> &TokenizerSource {
+        Target::tokenizer(&self.0)
+    }
+
+    fn has_same(&self, name: &str, own: &Tensor) -> anyhow::Result<bool> {
+        self.0.has_same(name, own)
+    }
+
+    fn tensor(&self, name: &str) -> anyhow::Result<Tensor> {
+        anyhow::bail!("{name} is packed")
+    }
+}
+
+#[test]
+fn a_head_on_another_device_than_a_built_target_keeps_its_copy_of_what_both_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let theirs = read(&target(), "model.embed_tokens.weight");
+    let mut head = eagle3();
+    let without = head.blobs.clone();
+    head.blobs.push(Blob::f32("embed_tokens.weight", &[48, 32], &theirs));
+    head.write(dir.path());
+    let open = |shares| Checkpoint::open_draft(dir.path(), &Packed(target()), shares);
+    assert_eq!(read(&open(false).unwrap(), "model.embed_tokens.weight"), theirs);
+    assert!(
+        !open(true).unwrap().config.eagle().unwrap().own_embed,
+        "beside the target it is left out"
+    );
+    head.blobs = without;
+    head.write(dir.path());
+    refused(open(false), &["model.embed_tokens.weight is packed"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::super::Checkpoint;
 use crate::export::export;
 use spec_core::model::Family;
 use std::env;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// blake3 of the exported weights: the same bytes as an independent conversion that transformers' own
@@ -18,7 +18,7 @@ fn model() -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    eprintln!("skipped: {} is not there", path.display());
+    let _ = writeln!(io::stderr(), "skipped: {} is not there", path.display());
     None
 }
 

@@ -8,6 +8,7 @@ use spec_core::exec::SearchPath;
 use spec_core::testing::cuda::step::params::SampleParams;
 use spec_emu::{Arena, Launch};
 use spec_emu_ptx::{Kernels, compare};
+use std::io::{self, Write};
 use std::mem::offset_of;
 use std::path::Path;
 
@@ -20,7 +21,7 @@ fn steps_from_nvrtcs_text_are_those_of_the_host() {
     let compiler = match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => compiler,
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            let _ = writeln!(io::stderr(), "skipped: {error:#}");
             return;
         }
     };

@@ -23,6 +23,7 @@ mod run;
 mod twin;
 
 use std::collections::BTreeSet;
+use std::io::{self, Write};
 use std::path::Path;
 
 use case::{Case, Context, Query, Shape};
@@ -46,7 +47,7 @@ fn compiler() -> Option<Compiler> {
     match Compiler::open(&SearchPath::of_process(None), Some(cache)) {
         Ok(compiler) => Some(compiler),
         Err(error) => {
-            eprintln!("skipped: {error:#}");
+            let _ = writeln!(io::stderr(), "skipped: {error:#}");
             None
         }
     }
