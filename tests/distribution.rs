@@ -196,16 +196,36 @@ fn draws(logits: &[f32], params: &SamplingParams) -> Vec<(u32, f64)> {
     ids.into_iter().map(|id| (id, weight(id) / total)).collect()
 }
 
+/// How drafts branch.
+#[derive(Clone, Copy, Debug)]
+struct Tree {
+    branches: usize,
+    /// At most, in all branches.
+    tokens: Option<usize>,
+}
+
+impl Tree {
+    const CHAIN: Self = Self::of(1);
+
+    const fn of(branches: usize) -> Self {
+        Self { branches, tokens: None }
+    }
+}
+
 /// How often each text is generated, and drafted and accepted tokens.
 fn sample(
     engine: &Engine,
     params: &SamplingParams,
     prompt: &[u32],
     (policy, draft_len): (DraftPolicy, usize),
-    branches: usize,
+    tree: Tree,
 ) -> (BTreeMap<Vec<u32>, u64>, u64, u64) {
-    let options =
-        Options { ngram_branches: branches, draft_branches: branches, ..running::options(policy) };
+    let options = Options {
+        ngram_branches: tree.branches,
+        draft_branches: tree.branches,
+        draft_tree_tokens: tree.tokens,
+        ..running::options(policy)
+    };
     let mut runtime = running::load(engine, &options);
     let request = Request {
         prompt: prompt.to_vec().into(),
@@ -262,7 +282,8 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_any_drafter() {
         {
             let what = format!("{drafter:?}, {drafts:?}");
             assert_lossless(&what, &expected, || {
-                let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, drafts, 1);
+                let (counts, drafted, accepted) =
+                    sample(&pair.target, &params, &prompt, drafts, Tree::CHAIN);
                 eprintln!("{what}: {accepted} of {drafted} drafts accepted");
                 assert!(drafts != (Fixed, 3) || (0 < accepted && accepted < drafted), "{what}");
                 counts
@@ -278,8 +299,8 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_trees_of_drafts() {
     let prompt = forked_prompt(&pair.target, &params);
     let expected = exact(&pair.target, &params, &prompt);
     assert_lossless("trees", &expected, || {
-        let [chains, trees] =
-            [1, 2].map(|branches| sample(&pair.target, &params, &prompt, (Fixed, 4), branches));
+        let [chains, trees] = [1, 2]
+            .map(|branches| sample(&pair.target, &params, &prompt, (Fixed, 4), Tree::of(branches)));
         eprintln!("accepted: {} of chains, {} of trees", chains.2, trees.2);
         assert!(chains.2 < trees.2 && trees.2 < trees.1, "a second branch is accepted, too");
         trees.0
@@ -301,12 +322,15 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees() {
         let pair = Pair::build(drafter);
         let prompt = prompt(&pair.target, &params);
         let expected = exact(&pair.target, &params, &prompt);
-        let draw = |policy, branches| sample(&pair.target, &params, &prompt, (policy, 3), branches);
-        let (_, _, of_chains) = draw(Fixed, 1);
-        for (policy, branches) in [(Fixed, 2), (Fixed, 3), (Adaptive, 3)] {
-            let what = format!("{drafter:?}, {policy:?}, {branches} branches");
+        let draw = |policy, tree| sample(&pair.target, &params, &prompt, (policy, 3), tree);
+        let (_, _, of_chains) = draw(Fixed, Tree::CHAIN);
+        let pruned = Tree { branches: 3, tokens: Some(5) };
+        for (policy, tree) in
+            [(Fixed, Tree::of(2)), (Fixed, Tree::of(3)), (Fixed, pruned), (Adaptive, Tree::of(3))]
+        {
+            let what = format!("{drafter:?}, {policy:?}, {tree:?}");
             assert_lossless(&what, &expected, || {
-                let (counts, _, accepted) = draw(policy, branches);
+                let (counts, _, accepted) = draw(policy, tree);
                 eprintln!("{what}: accepted {of_chains} of chains, {accepted} of trees");
                 assert!(policy == Adaptive || of_chains < accepted, "siblings are accepted, too");
                 counts
@@ -325,13 +349,15 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees_of_penalis
         let prompt = prompt(&pair.target, &three_likeliest());
         let expected = exact(&pair.target, &params, &prompt);
         assert_lossless(what, &expected, || {
-            let (counts, drafted, accepted) = sample(&pair.target, &params, &prompt, (Fixed, 3), 3);
+            let (counts, drafted, accepted) =
+                sample(&pair.target, &params, &prompt, (Fixed, 3), Tree::of(3));
             eprintln!("{what}: {accepted} of {drafted} drafts accepted");
             assert!(0 < accepted && accepted < drafted, "{what}");
             counts
         });
         // It tells what is drawn without the penalties, or warmer.
-        let (others, ..) = sample(&pair.target, &three_likeliest(), &prompt, (Fixed, 3), 3);
+        let (others, ..) =
+            sample(&pair.target, &three_likeliest(), &prompt, (Fixed, 3), Tree::of(3));
         assert!(p_value(&others, &expected) < ALPHA, "{what}: other draws pass");
     }
 }
@@ -340,7 +366,7 @@ fn unseeded_texts_are_distributed_as_the_target_says_with_drawn_trees_of_penalis
 fn the_same_test_tells_what_is_nearly_right_from_what_is_right() {
     let (params, pair) = (three_likeliest(), Pair::build(Drafts::Model));
     let prompt = prompt(&pair.target, &params);
-    let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3), 1);
+    let (counts, ..) = sample(&pair.target, &params, &prompt, (Fixed, 3), Tree::CHAIN);
     let p_value = |engine, params| p_value(&counts, &exact(engine, params, &prompt));
     assert!(p_value(&pair.draft, &params) < ALPHA, "the drafter's distribution passes");
     let warmer = SamplingParams { temperature: 1.8, ..params.clone() };

@@ -145,6 +145,7 @@ impl Model {
             lookup: settings.lookup,
             ngram_branches: settings.ngram_branches,
             draft_branches: settings.draft_branches,
+            draft_tree_tokens: settings.draft_tree_tokens,
             max_batch_size: settings.max_running,
             kv_free_fraction: settings.kv_memory_fraction,
             kv_tokens: settings.max_kv_tokens,

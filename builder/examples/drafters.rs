@@ -1,7 +1,7 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
 //! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once 1,8]
-//! [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at
+//! [--tree-tokens N] [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at
 //! once. Texts are compared with plain ones of the same folder, ratios are of the same round, and the median of them is
 //! printed, and that of the prompt on which it is the least. The cache has the prompts when the clock starts, and nothing is
 //! known of drafts and of what steps cost but what the engine says. With `--held-out N` every Nth prompt is asked, those that
@@ -47,6 +47,9 @@ struct Args {
     /// Tokens of a position that a model or a head drafts at most.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     branches: Vec<usize>,
+    /// Tokens of a draft at most, in all branches.
+    #[arg(long)]
+    tree_tokens: Option<usize>,
     /// Prompts that are answered at a time.
     #[arg(long, value_delimiter = ',', default_value = "1")]
     at_once: Vec<usize>,
@@ -211,6 +214,7 @@ fn answers(
         draft_policy,
         lookup: args.lookup,
         draft_branches: way.branches,
+        draft_tree_tokens: args.tree_tokens,
         max_batch_size: Some(at_once),
         max_queue: prompts.len(),
         ..Options::default()

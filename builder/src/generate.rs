@@ -26,6 +26,7 @@ pub fn generate(args: &TryArgs) -> Result<()> {
         lookup: args.lookup,
         ngram_branches: args.ngram_branches,
         draft_branches: args.draft_branches,
+        draft_tree_tokens: args.draft_tree_tokens,
         draft_policy: match args.draft_len {
             DraftLen::Auto => DraftPolicy::Adaptive,
             DraftLen::Fixed(_) => DraftPolicy::Fixed,

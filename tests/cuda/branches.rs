@@ -64,6 +64,7 @@ fn assert_branches_pay(drafts: Drafts) {
         branching(3),
         Options { draft_branches: 2, ..running::options(Adaptive) },
         Options { max_num_tokens: Some(19), ..branching(3) },
+        Options { draft_tree_tokens: Some(9), ..branching(4) },
         Options { max_batch_size: Some(2), lookup: Some(Lookup::Ngram), ..branching(4) },
         Options { lookup: Some(Lookup::Suffix), ngram_branches: 3, ..branching(2) },
     ]

@@ -182,7 +182,7 @@ fn what_a_head_drafts_as_a_tree_is_what_chains_along_it_say_is_likeliest() {
             is_read: true,
             speculates: true,
             draft_lens: DraftLens::both(3),
-            branching: Branching { width: WIDTH, min_likelihood: 0.0 },
+            branching: Branching { width: WIDTH, ..Branching::CHAIN },
             given: &[],
             min_confidence: 0.0,
             pages: &PAGES,

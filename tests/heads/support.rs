@@ -365,6 +365,10 @@ pub(crate) fn assert_texts_of_engine_are_plain(
     for (how, options) in [
         ("adaptive", running::options(Adaptive)),
         ("four branches", branching(4, Fixed)),
+        (
+            "four branches of few tokens",
+            Options { draft_tree_tokens: Some(9), ..branching(4, Fixed) },
+        ),
         ("adaptive branches", branching(3, Adaptive)),
         (
             "branches with few pages",

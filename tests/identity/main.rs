@@ -211,6 +211,19 @@ fn check_trees(engine: &Engine) {
     };
     let [chains, two, four] = [1, 2, 4].map(|branches| steps(run(branches, Fixed, None)));
     assert!(chains < two && two <= four, "accepted: {chains}, {two}, {four}");
+    let options = Options {
+        draft_branches: 4,
+        draft_tree_tokens: Some(MAX_DRAFT_LEN + 3),
+        ..running::options(Fixed)
+    };
+    let done = running::run(&mut running::load(engine, &options), &requests);
+    assert_same("the likeliest tokens of four branches", &done, &expected);
+    let few = steps(totals(&done));
+    assert!(chains < few && few <= four, "accepted: {chains}, {few} of few tokens, {four}");
+    for done in &done {
+        let Counters { drafted, steps, .. } = done.counters;
+        assert!(drafted <= steps * (MAX_DRAFT_LEN as u64 + 3), "{drafted} drafts in {steps} steps");
+    }
     run(3, Adaptive, None);
     run(3, Fixed, Some(40));
     let sizes = Options { max_num_tokens: Some(24), ..smallest_cache(engine) };

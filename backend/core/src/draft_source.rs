@@ -62,11 +62,13 @@ impl DraftLens {
 pub struct Branching {
     /// Tokens of a position at most, in all branches.
     pub width: usize,
+    /// Tokens of the whole draft at most, in all branches: no fewer than those of the longest one.
+    pub max_tokens: usize,
     /// A second one of a position is drafted only if it is held to be at least this likely; 0 is always.
     pub min_likelihood: f32,
 }
 
 impl Branching {
     /// One token a position.
-    pub const CHAIN: Self = Self { width: 1, min_likelihood: 0.0 };
+    pub const CHAIN: Self = Self { width: 1, max_tokens: usize::MAX, min_likelihood: 0.0 };
 }

@@ -113,6 +113,14 @@ pub(crate) static KEYS: &[Key] = &[
          to pay",
     ),
     key(
+        "draft_tree_tokens",
+        "number",
+        "as many as the branches have",
+        |s, v| put(&mut s.draft_tree_tokens, positive(v)),
+        "tokens that a draft with branches has at most, in all of them: on the CPU the likeliest of all that was drafted, on a GPU as \
+         many branches as that is enough for. With no more than `draft_len` drafts have one branch, which is as long as that",
+    ),
+    key(
         "kv_cache_free_gpu_mem_fraction",
         "0 to 1",
         "a quarter, on a GPU nine tenths",

@@ -94,6 +94,8 @@ pub struct Settings {
     pub ngram_branches: usize,
     /// Tokens of a position that a model or a head drafts side by side.
     pub draft_branches: usize,
+    /// Tokens of such a draft at most, in all branches.
+    pub draft_tree_tokens: Option<usize>,
     /// Part of the free memory that the KV cache may take.
     pub kv_memory_fraction: Option<f64>,
     /// Tokens that the KV cache holds at most.
@@ -175,6 +177,7 @@ impl Default for Settings {
             lookup: None,
             ngram_branches: 1,
             draft_branches: 1,
+            draft_tree_tokens: None,
             kv_memory_fraction: None,
             max_kv_tokens: None,
             policy: Policy::default(),

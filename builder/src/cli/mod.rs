@@ -210,6 +210,9 @@ pub struct TryArgs {
     /// Branches that the drafts of a model or a head have at most, 1 to 16, where it and its target are on the CPU or on one GPU.
     #[arg(long, default_value_t = 1, value_parser = draft_branches)]
     pub draft_branches: usize,
+    /// Tokens of a draft with branches at most, in all of them.
+    #[arg(long)]
+    pub draft_tree_tokens: Option<usize>,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,

@@ -251,7 +251,9 @@ impl Drafter for Eagle {
             let ends: Vec<(usize, Rows)> = rows.collect();
             pass = self.read_ends(&ends, &handed_on, entries, &proposals)?;
         }
-        proposals.iter_mut().for_each(Proposal::put_first_branch_first);
+        for (idx, (entry, proposal)) in entries.iter().zip(&mut proposals).enumerate() {
+            trees.finish(idx, entry, proposal);
+        }
         Ok(proposals)
     }
 

@@ -76,7 +76,9 @@ impl Drafter for Medusa {
             }
             drafting.retain(|&idx| trees.goes_on(idx, &entries[idx], &proposals[idx]));
         }
-        proposals.iter_mut().for_each(Proposal::put_first_branch_first);
+        for (idx, (entry, proposal)) in entries.iter().zip(&mut proposals).enumerate() {
+            trees.finish(idx, entry, proposal);
+        }
         Ok(proposals)
     }
 

@@ -84,6 +84,17 @@ impl Proposal {
         tokens
     }
 
+    /// Leaves out all nodes but these, which are in order and have their parents among them.
+    pub(crate) fn keep(&mut self, nodes: &[usize]) {
+        let Self { tokens, parents, mut q, passes, cached } = std::mem::take(self);
+        (self.passes, self.cached) = (passes, cached);
+        let mut new_number = vec![0; tokens.len()];
+        for &node in nodes {
+            let parent = parents[node].map(|parent| new_number[parent]);
+            new_number[node] = self.hang(parent, tokens[node], q[node].take());
+        }
+    }
+
     /// Puts every node's first child right behind it, so that the likeliest branch lies where a chain would. Siblings stay in
     /// the order in which they were drawn.
     pub(crate) fn put_first_branch_first(&mut self) {

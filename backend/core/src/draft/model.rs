@@ -150,7 +150,9 @@ impl Drafter for Model {
             let ends: Vec<(usize, Rows)> = rows.collect();
             logits = self.read_ends(&ends, entries, &mut proposals)?;
         }
-        proposals.iter_mut().for_each(Proposal::put_first_branch_first);
+        for (idx, (entry, proposal)) in entries.iter().zip(&mut proposals).enumerate() {
+            trees.finish(idx, entry, proposal);
+        }
         Ok(proposals)
     }
 
@@ -323,7 +325,7 @@ mod tests {
                     is_read: true,
                     speculates: true,
                     draft_lens: DraftLens { lookup: 0, model: len },
-                    branching: Branching { width, min_likelihood: 0.0 },
+                    branching: Branching { width, ..Branching::CHAIN },
                     given: &[],
                     min_confidence: 0.0,
                     pages: &[0; 16],

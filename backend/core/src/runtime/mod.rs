@@ -200,6 +200,7 @@ impl Runtime {
             max_seq_len: limits.max_seq_len,
             max_draft_len,
             draft_width: placement.draft_branches,
+            max_tree_tokens: options.draft_tree_tokens.unwrap_or(usize::MAX),
             num_pages,
             max_queue: options.max_queue,
             admission: options.admission,

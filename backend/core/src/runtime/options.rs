@@ -31,6 +31,8 @@ pub struct Options {
     /// [`MAX_DRAFT_BRANCHES`](super::MAX_DRAFT_BRANCHES), where it and its target are on a CPU, or on one GPU. With adapting
     /// lengths only those that are likely enough.
     pub draft_branches: usize,
+    /// Tokens of such a draft at most, in all branches: on a CPU the likeliest ones. `None` is as many as the branches have.
+    pub draft_tree_tokens: Option<usize>,
     /// Rows in a step, at most the engine's `max_num_tokens`.
     pub max_num_tokens: Option<usize>,
     /// Requests that may wait.
@@ -64,6 +66,7 @@ impl Default for Options {
             lookup: None,
             ngram_branches: 1,
             draft_branches: 1,
+            draft_tree_tokens: None,
             max_num_tokens: None,
             max_queue: 1024,
             admission: AdmissionPolicy::default(),

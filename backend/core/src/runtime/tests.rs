@@ -35,6 +35,7 @@ fn config() -> SchedulerConfig {
         max_seq_len: 128,
         max_draft_len: 4,
         draft_width: 1,
+        max_tree_tokens: usize::MAX,
         num_pages: NUM_PAGES,
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,

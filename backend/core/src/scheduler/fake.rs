@@ -6,7 +6,7 @@ use crate::Result;
 use crate::batch::{
     Emitted, Entry, Executor, LongPrompts, Outcome, PromptBlocks, Stepped, Unwanted,
 };
-use crate::draft_source::{DraftLens, DraftSource};
+use crate::draft_source::{Branching, DraftLens, DraftSource};
 use crate::pages::{PAGE_TOKENS, PageId, pages_for};
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use crate::sequence::{Limits, Sequence, SequenceId};
@@ -195,7 +195,10 @@ impl Fake {
         assert!(given.is_empty() || (entry.samples() && draft_len == 0));
         assert!(draft_computed <= computed);
         let DraftLens { lookup, model } = draft_lens;
-        let most_drafts = lookup.max(model * entry.branching.width).max(given.len());
+        let Branching { width, max_tokens, .. } = entry.branching;
+        let tree = (model * width).min(max_tokens);
+        assert!(model <= max_tokens, "a tree of fewer tokens than a chain");
+        let most_drafts = lookup.max(tree).max(given.len());
         assert!(entry.branching.width >= 1);
         // Under `GuaranteedNoEvict` others have reserved the rest.
         assert!(pages.len() <= pages_for(entry.max_len), "more pages than it ever needs");
@@ -298,7 +301,8 @@ impl Fake {
         let accepted = tokens.len();
         tokens.push(emitted(next(context)));
         // Other branches lie behind the first one, which is the one that is kept.
-        let num_others = (entry.branching.width - 1) * proposed;
+        let Branching { width, max_tokens, .. } = entry.branching;
+        let num_others = ((width - 1) * proposed).min(max_tokens - proposed);
         for idx in 0..num_others {
             self.target.write(entry.pages, len + drafted + idx, SCRIBBLE);
         }

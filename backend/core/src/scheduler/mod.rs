@@ -54,6 +54,8 @@ pub(crate) struct SchedulerConfig {
     pub max_draft_len: usize,
     /// Draft tokens of a position, in all branches, where a model drafts and there are rows and pages to spare.
     pub draft_width: usize,
+    /// Draft tokens of a sequence in a step at most, in all branches, where they branch.
+    pub max_tree_tokens: usize,
     /// Pages that target and drafter have in common.
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.
@@ -80,8 +82,10 @@ pub(crate) struct Scheduled {
     pub chunk: usize,
     /// Draft tokens that a drafter proposes at most, one behind the other,
     pub draft_lens: DraftLens,
-    /// and of each position, if a model does.
+    /// of each position, if a model does,
     pub draft_width: usize,
+    /// and in all, where these branch.
+    pub max_tree_tokens: usize,
     /// Draft tokens that came with the request. Then no drafter proposes any.
     pub num_given: usize,
     /// Rows of the drafter's first pass: the chunk and what it lags behind; 0 where it does not run.
@@ -95,7 +99,7 @@ impl Scheduled {
     /// Draft tokens to verify at most.
     pub(crate) fn draft_len(&self) -> usize {
         let DraftLens { lookup, model } = self.draft_lens;
-        self.num_given.max(lookup).max(self.draft_width * model)
+        self.num_given.max(lookup).max((self.draft_width * model).min(self.max_tree_tokens))
     }
 }
 
@@ -257,6 +261,7 @@ impl Scheduler {
                 draft_lens: part.draft_lens,
                 branching: Branching {
                     width: part.draft_width,
+                    max_tokens: part.max_tree_tokens,
                     min_likelihood: match sequence.limits.is_fixed {
                         true => 0.0,
                         false => self.tuner.min_likelihood(),

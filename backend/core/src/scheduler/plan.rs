@@ -66,17 +66,21 @@ impl Plan {
     }
 
     fn set_draft(&mut self, idx: usize, draft_lens: DraftLens, draft_rows: usize) {
-        self.set_width(idx, 1);
+        self.set_chain(idx);
         let part = &mut self.parts[idx];
         self.rows_left = self.rows_left + part.draft_len() - draft_lens.longest();
         self.draft_rows_left = self.draft_rows_left + part.draft_rows - draft_rows;
         (part.draft_lens, part.draft_rows) = (draft_lens, draft_rows);
     }
 
-    fn set_width(&mut self, idx: usize, width: usize) {
+    fn set_chain(&mut self, idx: usize) {
+        self.set_tree(idx, 1, usize::MAX);
+    }
+
+    fn set_tree(&mut self, idx: usize, width: usize, max_tokens: usize) {
         let part = &mut self.parts[idx];
         self.rows_left += part.draft_len();
-        part.draft_width = width;
+        (part.draft_width, part.max_tree_tokens) = (width, max_tokens);
         self.rows_left -= part.draft_len();
     }
 }
@@ -116,6 +120,7 @@ impl Scheduler {
                 chunk: 1,
                 draft_lens: DraftLens::default(),
                 draft_width: 1,
+                max_tree_tokens: usize::MAX,
                 num_given: 0,
                 draft_rows: 0,
                 prompt_rows,
@@ -166,7 +171,7 @@ impl Scheduler {
         MAX_DRAFT_LAG.min(self.config.max_num_tokens / 4).max(1)
     }
 
-    /// Lets drafts of a model branch, the first ones first, as wide as the rows allow that prompts leave over, and the pages
+    /// Lets drafts of a model branch, the first ones first, as far as the rows allow that prompts leave over, and the pages
     /// that each sequence will have in the end: others' are not lent for it.
     fn plan_branches(&self, plan: &mut Plan, backlog: usize) {
         for idx in 0..plan.parts.len() {
@@ -174,11 +179,10 @@ impl Scheduler {
             let own_pages = pages_for(sequence.max_len());
             let room = own_pages * PAGE_TOKENS - sequence.tokens.len();
             let spare = plan.rows_left.saturating_sub(backlog);
-            let most = room.min(part.draft_len() + spare);
-            let len = part.draft_lens.model.max(1);
-            let width = self.config.draft_width.min(most / len).max(1);
-            if part.draft_lens.model > 0 {
-                plan.set_width(idx, width);
+            let most = room.min(part.draft_len() + spare).min(self.config.max_tree_tokens);
+            let len = part.draft_lens.model;
+            if len > 0 && len < most {
+                plan.set_tree(idx, self.config.draft_width, most);
             }
         }
     }
@@ -214,7 +218,7 @@ impl Scheduler {
             let mut drafts = (0..plan.parts.len()).rev().filter(needs_more);
             let branching = drafts.clone().find(|&idx| plan.parts[idx].draft_width > 1);
             match (branching, drafts.next()) {
-                (Some(idx), _) => plan.set_width(idx, 1),
+                (Some(idx), _) => plan.set_chain(idx),
                 (None, Some(idx)) => plan.set_draft(idx, DraftLens::default(), 0),
                 (None, None) => self.preempt_last(plan),
             }
@@ -332,12 +336,12 @@ impl Scheduler {
         };
         let draft_rows = if speculates { lag + chunk } else { 0 };
         let prompt_rows = self.running.get(&key).map_or(0, |sequence| sequence.prompt_rows(chunk));
-        let (draft_lens, draft_width) = (DraftLens::default(), 1);
         let part = Scheduled {
             id,
             chunk,
-            draft_lens,
-            draft_width,
+            draft_lens: DraftLens::default(),
+            draft_width: 1,
+            max_tree_tokens: usize::MAX,
             num_given,
             draft_rows,
             prompt_rows,

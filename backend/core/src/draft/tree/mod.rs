@@ -88,7 +88,8 @@ impl Trees {
         Candidates {
             parent,
             drawn_from: sampler.distribution(logits, context),
-            likelihood: shares.into_iter().map(|share| before * share).collect(),
+            // Of what is no number nothing is expected.
+            likelihood: shares.into_iter().map(|share| (before * share).max(0.0)).collect(),
             ranked: match width > 1 && sampler.params().is_greedy() {
                 true => sampler.ranked(logits, context, width),
                 false => Vec::new(),
@@ -114,6 +115,7 @@ impl Trees {
 
     /// Whether one more level is to be drawn, and behind which nodes.
     pub(super) fn goes_on(&mut self, idx: usize, entry: &Entry<'_>, proposal: &Proposal) -> bool {
+        self.0[idx].leave_likeliest_ends(entry.branching.max_tokens);
         let Tree { likelihood, ends } = &mut self.0[idx];
         let of = |end: &Option<usize>| end.map_or(1.0, |node| likelihood[node]);
         let best = ends.iter().map(of).fold(0.0, f32::max);
@@ -122,7 +124,20 @@ impl Trees {
             let least = entry.branching.min_likelihood;
             ends.retain(|end| of(end) >= least || of(end) == best);
         }
-        proposal.passes < entry.draft_lens.model && best >= entry.min_confidence
+        let goes_on = proposal.passes < entry.draft_lens.model && best >= entry.min_confidence;
+        goes_on && !ends.is_empty()
+    }
+
+    /// Leaves of the drawn tree as many tokens as the entry may have, the likeliest ones, and puts the likeliest branch where a
+    /// chain would lie.
+    ///
+    /// Whether a token stays depends on itself as little as on what is drawn after it and its siblings: only what those before it
+    /// have behind them may be held to be likelier.
+    pub(super) fn finish(&self, idx: usize, entry: &Entry<'_>, proposal: &mut Proposal) {
+        if let Some(nodes) = self.0[idx].likeliest(entry.branching.max_tokens) {
+            proposal.keep(&nodes);
+        }
+        proposal.put_first_branch_first();
     }
 
     /// The rows behind which the next level is drawn, and of a tree all that they attend to: a chain's have been computed.
@@ -179,11 +194,33 @@ pub(super) fn draw_at_once(
             }
         }
         proposal.passes = 1;
-        proposal.put_first_branch_first();
+        trees.finish(idx, entry, proposal);
     }
 }
 
 impl Tree {
+    /// Its likeliest nodes, in order, if it has more than so many. A node's parent is among them: none is likelier than that, and of
+    /// those that are alike it comes first.
+    fn likeliest(&self, most: usize) -> Option<Vec<usize>> {
+        let likelihood = &self.likelihood;
+        if likelihood.len() <= most {
+            return None;
+        }
+        let mut nodes: Vec<usize> = (0..likelihood.len()).collect();
+        nodes.sort_by(|&a, &b| likelihood[b].total_cmp(&likelihood[a]));
+        nodes.truncate(most);
+        nodes.sort_unstable();
+        Some(nodes)
+    }
+
+    /// Goes on behind those ends alone that may be among the likeliest nodes in the end: what is drawn behind others is not, and
+    /// a drafter has no room for its rows.
+    fn leave_likeliest_ends(&mut self, most: usize) {
+        if let Some(nodes) = self.likeliest(most) {
+            self.ends.retain(|end| end.is_none_or(|node| nodes.binary_search(&node).is_ok()));
+        }
+    }
+
     /// Draws so many different tokens behind an end.
     fn draw(
         &mut self,

@@ -42,6 +42,17 @@ fn entry(sampler: &Sampler, len: usize, branching: Branching) -> Entry<'_> {
 
 /// What is drafted where `logits` are those behind a path.
 fn draft(entry: &Entry<'_>, logits: impl Fn(&[u32]) -> Vec<f32>) -> Proposal {
+    grown(entry, logits).1
+}
+
+/// The same as it is handed on.
+fn finished(entry: &Entry<'_>, logits: impl Fn(&[u32]) -> Vec<f32>) -> Proposal {
+    let (trees, mut proposal) = grown(entry, logits);
+    trees.finish(0, entry, &mut proposal);
+    proposal
+}
+
+fn grown(entry: &Entry<'_>, logits: impl Fn(&[u32]) -> Vec<f32>) -> (Trees, Proposal) {
     let mut proposal = Proposal::default();
     let mut trees = Trees::new(1);
     loop {
@@ -49,11 +60,12 @@ fn draft(entry: &Entry<'_>, logits: impl Fn(&[u32]) -> Vec<f32>) -> Proposal {
             trees.ends(0).iter().map(|&end| logits(&proposal.tokens_to(end))).collect();
         trees.draw(0, entry, &mut proposal, |end| &behind[end]);
         if !trees.goes_on(0, entry, &proposal) {
-            return proposal;
+            return (trees, proposal);
         }
         let rows = trees.rows(0, entry, &proposal);
         let ends: Vec<usize> = trees.ends(0).iter().copied().flatten().collect();
         assert!(rows.nodes.ends_with(&ends) && rows.num_logits == ends.len());
+        assert!(rows.nodes.len() <= entry.branching.max_tokens, "no room for them");
         let tokens = rows.nodes.iter().map(|&node| proposal.tokens[node]);
         assert!(tokens.eq(rows.tokens.iter().copied()));
         for (row, parent) in rows.tree.iter().enumerate() {
@@ -72,7 +84,7 @@ fn drawing(coupling: Coupling) -> Sampler {
 }
 
 fn fixed(width: usize) -> Branching {
-    Branching { width, min_likelihood: 0.0 }
+    Branching { width, ..Branching::CHAIN }
 }
 
 /// A path's likelihood from softmaxes in f64.
@@ -120,16 +132,70 @@ proptest! {
     /// Verification relies on it: had a token a say in whether it is proposed, it would not be drawn from `q`.
     #[test]
     fn where_tokens_are_drawn_does_not_depend_on_which_are(
-        seed: u64, keys: [u64; 2], width in 1usize..5, len in 1usize..5, least in 0f32..0.3,
+        seed: u64, keys: [u64; 2], width in 1usize..5, len in 1usize..5, least in 0f32..0.3, max_tokens in 4usize..17,
     ) {
-        let branching = Branching { width, min_likelihood: least };
+        let branching = Branching { width, max_tokens, min_likelihood: least };
         let shapes = keys.map(|key| {
             let sampler = drawing(Coupling::Independent(key));
             let entry = Entry { min_confidence: least / 2.0, ..entry(&sampler, len, branching) };
             // Behind each path of a length the same.
-            draft(&entry, |path| logits(seed, &vec![0; path.len()])).parents
+            finished(&entry, |path| logits(seed, &vec![0; path.len()])).parents
         });
         prop_assert_eq!(&shapes[0], &shapes[1]);
+    }
+
+    #[test]
+    fn of_a_tree_that_is_too_large_the_likeliest_tokens_stay(
+        seed: u64, width in 1usize..5, len in 1usize..5, more in 0usize..12,
+    ) {
+        let sampler = greedy();
+        let max_tokens = len + more;
+        let entry = entry(&sampler, len, Branching { max_tokens, ..fixed(width) });
+        let unbounded = Entry { branching: fixed(width), ..entry };
+        let all = draft(&unbounded, |path| logits(seed, path));
+        let kept = finished(&entry, |path| logits(seed, path));
+        prop_assert_eq!(kept.len(), all.len().min(max_tokens));
+        let (all, kept): (BTreeSet<_>, BTreeSet<_>) =
+            (paths(&all).into_iter().collect(), paths(&kept).into_iter().collect());
+        prop_assert!(kept.is_subset(&all));
+        let likelihood = |path: &Vec<u32>| naive_likelihood(seed, path);
+        let least = kept.iter().map(likelihood).fold(1.0, f64::min);
+        let most = all.difference(&kept).map(likelihood).fold(0.0, f64::max);
+        prop_assert!(least >= most * (1.0 - 1e-5), "{least} was kept, {most} was not");
+    }
+
+    /// As above, where what is behind a token depends on it: whether one is proposed may be a matter of its siblings before it,
+    /// which are refused first, and of other branches, but not of itself and of what is drawn after it.
+    #[test]
+    fn a_token_has_no_say_in_whether_it_stays(
+        seed: u64, key: u64, width in 2usize..5, len in 2usize..5, max_tokens in 5usize..12, other in 1u32..VOCAB,
+    ) {
+        let sampler = drawing(Coupling::Independent(key));
+        let entry = entry(&sampler, len, Branching { max_tokens, ..fixed(width) });
+        let (trees, drawn) = grown(&entry, |path| logits(seed, path));
+        let kept = |likelihood: Vec<f32>| {
+            let tree = Tree { likelihood, ends: Vec::new() };
+            let mut proposal = drawn.clone();
+            // Nodes are told apart by their tokens.
+            proposal.tokens = (0..drawn.len() as u32).collect();
+            Trees(vec![tree]).finish(0, &entry, &mut proposal);
+            proposal.tokens.into_iter().collect::<BTreeSet<_>>()
+        };
+        let likelihood = &trees.0[0].likelihood;
+        let before = kept(likelihood.clone());
+        let is_below = |node: usize, root: usize| drawn.path(Some(node)).any(|node| node == root);
+        let share = 1.0 / (1.0 + other as f32);
+        for node in 0..drawn.len() as u32 {
+            // Another token would have other likelihoods behind it, and so would one of its later siblings.
+            let mut changed = likelihood.clone();
+            let parent = drawn.parents[node as usize];
+            for sibling in (node as usize..drawn.len()).filter(|&idx| drawn.parents[idx] == parent) {
+                for below in (sibling + 1..drawn.len()).filter(|&below| is_below(below, sibling)) {
+                    changed[below] *= share;
+                }
+            }
+            prop_assert_eq!(before.contains(&node), kept(changed).contains(&node));
+        }
     }
 
     #[test]
@@ -196,7 +262,7 @@ fn what_is_not_likely_enough_is_left_out_but_for_the_likeliest() {
     let sampler = greedy();
     let shares = |_: &[u32]| [0.5f32, 0.3, 0.1, 0.1].map(f32::ln).to_vec();
     let drafted = |min_likelihood, min_confidence| {
-        let branching = Branching { width: 3, min_likelihood };
+        let branching = Branching { width: 3, min_likelihood, ..Branching::CHAIN };
         let proposal = draft(&Entry { min_confidence, ..entry(&sampler, 2, branching) }, shares);
         (paths(&proposal), proposal.passes)
     };

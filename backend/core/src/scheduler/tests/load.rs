@@ -90,12 +90,19 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
     let sizes = (1usize..7, 1usize..50, 20usize..110, 0usize..6, 1usize..16, 1usize..12);
     let lookahead = prop_oneof![Just(0usize), 1usize..40];
     let flags = any::<[bool; 2]>();
-    let width = 1usize..4;
+    let tree = (1usize..4, prop_oneof![Just(usize::MAX), 1usize..12]);
     let blocks = (1usize..30, 1usize..30)
         .prop_map(|(len, least)| PromptBlocks { len, least: least.min(len) });
     let blocks = prop::option::of(blocks);
-    (sizes, width, lookahead, long_prompts, blocks, flags).prop_map(
-        |(sizes, width, lookahead, long, prompt_blocks, [drafter_caches, guaranteed])| {
+    (sizes, tree, lookahead, long_prompts, blocks, flags).prop_map(
+        |(
+            sizes,
+            (width, max_tree_tokens),
+            lookahead,
+            long,
+            prompt_blocks,
+            [drafter_caches, guaranteed],
+        )| {
             let (max_batch_size, max_num_tokens, max_seq_len, max_draft_len, num_pages, max_queue) =
                 sizes;
             SchedulerConfig {
@@ -105,6 +112,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
                 max_draft_len,
                 // Who looks ahead drafts chains.
                 draft_width: if lookahead > 0 { 1 } else { width },
+                max_tree_tokens,
                 num_pages,
                 max_queue,
                 admission: match guaranteed {

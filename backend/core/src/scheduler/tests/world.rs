@@ -40,6 +40,7 @@ pub(super) fn config() -> SchedulerConfig {
         max_seq_len: 128,
         max_draft_len: 6,
         draft_width: 1,
+        max_tree_tokens: usize::MAX,
         num_pages: 64,
         max_queue: 100,
         admission: AdmissionPolicy::MaxUtilization,

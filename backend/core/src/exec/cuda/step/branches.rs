@@ -84,8 +84,11 @@ impl Branches {
     /// lengths adapt, each must be worth its rows.
     pub(super) fn wanted(&self, part: &StepEntry<'_>, step: u32) -> Vec<Fork> {
         let (len, branching) = (part.draft_len(), part.entry.branching);
-        let most = branching.width.min(self.most);
-        if len == 0 || part.num_fed == 0 || most < 2 {
+        if len == 0 || part.num_fed == 0 {
+            return Vec::new();
+        }
+        let most = branching.width.min(self.most).min(branching.max_tokens / len);
+        if most < 2 {
             return Vec::new();
         }
         let rows = branching.min_likelihood * (len + 1) as f32;
@@ -294,7 +297,7 @@ mod tests {
     }
 
     fn pages(len: usize, num_fed: usize) -> BranchPages {
-        let branching = Branching { width: 4, min_likelihood: 0.0 };
+        let branching = Branching { width: 4, ..Branching::CHAIN };
         with(len, num_fed, branching, |branches, part| branches.pages(1, part))
     }
 
@@ -331,16 +334,21 @@ mod tests {
     #[test]
     fn lengths_that_adapt_branch_where_that_is_worth_the_rows() {
         let wanted = |width, min_likelihood, step| {
-            let branching = Branching { width, min_likelihood };
+            let branching = Branching { width, min_likelihood, ..Branching::CHAIN };
             with(30, 2, branching, |branches, part| branches.wanted(part, step))
         };
         let of_rank = |rank, depth| Fork { depth, rank };
         let best = [of_rank(1, 0), of_rank(1, 1), of_rank(2, 0)];
         assert_eq!([1, 2, 4, 9].map(|width| wanted(width, 0.0, 1).len()), [0, 1, 3, 3]);
         assert_eq!(wanted(4, 0.0, 1), best);
+        let in_all = |max_tokens| {
+            let branching = Branching { width: 4, max_tokens, min_likelihood: 0.0 };
+            with(30, 2, branching, |branches, part| branches.wanted(part, 1).len())
+        };
+        assert_eq!([4, 7, 8, 15, 16, 99].map(in_all), [0, 0, 1, 2, 3, 3], "of four tokens each");
         // Five rows each, and 0.30, 0.18 and 0.15 tokens.
         assert_eq!([0.029, 0.035, 0.06, 0.1].map(|least| wanted(4, least, 1).len()), [3, 2, 1, 0]);
-        let branching = Branching { width: 4, min_likelihood: 0.0 };
+        let branching = Branching { width: 4, ..Branching::CHAIN };
         let asked = with(30, 0, branching, |branches, part| branches.wanted(part, 1));
         assert_eq!(asked, [], "who does not draft does not branch");
         let tried =
