@@ -1,6 +1,6 @@
 //! `collect`: what it stores, that it goes on where it was, and what it refuses.
 
-use super::support::{Checkpoint, built, names_in, refused, succeeds};
+use super::support::{Checkpoint, MAX_POSITION, built, names_in, refused, succeeds};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -112,6 +112,22 @@ fn a_folder_that_was_begun_is_gone_on_with() {
     let again = succeeds(&with(&["--answers", "3"]));
     assert!(again.contains("nothing was left to do"), "{again}");
     refused(&with(&["--temperature", "0.5"]), &["data", "temperature", "0.8", "there", "0.5"]);
+}
+
+#[test]
+fn answers_end_where_the_engine_has_no_room_for_more() {
+    let target = Target::new();
+    let prompt = |len: usize| format!(r#"{{"prompt_ids": {:?}}}"#, vec![7; len]);
+    let lens = [MAX_POSITION - 2, MAX_POSITION - 1, MAX_POSITION, 3];
+    let lines = lens.map(prompt);
+    target.prompts(&lines.each_ref().map(String::as_str));
+    let said = succeeds(&target.args(&LAYERS));
+    assert!(said.contains("3 answers"), "{said}");
+    let mut found = samples(&target.path("data"));
+    found.sort_by_key(|sample| sample["prompt"].as_u64());
+    let lens: Vec<usize> =
+        found.iter().map(|sample| sample["token_ids"].as_array().unwrap().len()).collect();
+    assert_eq!(lens, [MAX_POSITION, MAX_POSITION, 9]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::super::testing::{Folder, GgufFile, raw_safetensors, safetensors};
 use super::super::{Checkpoint, safetensors as format};
 use super::{open_bytes, open_gguf, refused};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -27,6 +28,40 @@ fn cut_anywhere(path: &Path, file: &Path, header_len: usize) {
         handle.set_len(len as u64).unwrap();
         assert!(exercise(path).is_err(), "{len} of {whole} bytes");
     }
+}
+
+/// What is refused at once never gets a fuzzer past what refuses it.
+#[test]
+fn every_head_that_fuzzing_starts_from_opens() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus");
+    let dir = tempfile::tempdir().unwrap();
+    let write = |folder: &str, config: &[u8], weights: &[u8]| {
+        let folder = dir.path().join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("config.json"), config).unwrap();
+        fs::write(folder.join("model.safetensors"), weights).unwrap();
+        folder
+    };
+    let config = fs::read(corpus.join("config/llama.json")).unwrap();
+    let weights = fs::read(corpus.join("safetensors/llama.safetensors")).unwrap();
+    let parts = |input: &[u8]| -> Vec<Vec<u8>> {
+        input.split(|byte| *byte == 0xff).map(<[u8]>::to_vec).collect()
+    };
+    // The first byte is not the file's.
+    let target = Checkpoint::open(&write("target", &parts(&config)[0], &weights[1..])).unwrap();
+    let mut num = 0;
+    for seed in fs::read_dir(corpus.join("head")).unwrap() {
+        let seed = seed.unwrap().path();
+        let [config, header] = <[_; 2]>::try_from(parts(&fs::read(&seed).unwrap())).unwrap();
+        let header = String::from_utf8(header).unwrap();
+        let tensors: BTreeMap<String, serde_json::Value> = serde_json::from_str(&header).unwrap();
+        let end = tensors.values().filter_map(|tensor| tensor["data_offsets"][1].as_u64()).max();
+        let weights = raw_safetensors(&header, &vec![0; end.unwrap() as usize]);
+        let head = Checkpoint::open_draft(&write("head", &config, &weights), &target, true);
+        assert!(head.is_ok(), "{}: {:#}", seed.display(), head.err().unwrap());
+        num += 1;
+    }
+    assert!(num >= 5, "{num} heads in {}", corpus.display());
 }
 
 #[test]
