@@ -43,6 +43,7 @@ const NOT_TENSORRT: &str =
 const ONE_DEVICE: &str = "an instance runs on one device, chosen by instance_group";
 const NO_LORA: &str = "LoRA adapters are not built in";
 const DRAFTER: &str = "how drafts are made is decided when the engine is built, see draft_len";
+const TREES: &str = "a tree is of the likeliest tokens, see draft_branches and draft_tree_tokens";
 const NO_WINDOW: &str = "attention always sees the whole sequence";
 const NO_GUIDE: &str = "guided decoding is not built in";
 const NO_HOST_CACHE: &str = "there is no second level of KV cache";
@@ -394,8 +395,8 @@ pub(crate) static KEYS: &[Key] = &[
     refused("lookahead_window_size", DRAFTER),
     refused("lookahead_ngram_size", DRAFTER),
     refused("lookahead_verification_set_size", DRAFTER),
-    refused("medusa_choices", DRAFTER),
-    refused("eagle_choices", DRAFTER),
+    refused("medusa_choices", TREES),
+    refused("eagle_choices", TREES),
     refused("speculative_decoding_fast_logits", "drafts never leave the engine"),
     refused("guided_decoding_backend", NO_GUIDE),
     refused("xgrammar_tokenizer_info_path", NO_GUIDE),
