@@ -9,7 +9,7 @@ use super::{
     totals,
 };
 use spec_core::runtime::DraftPolicy::{Adaptive, Fixed};
-use spec_core::runtime::{AdmissionPolicy, Lookup, Options, Request, Runtime};
+use spec_core::runtime::{AdmissionPolicy, Counters, Lookup, Options, Request, Runtime};
 use spec_core::sampling::SamplingParams;
 use spec_emu::Schedule;
 use std::collections::BTreeMap;
@@ -82,6 +82,10 @@ fn assert_branches_pay(drafts: Drafts) {
             // What adapts may find that drafts do not pay here.
             let accepts = totals(&done).1 > 0 || options.draft_policy == Adaptive;
             assert!(accepts, "{drafts:?}: {options:?}");
+            for Counters { drafted, steps, .. } in done.iter().map(|done| &done.counters) {
+                let most = options.draft_tree_tokens.map_or(u64::MAX, |most| steps * most as u64);
+                assert!(*drafted <= most, "{drafted} drafts in {steps} steps: {options:?}");
+            }
         }
     }
     // Pages are few: sequences lose theirs, and begin anew.

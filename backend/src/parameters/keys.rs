@@ -118,8 +118,8 @@ pub(crate) static KEYS: &[Key] = &[
         "number",
         "as many as the branches have",
         |s, v| put(&mut s.draft_tree_tokens, positive(v)),
-        "tokens that a draft with branches has at most, in all of them: on the CPU the likeliest of all that was drafted, on a GPU as \
-         many branches as that is enough for. With no more than `draft_len` drafts have one branch, which is as long as that",
+        "tokens that a draft of a model or a head has at most in all of its branches: on the CPU the likeliest of all that was drafted, \
+         on a GPU as many branches as that is enough for. A draft that is no shorter than that without branches has none",
     ),
     key(
         "kv_cache_free_gpu_mem_fraction",

@@ -211,7 +211,7 @@ pub struct TryArgs {
     #[arg(long, default_value_t = 1, value_parser = draft_branches)]
     pub draft_branches: usize,
     /// Tokens of a draft with branches at most, in all of them.
-    #[arg(long)]
+    #[arg(long, value_parser = at_least_one)]
     pub draft_tree_tokens: Option<usize>,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
@@ -419,6 +419,11 @@ const MAX_MINUTES: f64 = 7.0 * 24.0 * 60.0;
 fn minutes(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number| (0.0..=MAX_MINUTES).contains(number));
     number.ok_or_else(|| format!("expected a number of 0 to {MAX_MINUTES}"))
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "expected a whole number of at least 1".into())
 }
 
 fn draft_branches(text: &str) -> Result<usize, String> {

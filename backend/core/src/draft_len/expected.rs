@@ -65,12 +65,17 @@ impl<'a> Expected<'a> {
         if begins_to_look_up && lens.model > 0 {
             // What it finds comes in place of what the model would have drafted.
             let gain: f64 = outlook.gains.model[..lens.model].iter().sum();
-            self.put(idx, -outlook.hit_rate, self.batch.breadth * lens.model as f64, gain);
+            self.put(idx, -outlook.hit_rate, self.batch.model_rows(lens.model), gain);
             self.num_certain -= self.batch.num_alike;
             self.draft(costs, idx, -outlook.hit_rate, outlook.hit_rate);
         }
         let share = outlook.share(source, lens.lookup > 0);
-        let rows = if source == DraftSource::Model { self.batch.breadth } else { 1.0 };
+        let rows = match source {
+            DraftSource::Model => {
+                self.batch.model_rows(lens.model) - self.batch.model_rows(before.model)
+            }
+            DraftSource::Lookup => 1.0,
+        };
         self.put(idx, share, rows, outlook.gains.of(source)[*before.of(source)]);
         if source == DraftSource::Model && lens.model == 1 {
             match lens.lookup {

@@ -118,6 +118,8 @@ pub(crate) struct Tuner {
     saved_ms: f64,
     tried: Tried,
     breadth: Breadth,
+    /// Tokens of a model's draft at most, if it branches.
+    max_tree_tokens: usize,
     /// What a row has to bring in the step that was chosen last, in tokens.
     row_worth: f64,
     readings: Readings,
@@ -183,6 +185,7 @@ impl Tuner {
             saved_ms: 0.0,
             tried: Tried::default(),
             breadth: Breadth::default(),
+            max_tree_tokens: usize::MAX,
             row_worth: 0.0,
             readings: Readings::default(),
             has_to_read: true,
@@ -196,6 +199,11 @@ impl Tuner {
     pub(crate) fn with_lookup(mut self) -> Self {
         self.max_lens.lookup = self.max_lens.longest();
         self
+    }
+
+    /// With drafts of a model that have so many tokens at most, where they branch.
+    pub(crate) fn with_trees_up_to(self, max_tree_tokens: usize) -> Self {
+        Self { max_tree_tokens, ..self }
     }
 
     /// With a model that reads nothing.
@@ -275,6 +283,7 @@ impl Tuner {
             base_rows,
             max_extra,
             breadth: self.breadth.rate(),
+            max_tree_tokens: self.max_tree_tokens,
             at_once: self.at_once,
         };
         let mut lens = self.settle(candidates, batch);

@@ -133,6 +133,7 @@ impl Tuner {
             base_rows: reading.batch_size,
             max_extra: reading.batch_size * self.max_lens.longest(),
             breadth: self.breadth.rate(),
+            max_tree_tokens: self.max_tree_tokens,
             at_once: self.at_once,
         };
         let lens = batch.best(&self.costs);

@@ -194,13 +194,15 @@ impl Runtime {
         let usual_draft_rows = rereads + if at_once { max_draft_len } else { 0 };
         // Medusa heads read nothing: all that they draft from is the target's last state.
         let drafter_caches = draft_model.is_some_and(|model| model.medusa().is_none());
+        let max_tree_tokens = options.draft_tree_tokens.unwrap_or(usize::MAX);
         let config = SchedulerConfig {
             max_batch_size: options.max_batch_size(&limits),
             max_num_tokens,
             max_seq_len: limits.max_seq_len,
             max_draft_len,
             draft_width: placement.draft_branches,
-            max_tree_tokens: options.draft_tree_tokens.unwrap_or(usize::MAX),
+            max_tree_tokens,
+            whole_branches: placement.is_on_gpu(),
             num_pages,
             max_queue: options.max_queue,
             admission: options.admission,
@@ -223,6 +225,7 @@ impl Runtime {
             (_, None) => PassCost::Free,
         };
         let tuner = Tuner::new(options.draft_policy, max_draft_len, manifest.costs.as_ref(), pass);
+        let tuner = tuner.with_trees_up_to(max_tree_tokens);
         let tuner = if looks_up { tuner.with_lookup() } else { tuner };
         let tuner = if drafter_caches { tuner } else { tuner.without_reading() };
         let tuner = if at_once { tuner.drafting_at_once() } else { tuner };

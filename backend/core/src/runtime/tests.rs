@@ -36,6 +36,7 @@ fn config() -> SchedulerConfig {
         max_draft_len: 4,
         draft_width: 1,
         max_tree_tokens: usize::MAX,
+        whole_branches: false,
         num_pages: NUM_PAGES,
         max_queue: 8,
         admission: AdmissionPolicy::MaxUtilization,

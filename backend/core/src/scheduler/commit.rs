@@ -28,7 +28,8 @@ impl Scheduler {
             shape.rows += rows;
             shape.positions += rows * positions;
             if outcome.draft_passes > 0 {
-                shape.drafting += self.tuner.rows_of_pass(outcome.draft_depth);
+                // Of one that drafts in one pass as many as it was asked for, however many became of them.
+                shape.drafting += self.tuner.rows_of_pass(part.draft_lens.model);
                 shape.draft_positions += positions;
                 shape.draft_passes = shape.draft_passes.max(outcome.draft_passes);
             }

@@ -56,6 +56,8 @@ pub(crate) struct SchedulerConfig {
     pub draft_width: usize,
     /// Draft tokens of a sequence in a step at most, in all branches, where they branch.
     pub max_tree_tokens: usize,
+    /// Whether branches are whole drafts, which have nothing in common.
+    pub whole_branches: bool,
     /// Pages that target and drafter have in common.
     pub num_pages: usize,
     /// Requests that wait; preempted ones are not counted against it.

@@ -181,6 +181,10 @@ impl Scheduler {
             let spare = plan.rows_left.saturating_sub(backlog);
             let most = room.min(part.draft_len() + spare).min(self.config.max_tree_tokens);
             let len = part.draft_lens.model;
+            let most = match self.config.whole_branches {
+                true => most - most.checked_rem(len).unwrap_or(0),
+                false => most,
+            };
             if len > 0 && len < most {
                 plan.set_tree(idx, self.config.draft_width, most);
             }

@@ -7,6 +7,7 @@
 
 use super::Proposal;
 use crate::batch::Entry;
+use crate::draft_source::Branching;
 use crate::sampling::{Context, Distribution, Stream, likeliest};
 
 /// Drafts of the entries of a step.
@@ -106,16 +107,18 @@ impl Trees {
         proposal: &mut Proposal,
     ) {
         let tree = &mut self.0[idx];
+        let counts = tree.counts(candidates, entry);
         tree.ends.clear();
-        for (candidates, count) in candidates.iter().zip(counts(candidates, entry)) {
+        for (candidates, count) in candidates.iter().zip(counts) {
             tree.draw(entry, candidates, count, proposal);
         }
+        tree.give_up(entry.branching.max_tokens, proposal);
         proposal.passes += 1;
     }
 
     /// Whether one more level is to be drawn, and behind which nodes.
     pub(super) fn goes_on(&mut self, idx: usize, entry: &Entry<'_>, proposal: &Proposal) -> bool {
-        self.0[idx].leave_likeliest_ends(entry.branching.max_tokens);
+        self.0[idx].leave_ends_with_room(entry.branching.max_tokens);
         let Tree { likelihood, ends } = &mut self.0[idx];
         let of = |end: &Option<usize>| end.map_or(1.0, |node| likelihood[node]);
         let best = ends.iter().map(of).fold(0.0, f32::max);
@@ -213,10 +216,41 @@ impl Tree {
         Some(nodes)
     }
 
-    /// Goes on behind those ends alone that may be among the likeliest nodes in the end: what is drawn behind others is not, and
-    /// a drafter has no room for its rows.
-    fn leave_likeliest_ends(&mut self, most: usize) {
-        if let Some(nodes) = self.likeliest(most) {
+    /// Forgets what nodes were drawn from that will not be among the likeliest: a table of the vocabulary each.
+    fn give_up(&self, most: usize, proposal: &mut Proposal) {
+        let Some(nodes) = self.likeliest(most) else { return };
+        for (node, q) in proposal.q.iter_mut().enumerate() {
+            if nodes.binary_search(&node).is_err() {
+                *q = None;
+            }
+        }
+    }
+
+    /// How many tokens are drawn behind each end: of all continuations the likeliest, as many as a level may have, those left
+    /// out that are not worth a row, but for the very likeliest, which the pass was for; and those that as many nodes are
+    /// likelier than as the whole draft may have.
+    fn counts(&self, candidates: &[Candidates], entry: &Entry<'_>) -> Vec<usize> {
+        let mut all: Vec<(f32, usize)> = Vec::new();
+        for (end, candidates) in candidates.iter().enumerate() {
+            all.extend(candidates.likelihood.iter().map(|&likelihood| (likelihood, end)));
+        }
+        all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let Branching { width, max_tokens, min_likelihood } = entry.branching;
+        let mut counts = vec![0; candidates.len()];
+        for (nth, &(likelihood, end)) in all.iter().take(width).enumerate() {
+            let before = self.likelihood.iter().filter(|node| **node >= likelihood).count();
+            let has_place = before + nth < max_tokens;
+            if has_place && (nth == 0 || likelihood >= min_likelihood) {
+                counts[end] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Goes on behind those ends alone behind which a node may be among the likeliest in the end: for others a drafter has no
+    /// room.
+    fn leave_ends_with_room(&mut self, most: usize) {
+        if let Some(nodes) = self.likeliest(most - 1) {
             self.ends.retain(|end| end.is_none_or(|node| nodes.binary_search(&node).is_ok()));
         }
     }
@@ -253,24 +287,6 @@ impl Tree {
             self.likelihood.push(likelihood);
         }
     }
-}
-
-/// How many tokens are drawn behind each end: of all continuations the likeliest, as many as a level may have, those left
-/// out that are not worth a row; but for the very likeliest, which the pass was for.
-fn counts(candidates: &[Candidates], entry: &Entry<'_>) -> Vec<usize> {
-    let mut all: Vec<(f32, usize)> = Vec::new();
-    for (end, candidates) in candidates.iter().enumerate() {
-        all.extend(candidates.likelihood.iter().map(|&likelihood| (likelihood, end)));
-    }
-    all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    let mut counts = vec![0; candidates.len()];
-    let least = entry.branching.min_likelihood;
-    for (nth, &(likelihood, end)) in all.iter().take(entry.branching.width).enumerate() {
-        if nth == 0 || likelihood >= least {
-            counts[end] += 1;
-        }
-    }
-    counts
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Trees against naive ones, and what verification relies on.
 
 use super::*;
-use crate::draft_source::{Branching, DraftLens};
+use crate::draft_source::DraftLens;
 use crate::sampling::{Coupling, Sampler, SamplingParams};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,9 @@ fn grown(entry: &Entry<'_>, logits: impl Fn(&[u32]) -> Vec<f32>) -> (Trees, Prop
         let rows = trees.rows(0, entry, &proposal);
         let ends: Vec<usize> = trees.ends(0).iter().copied().flatten().collect();
         assert!(rows.nodes.ends_with(&ends) && rows.num_logits == ends.len());
-        assert!(rows.nodes.len() <= entry.branching.max_tokens, "no room for them");
+        assert!(rows.nodes.len() < entry.branching.max_tokens, "no room behind them");
+        let tables = proposal.q.iter().flatten().count();
+        assert!(tables <= entry.branching.max_tokens, "{tables} distributions are kept");
         let tokens = rows.nodes.iter().map(|&node| proposal.tokens[node]);
         assert!(tokens.eq(rows.tokens.iter().copied()));
         for (row, parent) in rows.tree.iter().enumerate() {
@@ -167,35 +169,29 @@ proptest! {
     /// As above, where what is behind a token depends on it: whether one is proposed may be a matter of its siblings before it,
     /// which are refused first, and of other branches, but not of itself and of what is drawn after it.
     #[test]
-    fn a_token_has_no_say_in_whether_it_stays(
-        seed: u64, key: u64, width in 2usize..5, len in 2usize..5, max_tokens in 5usize..12, other in 1u32..VOCAB,
+    fn a_token_has_no_say_in_whether_it_is_drafted(
+        seed: u64, key: u64, width in 2usize..5, len in 2usize..5, more in 1usize..8, pick: prop::sample::Index,
     ) {
         let sampler = drawing(Coupling::Independent(key));
-        let entry = entry(&sampler, len, Branching { max_tokens, ..fixed(width) });
-        let (trees, drawn) = grown(&entry, |path| logits(seed, path));
-        let kept = |likelihood: Vec<f32>| {
-            let tree = Tree { likelihood, ends: Vec::new() };
-            let mut proposal = drawn.clone();
-            // Nodes are told apart by their tokens.
-            proposal.tokens = (0..drawn.len() as u32).collect();
-            Trees(vec![tree]).finish(0, &entry, &mut proposal);
-            proposal.tokens.into_iter().collect::<BTreeSet<_>>()
+        let entry = entry(&sampler, len, Branching { max_tokens: len + more, ..fixed(width) });
+        let drawn = finished(&entry, |path| logits(seed, path));
+        let node = pick.index(drawn.len());
+        let parent = drawn.parents[node];
+        let siblings = |proposal: &Proposal, parent: &[u32]| -> Vec<u32> {
+            let at = |node: usize| proposal.tokens_to(proposal.parents[node]) == parent;
+            (0..proposal.len()).filter(|&node| at(node)).map(|node| proposal.tokens[node]).collect()
         };
-        let likelihood = &trees.0[0].likelihood;
-        let before = kept(likelihood.clone());
-        let is_below = |node: usize, root: usize| drawn.path(Some(node)).any(|node| node == root);
-        let share = 1.0 / (1.0 + other as f32);
-        for node in 0..drawn.len() as u32 {
-            // Another token would have other likelihoods behind it, and so would one of its later siblings.
-            let mut changed = likelihood.clone();
-            let parent = drawn.parents[node as usize];
-            for sibling in (node as usize..drawn.len()).filter(|&idx| drawn.parents[idx] == parent) {
-                for below in (sibling + 1..drawn.len()).filter(|&below| is_below(below, sibling)) {
-                    changed[below] *= share;
-                }
-            }
-            prop_assert_eq!(before.contains(&node), kept(changed).contains(&node));
-        }
+        let behind = drawn.tokens_to(parent);
+        let all = siblings(&drawn, &behind);
+        let place = all.iter().position(|token| *token == drawn.tokens[node]).unwrap();
+        // Behind it and its siblings after it, drawn or not, everything is said otherwise, as if these were other tokens.
+        let changed = finished(&entry, |path| {
+            let is_below = path.len() > behind.len() && path.starts_with(&behind);
+            let is_changed = is_below && !all[..place].contains(&path[behind.len()]);
+            logits(if is_changed { !seed } else { seed }, path)
+        });
+        let (before, after) = (&all[..=place], siblings(&changed, &behind));
+        prop_assert!(after.starts_with(before), "{before:?} were drafted, {after:?} with others behind them");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(super) struct Batch<'a> {
     pub(super) max_extra: usize,
     /// Rows that a draft of the model takes for each of its tokens.
     pub(super) breadth: f64,
+    /// and at most, if it branches.
+    pub(super) max_tree_tokens: usize,
     /// Whether all that a model drafts comes from one pass.
     pub(super) at_once: bool,
 }
@@ -39,6 +41,12 @@ struct Ranked {
 }
 
 impl<'a> Batch<'a> {
+    /// Rows of a draft of the model with so many tokens one behind the other.
+    pub(super) fn model_rows(&self, len: usize) -> f64 {
+        let most = self.max_tree_tokens.max(len) as f64;
+        (self.breadth * len as f64).min(most)
+    }
+
     /// What a step with these draft lengths is expected to do.
     pub(super) fn expect(&self, costs: &Costs, lens: &[DraftLens]) -> Expected<'a> {
         let passes = lens.iter().map(|lens| lens.model).max().unwrap_or(0);

@@ -120,7 +120,7 @@ proptest! {
         let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
         let positions = vec![2000; outlooks.len()];
         let base_rows = outlooks.len() + prefill;
-        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows, max_extra, breadth: 1.0, at_once: false };
+        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows, max_extra, breadth: 1.0, max_tree_tokens: usize::MAX, at_once: false };
         let lens = batch.best(&costs);
         prop_assert!(batch.fits(&lens));
         for source in DraftSource::ALL {
@@ -143,7 +143,7 @@ proptest! {
         let draft = CostTable { rows: vec![1, 9], step_ms: vec![draft_ms, draft_ms], ..CostTable::default() };
         let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
         let positions = vec![0; outlooks.len()];
-        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra, breadth: 1.0, at_once: false };
+        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra, breadth: 1.0, max_tree_tokens: usize::MAX, at_once: false };
         let lens = batch.best(&costs);
         prop_assert!(batch.fits(&lens));
         let found = batch.throughput(&costs, &lens);
@@ -181,7 +181,7 @@ proptest! {
             lookup: lookup.min(outlook.gains.lookup.len()),
             model: usize::from(drafts).min(outlook.gains.model.len()),
         }).collect();
-        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra: 99, breadth: 1.0, at_once: false };
+        let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: outlooks.len(), max_extra: 99, breadth: 1.0, max_tree_tokens: usize::MAX, at_once: false };
         let expected = batch.expect(&costs, &lens);
         let [tokens, ms] = naive_expectation(&batch, &costs, &lens);
         prop_assert!((expected.tokens - tokens).abs() < 1e-9, "{} or {tokens}", expected.tokens);
@@ -201,7 +201,7 @@ proptest! {
         let costs = Costs::new(Some(&target), PassCost::Measured(&draft));
         let own = DraftLens { lookup: lookup.min(outlook.gains.lookup.len()), model: model.min(outlook.gains.model.len()) };
         let (outlooks, positions) = (vec![outlook.clone(); num], vec![700; num]);
-        let each = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: num, max_extra, breadth: 1.0, at_once: false };
+        let each = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: num, max_extra, breadth: 1.0, max_tree_tokens: usize::MAX, at_once: false };
         let one = Batch { outlooks: &outlooks[..1], positions: &[700], num_alike: num, ..each };
         prop_assert_eq!(one.fits(&[own]), each.fits(&vec![own; num]));
         let (all, few) = (each.throughput(&costs, &vec![own; num]), one.throughput(&costs, &[own]));
@@ -224,6 +224,7 @@ fn the_order_in_which_positions_are_added_does_not_count() {
         base_rows: 1,
         max_extra: 9,
         breadth: 1.0,
+        max_tree_tokens: usize::MAX,
         at_once: false,
     };
     let costs = Costs::new(None, PassCost::Unknown);
@@ -254,6 +255,7 @@ fn beside_a_prompt(gain: f64, prompt_rows: usize, [first_ms, row_ms]: [f64; 2]) 
         base_rows: 8 + prompt_rows,
         max_extra: 64,
         breadth: 1.0,
+        max_tree_tokens: usize::MAX,
         at_once: false,
     };
     batch.best(&costs).iter().map(DraftLens::longest).sum()

@@ -137,14 +137,17 @@ fn a_second_token_of_a_position_has_to_bring_what_its_row_costs() {
 
 #[test]
 fn drafts_that_branch_are_shorter_where_rows_are_dear() {
-    let longest = |breadth| {
+    let longest = |(breadth, most)| {
         let mut run = Run::new(World { row_ms: 0.8, ..MEMORY_BOUND }, &[0.9]);
-        run.breadth = breadth;
+        (run.breadth, run.max_tree_tokens) = (breadth, most);
+        run.tuner = run.tuner.with_trees_up_to(most);
         (0..400).for_each(|_| run.step());
         run.lens[0].model
     };
-    let [chain, tree] = [1, 4].map(longest);
+    let any = usize::MAX;
+    let [chain, tree, bounded] = [(1, any), (4, any), (4, MAX_DRAFT_LEN)].map(longest);
     assert!(0 < tree && tree < chain, "{chain}, and with branches {tree}");
+    assert!(tree < bounded, "{tree}, and {bounded} where no more rows are taken");
 }
 
 #[test]
@@ -312,7 +315,7 @@ proptest! {
             let mut twin = run.tuner.clone();
             let outlooks = twin.outlooks(&candidates);
             let positions = vec![0; truths.len()];
-            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024, breadth: 1.0, at_once: false };
+            let batch = Batch { outlooks: &outlooks, positions: &positions, num_alike: 1, base_rows: truths.len(), max_extra: 1024, breadth: 1.0, max_tree_tokens: usize::MAX, at_once: false };
             let settled = twin.settle(&candidates, batch);
             let plain = batch.throughput(&twin.costs, &vec![DraftLens::default(); truths.len()]);
             prop_assert!(batch.throughput(&twin.costs, &settled) >= 0.98 * plain);

@@ -38,6 +38,8 @@ pub(crate) struct Run {
     pub(crate) lens: Vec<DraftLens>,
     /// Tokens of each position that the model drafts.
     pub(crate) breadth: usize,
+    /// Tokens of its drafts at most.
+    pub(crate) max_tree_tokens: usize,
     /// Whether it drafts in one pass.
     pub(crate) at_once: bool,
 }
@@ -65,6 +67,7 @@ impl Run {
             ms: 0.0,
             lens: Vec::new(),
             breadth: 1,
+            max_tree_tokens: usize::MAX,
             at_once: false,
         }
     }
@@ -99,7 +102,7 @@ impl Run {
             let (len, rate) = (*asked.of(source), *truth.accepted.of(source));
             let accepted = (0..len).take_while(|_| self.uniform() < rate).count();
             let breadth = if source == DraftSource::Model { self.breadth } else { 1 };
-            let tokens = breadth * len;
+            let tokens = (breadth * len).min(self.max_tree_tokens);
             let draft = (len > 0).then_some(Drafted { source, tokens, len, accepted });
             self.tuner.record(idx as u64, asked, draft, false);
             self.tokens += 1.0 + accepted as f64;

@@ -113,6 +113,7 @@ fn configs() -> impl Strategy<Value = SchedulerConfig> {
                 // Who looks ahead drafts chains.
                 draft_width: if lookahead > 0 { 1 } else { width },
                 max_tree_tokens,
+                whole_branches: guaranteed,
                 num_pages,
                 max_queue,
                 admission: match guaranteed {

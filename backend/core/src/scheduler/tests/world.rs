@@ -41,6 +41,7 @@ pub(super) fn config() -> SchedulerConfig {
         max_draft_len: 6,
         draft_width: 1,
         max_tree_tokens: usize::MAX,
+        whole_branches: false,
         num_pages: 64,
         max_queue: 100,
         admission: AdmissionPolicy::MaxUtilization,
