@@ -1,12 +1,12 @@
 //! What drafters bring, each beside plain decoding in the same round.
 //!
-//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once 1,8]
-//! [--tree-tokens N] [--rounds N] [--below X]` has each model folder, of one target with another drafter each, answer the prompts, so many at
-//! once. Texts are compared with plain ones of the same folder, ratios are of the same round, and the median of them is
-//! printed, and that of the prompt on which it is the least. The cache has the prompts when the clock starts, and nothing is
-//! known of drafts and of what steps cost but what the engine says. With `--held-out N` every Nth prompt is asked, those that
-//! `spec-build collect` held out. `--below 1.1` shows apart the prompts on which the first model, in its first way to draft,
-//! comes to less than 1.1 of plain.
+//! `drafters MODEL_DIR... --prompts FILE [--held-out N] [--num N] [--draft-len auto,2,4] [--branches 1,2] [--at-once
+//! 1,8] [--tree-tokens N] [--rounds N] [--below X]` has each model folder, of one target with another drafter each,
+//! answer the prompts, so many at once. Texts are compared with plain ones of the same folder, ratios are of the same
+//! round, and the median of them is printed, and that of the prompt on which it is the least. The cache has the prompts
+//! when the clock starts, and nothing is known of drafts and of what steps cost but what the engine says. With
+//! `--held-out N` every Nth prompt is asked, those that `spec-build collect` held out. `--below 1.1` shows apart the
+//! prompts on which the first model, in its first way to draft, comes to less than 1.1 of plain.
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
